@@ -24,6 +24,7 @@ constexpr size_t kNamesShown = 10;
 
 struct VerifyOptions : Common {
   bool repair = false;
+  bool engines = false;
   std::string against;
 };
 
@@ -31,6 +32,7 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
   v1::VerifyRequest request;
   request.set_model(model);
   request.set_repair(o.repair);
+  request.set_engines(o.engines);
   v1::VerifyResponse r;
   grpc::ClientContext context;
   SetDeadline(context, o.timeout());
@@ -39,7 +41,9 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
     DW_RETURN_IF_ERROR(
         Check(receiver.stub->Verify(&context, request, &r), Receiver::kName, receiver.address));
   }
-  const bool good = r.bad_chunks() == 0 || r.repaired();
+  const bool engines_good = std::all_of(r.engines().begin(), r.engines().end(),
+                                        [](const v1::EngineCheck& e) { return e.error().empty(); });
+  const bool good = (r.bad_chunks() == 0 || r.repaired()) && engines_good;
   if (o.json) {
     Json json = {{"model", model}, {"good", good}};
     json.update(ToJson(r));
@@ -52,16 +56,20 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
               HumanSeconds(r.seconds()).c_str());
   if (r.bad_chunks() == 0) {
     std::printf("all good\n");
-    return Exit::kOk;
+  } else {
+    std::printf("%llu bad%s\n", static_cast<unsigned long long>(r.bad_chunks()),
+                r.repaired() ? ", fetched whole and good now"
+                             : "; `deltawire verify --repair` fetches them again");
   }
-  std::printf("%llu bad%s\n", static_cast<unsigned long long>(r.bad_chunks()),
-              r.repaired() ? ", fetched whole and good now"
-                           : "; `deltawire verify --repair` fetches them again");
   for (int i = 0; i < std::min<int>(r.bad_tensors_size(), kNamesShown); ++i) {
     std::printf("  %s\n", r.bad_tensors(i).c_str());
   }
   if (r.bad_tensors_size() > static_cast<int>(kNamesShown)) {
     std::printf("  and %zu more tensors\n", r.bad_tensors_size() - kNamesShown);
+  }
+  for (const v1::EngineCheck& e : r.engines()) {
+    std::printf("%s: engine %s: %s\n", model.c_str(), e.name().c_str(),
+                e.error().empty() ? "all good" : e.error().c_str());
   }
   return good ? Exit::kOk : Exit::kDiffers;
 }
@@ -183,7 +191,9 @@ StatusOr<Exit> Verify(const VerifyOptions& o) {
   DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
   DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
   if (o.against.empty()) return VerifyDigests(o, receiver, model);
-  if (o.repair) return UsageError("--repair does not go with --against");
+  if (o.repair || o.engines) {
+    return UsageError("--repair and --engines do not go with --against");
+  }
   return VerifyAgainst(o, receiver, model);
 }
 
@@ -194,6 +204,8 @@ void DeclareVerify(CLI::App& app, Run* run) {
   CLI::App* sub = app.add_subcommand(
       "verify", "Check a receiver's weights: by their digests, or byte by byte against DIR");
   sub->add_flag("--repair", o->repair, "Fetch chunks that are bad whole");
+  sub->add_flag("--engines", o->engines,
+                "Also have its engines compare their memory with what they serve");
   AddDirectory(*sub, "--against", o->against,
                "Compare the receiver's directory (on this machine) with this HF directory");
   o->AddReceiver(*sub);

@@ -76,6 +76,9 @@ struct Comparison {
 /// elements: outermost dimension first, at least one.
 using ElementBox = std::tuple<uint32_t, uint32_t, Shape, int64_t, Strides, int64_t, Strides>;
 
+/// (chunk, bytes, digest, places): dw_engine_share.
+using Share = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>;
+
 class Weights {
  public:
   Weights(const std::string& directory, uint32_t threads) {
@@ -171,11 +174,27 @@ class Weights {
     Run([&] { return dw_engine_adopt(engine_, &found); });
     return Named(found);
   }
-  std::pair<Comparison, std::vector<dw_engine_part>> CheckMemory() {
+  uint32_t Chunks() const { return Model().chunks; }
+  std::pair<Comparison, std::vector<Share>> CheckMemory(uint32_t first, uint32_t count) {
     dw_engine_comparison found{};
     found.struct_size = sizeof found;
-    Run([&] { return dw_engine_check(engine_, &found); });
-    return {Named(found), {found.parts, found.parts + found.part_count}};
+    Run([&] { return dw_engine_check_chunks(engine_, first, count, &found); });
+    std::vector<Share> shares;
+    for (size_t i = 0; i < found.share_count; ++i) {
+      const dw_engine_share& s = found.shares[i];
+      shares.emplace_back(s.chunk, s.bytes, s.digest, s.places);
+    }
+    return {Named(found), shares};
+  }
+  Comparison Judge(const std::vector<Share>& shares) {
+    std::vector<dw_engine_share> all;
+    for (const auto& [chunk, bytes, digest, places] : shares) {
+      all.push_back({chunk, bytes, digest, places});
+    }
+    dw_engine_comparison found{};
+    found.struct_size = sizeof found;
+    Run([&] { return dw_engine_judge(engine_, all.data(), all.size(), &found); });
+    return Named(found);
   }
 
   dw_engine_update Prepare() {
@@ -257,11 +276,8 @@ PYBIND11_MODULE(_core, m) {
       .def_readonly("changes", &dw_engine_update::changes)
       .def_readonly("chunks_by_delta", &dw_engine_update::chunks_by_delta)
       .def_readonly("chunks_whole", &dw_engine_update::chunks_whole)
-      .def_readonly("payload_bytes", &dw_engine_update::payload_bytes);
-  py::class_<dw_engine_part>(m, "PartialDigest")
-      .def_readonly("chunk", &dw_engine_part::chunk)
-      .def_readonly("bytes", &dw_engine_part::bytes)
-      .def_readonly("digest", &dw_engine_part::digest);
+      .def_readonly("payload_bytes", &dw_engine_update::payload_bytes)
+      .def_readonly("chunks_healed", &dw_engine_update::chunks_healed);
 
   py::class_<Weights>(m, "EngineWeights")
       .def(py::init<const std::string&, uint32_t>(), py::arg("directory"), py::arg("threads"))
@@ -280,5 +296,7 @@ PYBIND11_MODULE(_core, m) {
       .def("discard", &Weights::Discard)
       .def("apply", &Weights::Apply)
       .def("rollback", &Weights::Rollback)
-      .def("check", &Weights::CheckMemory);
+      .def_property_readonly("chunks", &Weights::Chunks)
+      .def("check", &Weights::CheckMemory, py::arg("first"), py::arg("count"))
+      .def("judge", &Weights::Judge, py::arg("shares"));
 }

@@ -140,6 +140,7 @@ void Daemon::StartEngines(const std::string& model) {
                                    .seed = std::random_device()()},
                         .call_limit = options_.engine_timeout,
                         .stages = stages_});
+    settings.back().options.check_every = options_.engine_check_every;
   }
   if (settings.empty()) return;
   auto& source = sources_[model] = std::make_unique<Source>(replica);

@@ -11,6 +11,11 @@ std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
 
+Status NoEngines(const std::string& model) {
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\" has no engines here; add them with --engine and restart", model);
+}
+
 class CommitWatch final : public WatchSource<v1::CommitInfo> {
  public:
   CommitWatch(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
@@ -75,6 +80,7 @@ void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_updates(view.updates);
   out->set_failures(view.failures);
   out->set_served_unix_nanos(view.served_unix_nanos);
+  out->set_drifts(view.drifts);
 }
 
 void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
@@ -206,6 +212,8 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
   std::shared_ptr<const void> held;
   const auto replica = Find(*context, request->model(), &held);
   if (!replica.ok()) return ToGrpc(replica.status());
+  Engines* const engines = daemon_.EnginesOf(request->model());
+  if (request->engines() && engines == nullptr) return ToGrpc(NoEngines(request->model()));
   auto result = (*replica)->Verify(request->repair(), Gone(context));
   if (!result.ok()) return ToGrpc(result.status());
   deltawire::ToProto(result->committed, response->mutable_committed());
@@ -215,6 +223,13 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
   response->set_bad_chunks(result->bad_chunks);
   for (const std::string& name : result->bad_tensors) response->add_bad_tensors(name);
   response->set_repaired(result->repaired);
+  if (!request->engines()) return grpc::Status::OK;
+  for (const Engines::Checked& checked : engines->Check(Gone(context))) {
+    v1::EngineCheck* out = response->add_engines();
+    out->set_name(checked.name);
+    out->set_error(checked.error);
+    out->set_drifted(checked.drifted);
+  }
   return grpc::Status::OK;
 }
 
@@ -252,11 +267,7 @@ grpc::ServerWriteReactor<v1::ServedInfo>* ReceiverServiceImpl::WatchServed(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
         Engines* const engines = daemon_.EnginesOf(request->model());
-        if (engines == nullptr) {
-          return Errorf(StatusCode::kFailedPrecondition,
-                        "model \"{}\" has no engines here; add them with --engine and restart",
-                        request->model());
-        }
+        if (engines == nullptr) return NoEngines(request->model());
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
         return std::make_unique<ServedWatch>(std::move(held), *engines, std::move(news));
       });

@@ -34,6 +34,10 @@ enum class EngineFailure : uint8_t {
 };
 std::string_view ToString(EngineFailure what);
 
+/// After so many versions the plug-ins have compared all of an engine's memory, if not told
+/// otherwise.
+constexpr uint32_t kEngineCheckEvery = 64;
+
 struct EngineOptions {
   std::string model;  ///< empty: the receiver's only one
   EngineKind kind = EngineKind::kHttp;
@@ -43,6 +47,7 @@ struct EngineOptions {
   std::string directory;             ///< disk-delta: absolute
   bool overwrite = false;            ///< disk-delta: positions and bytes in place of XOR
   uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
+  uint32_t check_every = kEngineCheckEvery;  ///< of plug-ins, by --engine-check-every; 0: never
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
 /// The engine's name in statuses, unique within a model: "127.0.0.1:8000/path", the program and its

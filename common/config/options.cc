@@ -19,6 +19,7 @@ constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;
 constexpr uint32_t kMaxEngineRetries = 1000;
+constexpr uint32_t kMaxEngineCheckEvery = 1'000'000;
 constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                              EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
@@ -201,6 +202,9 @@ void AddEngines(CLI::App& app, ReceiverOptions& o) {
       ->option_text(Shown("WHAT", ToString(o.engine_failure)));
   AddNumber(app, "--engine-retries", "Try a version again so many times on an engine", 0,
             kMaxEngineRetries, &o.engine_retries);
+  AddNumber(app, "--engine-check-every",
+            "Compare all of an engine's memory with its digests over so many versions; 0: never", 0,
+            kMaxEngineCheckEvery, &o.engine_check_every);
   AddMillis(app, "--engine-timeout-ms", "A request to an engine that takes longer has failed", 100,
             &o.engine_timeout);
 }

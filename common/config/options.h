@@ -103,6 +103,7 @@ struct ReceiverOptions {
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
   uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
+  uint32_t engine_check_every = kEngineCheckEvery;   ///< versions for all of the memory; 0: never
   std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
   std::string congestion_control = "auto";  ///< as the sender's

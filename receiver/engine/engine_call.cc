@@ -7,10 +7,10 @@ namespace {
 
 // Indexed by the enum's value.
 constexpr std::string_view kCalls[] = {
-    "probe", "clear", "prepare", "attach", "pause",  "detach",   "reload",
-    "load",  "flush", "finish",  "name",   "resume", "rollback", "prove",
+    "probe", "clear",  "prepare", "attach", "pause",    "detach", "reload", "load",
+    "flush", "finish", "name",    "resume", "rollback", "prove",  "check",
 };
-static_assert(std::size(kCalls) == static_cast<size_t>(EngineCall::kProve) + 1);
+static_assert(std::size(kCalls) == static_cast<size_t>(EngineCall::kCheck) + 1);
 
 }  // namespace
 
@@ -26,12 +26,18 @@ EngineTraits TraitsOf(EngineKind kind) {
               .names = true,
               .rolls_back = true,
               .probes = true,
+              .checks = true,
               .reload_spoils = true};
     case EngineKind::kVllmReload:
       return {
           .pauses = true, .flushes = true, .names = true, .probes = true, .reload_spoils = true};
     case EngineKind::kSglang:
-      return {.prepares = true, .pauses = true, .rolls_back = true, .proves = true, .probes = true};
+      return {.prepares = true,
+              .pauses = true,
+              .rolls_back = true,
+              .proves = true,
+              .probes = true,
+              .checks = true};
     case EngineKind::kSglangReload:
       return {.pauses = true, .probes = true};
     case EngineKind::kHttp:

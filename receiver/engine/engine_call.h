@@ -27,6 +27,7 @@ enum class EngineCall : uint8_t {
   kResume,    ///< go on with the requests
   kRollback,  ///< take the last kLoad back
   kProve,     ///< is it wholly at the version before, so that there is nothing to take back?
+  kCheck,     ///< compare all of its memory with the version's digests; changes nothing
 };
 /// "probe", "prepare", ...: for messages.
 std::string_view ToString(EngineCall call);
@@ -41,6 +42,7 @@ struct EngineTraits {
   bool rolls_back = false;  ///< kRollback
   bool proves = false;      ///< kProve
   bool probes = false;      ///< kProbe
+  bool checks = false;      ///< kCheck; and its kPrepare looks for drift, too
   /// A reload that the engine has failed leaves weights that no other reload is sure to repair.
   bool reload_spoils = false;
 };
@@ -58,6 +60,9 @@ struct EngineAnswer {
   std::string version;  ///< of kProbe: the version that the engine names
   /// A refusal says that nothing but another process of the engine helps.
   bool spoiled = false;
+  /// A refusal says that the engine's memory is no longer what was written to it. The next kPrepare
+  /// makes an update ready that heals it.
+  bool drifted = false;
 
   bool done() const { return result == Result::kDone; }
 };

@@ -51,6 +51,7 @@ bool EngineCourse::Holds(EngineCall call) const {
     case EngineCall::kPrepare:
     case EngineCall::kAttach:
     case EngineCall::kReload:
+    case EngineCall::kCheck:
       return true;
     case EngineCall::kPause:
       return !traits_.prepares || reloading_;  // the directory is read right after it
@@ -77,6 +78,9 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
     action = {.call = first, .to = target_, .hold = hold};
   } else if (closing_) {
     action = {.call = EngineCall::kClear, .to = to_, .hold = false};
+  } else if (CheckWanted()) {
+    const EngineCall first = traits_.sessions ? First() : EngineCall::kCheck;
+    action = {.call = first, .to = target_, .hold = Holds(first)};
   } else if (traits_.probes && !target_.empty()) {
     action.call = EngineCall::kProbe;
     time = probe_at_;
@@ -91,6 +95,9 @@ void EngineCourse::Begin(const Action& action, Time now) {
   const EngineCall call = *action.call;
   if (call == EngineCall::kProbe || (closing_ && !Wanted())) return;
   if (!step_) {
+    checking_ = !Wanted();
+    if (checking_) checks_begun_ = checks_asked_;
+    checked_ = drifted_ = condemned_ = false;
     to_ = action.to;
     reloading_ = ReadsAlways();
     closing_ = attach_tried_ = reloaded_ = prepared_ = false;
@@ -134,9 +141,14 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
   switch (call) {
     case EngineCall::kClear:
       if (undoing_) return EngineCall::kResume;
+      if (checked_) return std::nullopt;
       return ReadsAlways() ? EngineCall::kPause : EngineCall::kPrepare;
     case EngineCall::kPrepare:
+      if (checking_) return EngineCall::kCheck;
       return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
+    case EngineCall::kCheck:
+      if (traits_.sessions) return EngineCall::kClear;
+      return std::nullopt;
     case EngineCall::kAttach:
       return EngineCall::kPrepare;
     case EngineCall::kPause:
@@ -170,6 +182,7 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
 }
 
 std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::string& why) {
+  if (checking_ && call != EngineCall::kClear) return std::nullopt;
   switch (call) {
     case EngineCall::kClear:  // there was nothing to clear
       return After(call);
@@ -224,13 +237,29 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (call == EngineCall::kReload) reloaded_ = true;
     if (call == EngineCall::kAttach) spoiled_ = false;
     if (call == EngineCall::kPrepare) prepared_ = true;
+    if (call == EngineCall::kCheck) checked_ = true;
     if (call == EngineCall::kResume) return Resumed(now);
+    if (condemned_) return Condemn(now);
     next = After(call);
+    if (!next && checking_) {
+      unclear_ = false;
+      step_.reset();
+      return EndCheck("");
+    }
     if (!next) return Serves(now);
   } else {
     const bool refused = answer.result == Result::kRefused;
+    if (refused && answer.drifted && !std::exchange(drifted_, true)) {
+      return Drifted(call, answer.why, now);
+    }
     if (refused && (answer.spoiled || (traits_.reload_spoils && Reads(call)))) spoiled_ = true;
     if (refused) next = Instead(call, answer.why);
+    if (!next && checking_ && checked_) {
+      // Nothing is left open by a refused clear; one whose answer was cut is repeated.
+      closing_ = unclear_ = !refused;
+      step_.reset();
+      return EndCheck("");
+    }
     if (!next) {
       const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
       totals_.error = fmt::format("{}: {}{}{}", ToString(call), answer.why,
@@ -244,9 +273,61 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   step_ = next;
 }
 
+uint64_t EngineCourse::AskCheck() { return ++checks_asked_; }
+
+bool EngineCourse::CheckWanted() const {
+  return traits_.checks && checks_asked_ > totals_.checks_ended && !target_.empty() &&
+         served_ == target_ && !ReadsAlways();
+}
+
+void EngineCourse::EndCheck(std::string error, bool drifted) {
+  totals_.checks_ended = checks_begun_;
+  totals_.check_error = std::move(error);
+  totals_.check_drifted = drifted;
+}
+
+void EngineCourse::Drifted(EngineCall call, const std::string& why, Time now) {
+  ++totals_.drifts;
+  totals_.error = fmt::format("{}: {}", ToString(call), why);
+  if (checking_) EndCheck(why, true);
+  // What it answers from is none of the versions, and no rollback may lead back there.
+  served_ = weights_ = {};
+  unclear_ = unclear_ || call == EngineCall::kCheck;
+  if (policy_.failure == EngineFailure::kStayPaused || policy_.failure == EngineFailure::kTakeOut) {
+    checking_ = false;
+    condemned_ = true;
+    step_ = EngineCall::kPause;
+    return;
+  }
+  // The next prepare makes the update ready that heals it.
+  if (checking_) {
+    step_.reset();
+    checking_ = false;
+    not_before_ = now;
+  } else {
+    step_ = EngineCall::kPrepare;
+  }
+}
+
+void EngineCourse::Condemn(Time now) {
+  step_.reset();
+  given_up_ = to_;
+  closing_ = traits_.sessions && unclear_;
+  out_ = policy_.failure == EngineFailure::kTakeOut;
+  not_before_ = {};
+  probe_at_ = now + policy_.probe_every;
+}
+
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
   unclear_ = true;
+  if (checking_) {
+    step_.reset();
+    closing_ = traits_.sessions;
+    // It goes on with what it serves, and is probed: it may be another process by now.
+    probe_at_ = now;
+    return EndCheck(std::exchange(totals_.error, {}));
+  }
   // A hook that said no has changed nothing; an engine whose load failed may be at no version.
   const bool doubtful = traits_.pauses ? weights_.empty() : answer.result == Result::kUnsure;
   if (doubtful) served_ = {};
@@ -315,6 +396,7 @@ void EngineCourse::Lost(Time now) {
   }
   // When it can be reached again, it may be another process.
   step_.reset();
+  if (std::exchange(checking_, false)) EndCheck(totals_.error);
   probe_error_.clear();
   denials_ = 0;
   BeginAnew();
@@ -394,7 +476,7 @@ void EngineCourse::Serves(Time now) {
 }
 
 void EngineCourse::HoldRefused(Time now) {
-  step_.reset();
+  step_.reset();  // a check that was begun begins anew
   not_before_ = now + kHoldPause;
 }
 

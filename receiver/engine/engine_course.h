@@ -1,6 +1,6 @@
 // How one engine is brought to each committed version: which call comes next, and what follows from
 // its answer. Pure: a function of commits, answers and time. Owner: an EngineDriver (its lock).
-//   prepare -> pause -> load -> flush -> finish -> resume; a kind leaves out what it does not have
+//   prepare -> pause -> load -> flush -> finish -> resume, or prepare -> check -> clear on request
 // From the load on it is resumed only when it wholly has the version, or wholly the one before.
 // States, and what follows from a failure: docs/lifecycle.md, "An engine, at the receiver".
 #pragma once
@@ -58,6 +58,10 @@ class EngineCourse {
     double last_prepare_seconds = 0, last_load_seconds = 0;
     uint64_t updates = 0, failures = 0;
     uint64_t retries = 0;  ///< calls and whole attempts that were repeated after a failure
+    uint64_t drifts = 0;   ///< times that its memory was found to be other than what was written
+    uint64_t checks_ended = 0;  ///< of those that were asked for, the last one that has ended
+    std::string check_error;    ///< of that one: what it found, or why there was none; else empty
+    bool check_drifted = false;
   };
 
   EngineCourse(const EngineTraits& traits, const Policy& policy);
@@ -68,6 +72,9 @@ class EngineCourse {
   /// The call that Next named is about to be made.
   void Begin(const Action& action, Time now);
   void Done(EngineCall call, const EngineAnswer& answer, Time now);
+  /// Asks for a check of the engine's memory, made once the engine serves what is ready. Returns
+  /// the number that View::checks_ended will have then.
+  uint64_t AskCheck();
   /// The directory is not at the version that Next named, or not for long: the receiver changes it.
   void HoldRefused(Time now);
 
@@ -93,6 +100,12 @@ class EngineCourse {
   std::optional<EngineCall> Instead(EngineCall call, const std::string& why);
   /// Lets the engine read the directory, as `why` demands; none: not yet.
   std::optional<EngineCall> Reload(const std::string& why);
+  bool CheckWanted() const;
+  void EndCheck(std::string error, bool drifted = false);
+  /// The engine answers from memory that has drifted, as `why` says.
+  void Drifted(EngineCall call, const std::string& why, Time now);
+  /// The engine is paused, and left so: its memory has drifted, and nobody wants it healed.
+  void Condemn(Time now);
   void Probed(const EngineAnswer& answer, Time now);
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
   void Lost(Time now);
@@ -136,6 +149,7 @@ class EngineCourse {
   /// A reload has failed in it, so that only a kAttach, which compares all bytes, or another
   /// process brings it back.
   bool spoiled_ = false;
+  uint64_t checks_asked_ = 0, checks_begun_ = 0;
   // Of the attempt under way:
   bool attach_tried_ = false;
   bool reloading_ = false;  // it is to read the directory
@@ -145,6 +159,10 @@ class EngineCourse {
   bool may_undo_ = false;    // undo_to_ is known, and the kind has a way back
   bool undoing_ = false;     // on the way back to the version before
   bool repeats_ = false;     // after undoing
+  bool checking_ = false;    // it is no update but a check
+  bool checked_ = false;     // kCheck was done
+  bool drifted_ = false;     // drift was found in it
+  bool condemned_ = false;   // on the way to a pause that stays
   int denials_ = 0;          // probes that named another version than was expected
   std::string named_;        // the version that it is expected to name; empty: not known
   std::string why_reload_;   // why reload_only_ is set

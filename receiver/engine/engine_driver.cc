@@ -65,6 +65,13 @@ void EngineDriver::News() {
   cv_.notify_all();
 }
 
+std::optional<uint64_t> EngineDriver::AskCheck() {
+  if (!TraitsOf(settings_.options.kind).checks) return std::nullopt;
+  std::lock_guard lock(mu_);
+  cv_.notify_all();
+  return course_.AskCheck();
+}
+
 EngineDriver::View EngineDriver::view() const {
   std::lock_guard lock(mu_);
   return MakeView();

@@ -58,6 +58,9 @@ class EngineDriver {
   /// A version is ready. If the engine can take it now, the directory is held when this returns.
   void News();
   View view() const;
+  /// Has the engine compare its memory with what it serves, as soon as it serves what is ready.
+  /// Returns what View::checks_ended will be then; nullopt: engines of this kind cannot.
+  std::optional<uint64_t> AskCheck();
   /// Begins to stop. An engine that is paused for an update gets kGrace for the rest of it.
   void Stop();
   static constexpr std::chrono::milliseconds kGrace{1000};

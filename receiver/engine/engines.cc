@@ -5,6 +5,18 @@
 #include "common/base/call_end.h"
 
 namespace deltawire::receiver {
+namespace {
+
+// Waits are cut into slices of this length to notice callers that have gone.
+constexpr std::chrono::milliseconds kSlice{100};
+
+/// Whether an engine in this state comes to serve what is committed by itself.
+bool MayServe(EngineState state) {
+  return state == EngineState::kServing || state == EngineState::kPreparing ||
+         state == EngineState::kUpdating || state == EngineState::kRetrying;
+}
+
+}  // namespace
 
 Identity ServedByAll(const std::vector<EngineDriver::View>& engines) {
   if (engines.empty()) return {};
@@ -78,6 +90,39 @@ StatusOr<std::optional<Engines::Served>> Engines::ServedAfter(uint64_t seen) con
     }
     seen = event.serial;  // lost meanwhile, or on to a version whose own event comes
   }
+}
+
+std::vector<Engines::Checked> Engines::Check(const std::function<bool()>& gone) {
+  std::vector<std::optional<uint64_t>> asked;
+  for (const auto& driver : drivers_) asked.push_back(driver->AskCheck());
+  std::vector<Checked> found;
+  for (size_t i = 0; i < drivers_.size(); ++i) {
+    EngineDriver::View view = drivers_[i]->view();
+    if (!asked[i]) {
+      found.push_back(
+          {view.name,
+           fmt::format("an engine of the kind {} cannot compare its memory", ToString(view.kind)),
+           false});
+      continue;
+    }
+    bool left = false;
+    // Whoever is on the way to a version is waited for; who was given up may never serve it.
+    while (view.checks_ended < *asked[i] && !left && MayServe(view.state)) {
+      std::unique_lock lock(mu_);
+      left = stopping_ || gone();
+      if (!left) cv_.wait_for(lock, kSlice);
+      lock.unlock();
+      view = drivers_[i]->view();
+    }
+    if (view.checks_ended >= *asked[i]) {
+      found.push_back({view.name, view.check_error, view.check_drifted});
+    } else {
+      found.push_back({view.name,
+                       fmt::format("its memory was not compared: it is {}", ToString(view.state)),
+                       false});
+    }
+  }
+  return found;
 }
 
 std::vector<EngineDriver::View> Engines::views() const {

@@ -39,6 +39,15 @@ class Engines {
     return listeners_.Add(std::move(news));
   }
 
+  struct Checked {
+    std::string name;
+    std::string error;  ///< what is wrong with its memory, or why it was not compared
+    bool drifted = false;
+  };
+  /// Has every engine compare its memory with what it serves, and waits for all of them, or until
+  /// the caller has gone or this stops. In the order of the settings.
+  std::vector<Checked> Check(const std::function<bool()>& gone);
+
   /// In the order of the settings.
   std::vector<EngineDriver::View> views() const;
   /// Begins to stop all; the destructor waits for them.

@@ -18,6 +18,8 @@ using Result = EngineAnswer::Result;
 constexpr size_t kMaxWords = 500;  // of an engine's error
 /// In a refusal of deltawire's plug-in for vLLM (python/deltawire/engine/vllm.py).
 constexpr std::string_view kSpoiled = "start the engine anew";
+/// In a refusal of both plug-ins (python/deltawire/engine/_outcome.py).
+constexpr std::string_view kDrifted = "the engine's memory has drifted in ";
 
 /// A request, and what its answer must say besides a status of 2xx.
 struct Ask {
@@ -127,7 +129,7 @@ class HttpHook : public EngineHook {
       case EngineCall::kPrepare:
         return Post("/start_weight_update");
       case EngineCall::kAttach:
-        return Post("/init_weight_transfer_engine", {{"init_info", {{"directory", directory}}}});
+        return Attach();
       case EngineCall::kPause:
         return Saying(Post("/pause?mode=keep"), "status", "paused");
       case EngineCall::kDetach:
@@ -151,10 +153,20 @@ class HttpHook : public EngineHook {
         return Saying(Post("/resume"), "status", "resumed");
       case EngineCall::kRollback:
         return Post("/update_weights", {{"update_info", {{"rollback", true}}}});
+      case EngineCall::kCheck:
+        return Post("/update_weights",
+                    {{"update_info", {{"version", to.id.version}, {"check", true}}}});
       case EngineCall::kProve:
         break;
     }
     return {};
+  }
+
+  Ask Attach() const {
+    Json info = {{"directory", model_.directory.native()}};
+    // A plug-in of an earlier release knows nothing of it, so the usual number is not said.
+    if (options_.check_every != kEngineCheckEvery) info["check_every"] = options_.check_every;
+    return Post("/init_weight_transfer_engine", {{"init_info", info}});
   }
 
   Ask AskSglang(EngineCall call, const Identity& to) const {
@@ -174,8 +186,14 @@ class HttpHook : public EngineHook {
       case EngineCall::kProbe:
         return Get("/model_info");
       case EngineCall::kPrepare:
-      case EngineCall::kProve:
-        return Saying(Post("/weights_checker", {{"action", order("&prepare")}}), "success", true);
+      case EngineCall::kProve: {
+        const bool usual = options_.check_every == kEngineCheckEvery;
+        const std::string every = usual ? "" : fmt::format("&check_every={}", options_.check_every);
+        return Saying(Post("/weights_checker", {{"action", order("&prepare" + every)}}), "success",
+                      true);
+      }
+      case EngineCall::kCheck:
+        return Saying(Post("/weights_checker", {{"action", order("&check")}}), "success", true);
       case EngineCall::kPause:
         // Requests go back into the queue: only then are their keys and values dropped.
         return Saying(Post("/pause_generation", {{"mode", "retract"}}), "status", "ok");
@@ -205,7 +223,8 @@ class HttpHook : public EngineHook {
       return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
               fmt::format("{}: {}", reply.code, words),
               {},
-              words.find(kSpoiled) != std::string::npos};
+              words.find(kSpoiled) != std::string::npos,
+              words.find(kDrifted) != std::string::npos};
     }
     if (options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {

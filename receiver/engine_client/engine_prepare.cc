@@ -67,7 +67,8 @@ StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) co
 
 Status EngineWeights::CheckChain(Prepared& p) const {
   std::map<uint32_t, std::vector<Bytes>> deltas;
-  std::set<uint32_t> whole;
+  // A difference added to other bytes than it is for would keep the drift.
+  std::set<uint32_t> whole = drifted_;
   p.digests_after = digests_;
   for (const DeltaFile& file : p.files) {
     for (const DeltaFileEntry& e : file.entries()) {
@@ -193,7 +194,9 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
     from_buffer->digests_after.resize(chunks_.size());
     for (uint32_t i = 0; i < chunks_.size(); ++i) {
       from_buffer->digests_after[i] = buffer.digest(i);
-      if (buffer.digest(i) != digests_[i]) from_buffer->from_buffer.push_back(i);
+      if (buffer.digest(i) != digests_[i] || drifted_.contains(i)) {
+        from_buffer->from_buffer.push_back(i);
+      }
     }
     if (!buffer.StillHolds() || RootOf(from_buffer->digests_after, Coverage::All(chunks_.size())) !=
                                     buffer.identity().root) {
@@ -201,6 +204,8 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
     }
     p = std::move(from_buffer);
   }
+  p->healed.assign(drifted_.begin(), drifted_.end());
+  p->info.chunks_healed = p->healed.size();
   MakeRoom(*p);
   DW_RETURN_IF_ERROR(TakeFromBuffer(*p));
   prepared_ = std::move(p);

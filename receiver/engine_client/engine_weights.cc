@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 
@@ -128,6 +127,7 @@ Status EngineWeights::Bind(const Binding& binding) {
   DW_RETURN_IF_ERROR(RefuseMemoryTwice(layout_, binding));
   program_.emplace(std::move(program));
   memory_ = binding.memory;
+  drifted_.clear();
   held_ = {};
   prepared_.reset();
   applied_.reset();
@@ -153,7 +153,7 @@ StatusOr<Comparison> EngineWeights::Adopt() {
     bytes += mine;
   });
   if (!held.StillHolds()) return absl::UnavailableError("another version was committed meanwhile");
-  Comparison found{.identity = held.identity(), .bytes = bytes, .different = {}};
+  Comparison found{.identity = held.identity(), .bytes = bytes, .different = {}, .shares = {}};
   std::set<uint32_t> tensors;
   for (uint32_t i = 0; i < bad.size(); ++i) {
     if (bad[i] != 0) tensors.insert(chunks_[i].tensor);
@@ -163,6 +163,7 @@ StatusOr<Comparison> EngineWeights::Adopt() {
   digests_.resize(chunks_.size());
   for (uint32_t i = 0; i < chunks_.size(); ++i) digests_[i] = held.digest(i);
   held_ = held.identity();
+  drifted_.clear();
   prepared_.reset();
   applied_.reset();
   return found;
@@ -247,6 +248,7 @@ Status EngineWeights::Apply() {
   });
   applied_ = std::move(prepared_);
   digests_.swap(p.digests_after);
+  for (const uint32_t chunk : p.healed) drifted_.erase(chunk);
   held_ = p.info.to;
   return absl::OkStatus();
 }
@@ -265,6 +267,8 @@ Status EngineWeights::Rollback() {
     });
   });
   digests_.swap(p.digests_before);
+  // What was there before is there again, drift and all.
+  drifted_.insert(p.healed.begin(), p.healed.end());
   held_ = p.info.from;
   applied_.reset();
   return absl::OkStatus();
@@ -274,56 +278,6 @@ StatusOr<uint64_t> EngineWeights::DigestOf(uint32_t chunk) const {
   if (held_.empty()) return absl::FailedPreconditionError("what the memory holds is not known");
   if (chunk < digests_.size()) return digests_[chunk];
   return Errorf(StatusCode::kInvalidArgument, "chunk {} of {}", chunk, digests_.size());
-}
-
-StatusOr<Comparison> EngineWeights::Check(std::vector<PartialDigest>* parts) const {
-  if (held_.empty()) return absl::FailedPreconditionError("what the memory holds is not known");
-  std::mutex mu;
-  Comparison found{.identity = held_, .bytes = 0, .different = {}};
-  std::set<uint32_t> tensors;
-  pool_.ParallelFor(chunks_.size(), [&](size_t n) {
-    const auto i = static_cast<uint32_t>(n);
-    const Chunk& c = chunks_[i];
-    thread_local std::vector<std::byte> gathered;
-    gathered.assign(c.bytes, std::byte{0});
-    uint64_t bytes = 0;
-    bool differ = false;
-    std::vector<bool> seen(program_->several(c.tensor) ? c.bytes / c.width : 0);
-    ForEachRun(i, [&](uint64_t at, MutableBytes live) {
-      std::byte* mine = gathered.data() + at;
-      if (!seen.empty()) {
-        const auto first = seen.begin() + static_cast<ptrdiff_t>(at / c.width);
-        const auto last = first + static_cast<ptrdiff_t>(live.size() / c.width);
-        // Of a tensor that stands in several places the first one speaks for it, and the others
-        // must agree. Runs of two boxes may overlap in part, so they are taken apart.
-        if (std::find(first, last, true) != last) {
-          for (size_t e = 0; e < live.size() / c.width; ++e) {
-            const size_t byte = e * c.width;
-            if (first[static_cast<ptrdiff_t>(e)]) {
-              differ |= std::memcmp(mine + byte, live.data() + byte, c.width) != 0;
-            } else {
-              std::memcpy(mine + byte, live.data() + byte, c.width);
-              bytes += c.width;
-            }
-          }
-          std::fill(first, last, true);
-          return;
-        }
-        std::fill(first, last, true);
-      }
-      std::memcpy(mine, live.data(), live.size());
-      bytes += live.size();
-    });
-    if (bytes == 0) return;
-    const uint64_t digest = backend_.digest(key_, gathered);
-    if (bytes == c.bytes) differ = differ || digest != digests_[i];
-    const std::lock_guard lock(mu);
-    found.bytes += bytes;
-    if (differ) tensors.insert(c.tensor);
-    if (bytes != c.bytes && parts != nullptr) parts->push_back({i, bytes, digest});
-  });
-  for (const uint32_t t : tensors) found.different.push_back(layout_.tensor(t).name);
-  return found;
 }
 
 }  // namespace deltawire::engine

@@ -11,6 +11,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,11 +37,22 @@ struct Binding {
   std::vector<Box> boxes;
 };
 
-/// What Adopt and Check found.
-struct Comparison {
-  Identity identity;  ///< what the memory was compared with
+/// What this rank's memory has of a chunk that is not all there. Of one state, the ranks' digests
+/// add up, modulo 2^64, to the chunk's where each byte is one rank's, and to k times the chunk's
+/// where each is k ranks'.
+struct Share {
+  uint32_t chunk = 0;
   uint64_t bytes = 0;
+  uint64_t digest = 0;
+  uint64_t places = 0;  ///< the digest if each byte were 1; it tells how the ranks' parts lie
+};
+
+/// What Adopt, Check and Judge found.
+struct Comparison {
+  Identity identity;   ///< what the memory was compared with
+  uint64_t bytes = 0;  ///< of this memory that were looked at; Judge: of chunks that were judged
   std::vector<std::string> different;  ///< tensors whose bytes in memory are others
+  std::vector<Share> shares;           ///< of Check, by chunk
 };
 
 struct UpdateInfo {
@@ -49,14 +62,7 @@ struct UpdateInfo {
   uint64_t chunks_by_delta = 0;
   uint64_t chunks_whole = 0;  ///< read from the buffer
   uint64_t payload_bytes = 0;
-};
-
-/// The part of a chunk's digest that this rank's memory makes up; the ranks' parts of one state add
-/// up, modulo 2^64, to the chunk's digest where each byte is some rank's.
-struct PartialDigest {
-  uint32_t chunk = 0;
-  uint64_t bytes = 0;  ///< of the chunk that this rank has
-  uint64_t digest = 0;
+  uint64_t chunks_healed = 0;  ///< among chunks_whole: had drifted
 };
 
 class EngineWeights {
@@ -105,9 +111,15 @@ class EngineWeights {
   /// Makes the memory what it was before the last Apply. kFailedPrecondition without one.
   Status Rollback();
 
-  /// The digests of this rank's memory, chunk by chunk. Chunks that it has whole are compared with
-  /// held(); the others are returned, to be added up over the ranks.
-  StatusOr<Comparison> Check(std::vector<PartialDigest>* parts) const;
+  /// Digests this rank's memory of `count` chunks from `first` on, and compares those that it has
+  /// whole with held(). Of the others it gives its shares, for Judge. A chunk that has drifted
+  /// comes whole, out of the receiver's buffer, with the next update that is prepared.
+  StatusOr<Comparison> Check(uint32_t first, uint32_t count);
+  StatusOr<Comparison> Check() { return Check(0, static_cast<uint32_t>(chunks_.size())); }
+  /// Adds up the shares that all ranks have of some chunks. Chunks whose bytes are not all on
+  /// equally many ranks are not judged.
+  StatusOr<Comparison> Judge(std::span<const Share> of_all_ranks);
+  const ChunkTable& chunks() const { return chunks_; }
   enum class State { kHeld, kPrepared };
   /// Copies a tensor of held(), or of what was prepared, out of the receiver's buffer, and checks
   /// its digests. kUnavailable when the buffer is another state by now.
@@ -127,6 +139,8 @@ class EngineWeights {
   void MakeRoom(Prepared& prepared) const;
   Status TakeFromBuffer(Prepared& prepared) const;
   void Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const;
+  struct Gathered;
+  Gathered Gather(uint32_t chunk) const;
   /// Exchanges what this rank has of the chunk with `other`, run by run.
   void Exchange(uint32_t chunk, std::byte* other) const;
   template <typename Fn>
@@ -143,6 +157,7 @@ class EngineWeights {
   std::vector<std::byte*> memory_;
   Identity held_;
   std::vector<uint64_t> digests_;  // of held_
+  std::set<uint32_t> drifted_;     // chunks whose memory is not what held_ says
   std::unique_ptr<Prepared> prepared_;
   std::unique_ptr<Prepared> applied_;
 

@@ -76,6 +76,7 @@ struct EngineWeights::Prepared {
   UpdateInfo info;
   std::vector<DeltaFile> files;
   std::vector<uint32_t> from_buffer;       // in rising order
+  std::vector<uint32_t> healed;            // of from_buffer: had drifted
   std::vector<std::vector<Bytes>> deltas;  // payloads by entry of delta_chunks, in order
   std::vector<uint32_t> delta_chunks;      // in rising order
   std::vector<uint64_t> digests_before, digests_after;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A receiver drives a real vLLM or SGLang by its own hooks, and things around them break.
 
-Requests run beside the updates. Then the receiver is killed in updates, the engine's loader raises
-in the middle of a load, the engine is killed in the middle of a write, and the sender is killed.
+Requests run beside the updates. Then the receiver is killed in updates, the engine's memory drifts,
+its loader raises in the middle of a load, it is killed in the middle of a write, and the sender is
+killed.
 Each time the engine must come to serve the committed version wholly (after a loader that raised,
 when it is started anew), or go on with the one before; nothing that is half of both may answer, and
 the receiver's log must say what happened. With
@@ -109,6 +110,20 @@ def kill_receivers(fleet: Fleet) -> None:
     fleet.serves(f"{KILLS} receivers were killed in updates")
 
 
+def drift(fleet: Fleet) -> None:
+    """Something else than deltawire writes to the engine's weights, while requests run."""
+    code, said = fleet.policy.receiver.verify_engines()
+    check(code == 0 and said.endswith(": all good\n"), f"no memory has drifted: {said}")
+    sums, since = fleet.server.checksums(), len(fleet.log_lines())
+    fleet.server.plant.write_text("drift")
+    code, said = fleet.policy.receiver.verify_engines()
+    check(code == 4 and "memory has drifted in" in said, f"drift is found: {said}")
+    fleet.serves("its memory had drifted")
+    check(fleet.status()["drifts"] == 1 and fleet.server.checksums() == sums,
+          "it is counted, and the checksums are what they were")
+    fleet.says(since, "memory has drifted in")
+
+
 def break_loader(fleet: Fleet) -> None:
     """The engine is attached to anew, by a loader that raises; so is its own reload."""
     server, policy, said = fleet.server, fleet.policy, len(fleet.log_lines())
@@ -170,6 +185,7 @@ def run(policy: Policy, versions: int) -> None:
                 policy.receiver.await_served(policy.version)
             fleet.serves(f"{versions} versions")
             kill_receivers(fleet)
+            drift(fleet)
         check(not requests.failures, f"{requests.answered} requests beside that, none failed "
               f"{requests.failures[:1]}")
         status = fleet.status()

@@ -1,7 +1,8 @@
 """Faults in an engine's own process, while the file that DELTAWIRE_TEST_PLANT names says so.
 
 "kill": the process dies when it has written an update, before it says so. "loader": the engine's
-loader raises when it has loaded a part. This plug-in of the tests is no part of deltawire.
+loader raises when it has loaded a part. "drift": an element of a parameter changes, once, before
+the client looks at the memory. This plug-in of the tests is no part of deltawire.
 """
 
 import itertools
@@ -13,9 +14,12 @@ import signal
 LOADED = 7
 
 
+def place() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("DELTAWIRE_TEST_PLANT", "/nonexistent"))
+
+
 def planted() -> str:
-    fault = pathlib.Path(os.environ.get("DELTAWIRE_TEST_PLANT", "/nonexistent"))
-    return fault.read_text() if fault.exists() else ""
+    return place().read_text() if place().exists() else ""
 
 
 def _raising(pairs):
@@ -26,17 +30,24 @@ def _raising(pairs):
 def _plant(model_class) -> None:
     from deltawire.engine import EngineClient
 
-    apply, load = EngineClient._apply, model_class.load_weights
+    apply, look, load = EngineClient._apply, EngineClient.look, model_class.load_weights
 
     def dying(client):
         apply(client)
         if planted() == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def drifting(client, *part):
+        if planted() == "drift":
+            place().unlink()
+            next(client._model.parameters()).data.view(-1)[0] += 1
+        return look(client, *part)
+
     def loading(model, pairs):
         return load(model, _raising(pairs) if planted() == "loader" else pairs)
 
-    EngineClient._apply, model_class.load_weights = dying, loading
+    EngineClient._apply, EngineClient.look = dying, drifting
+    model_class.load_weights = loading
 
 
 def register_vllm():

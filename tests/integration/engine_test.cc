@@ -103,6 +103,36 @@ TEST_CASE("a real receiver brings an engine to each version, call by call") {
   CHECK(e.served().root() == s.receiver->Status().committed().root());
 }
 
+TEST_CASE("verify --engines finds what has drifted in an engine, and it is put right") {
+  Setup s;
+  s.engine.Start();
+  s.Publish();
+  REQUIRE(s.Served());
+  const auto verify = [&](const char* option) {
+    auto tool = std::make_unique<Tool>(
+        s.root, std::vector<std::string>{"verify", "--engines", option}, *s.receiver);
+    const int code = tool->Wait();
+    return std::pair(code, tool->Said());
+  };
+  auto [code, said] = verify("--json");
+  INFO(said);
+  CHECK(code == 0);
+  const Json good = Json::parse(said);
+  CHECK(good["engines"].size() == 1);
+  CHECK(good["engines"][0]["error"] == "");
+  s.engine.Corrupt(1000);
+  std::tie(code, said) = verify("--timeout=30");
+  CHECK(code == 4);
+  CHECK(said.find("the engine's memory has drifted in ") != std::string::npos);
+  REQUIRE(s.Served());
+  CHECK(s.Holds());
+  std::tie(code, said) = verify("--timeout=30");
+  CHECK(code == 0);
+  CHECK(said.find(s.Engine().name() + ": all good") != std::string::npos);
+  CHECK(s.Engine().drifts() == 1);
+  CHECK(s.engine.violations().empty());
+}
+
 TEST_CASE("status, watch, wait and metrics tell served from committed") {
   ShmDir hook_root;
   const fs::path hook = hook_root.path() / "hook";

@@ -359,6 +359,13 @@ class ByLoaderTest(Layouts):
         found = client.check()
         self.assertFalse(found)
         self.assertIn("quantised", found.reason)
+        # The loader makes it anew, with the next update and if nothing else is new in that.
+        self.assertTrue(client.prepare() and client.heals)
+        self.assertTrue(client.apply() and client.check())
+        self.assertTrue(client.rollback())
+        self.assertFalse(client.check())
+        self.assertTrue(client.prepare() and client.apply() and client.check())
+        model.scales.data[3] += 1
 
         def gone(prepared):
             del prepared

@@ -107,16 +107,58 @@ class VllmTest(Plugin):
 
     def test_a_worker_says_what_it_holds_and_whether_its_memory_has_drifted(self):
         self.begin()
-        for i, (worker, model) in enumerate(zip(self.workers, self.models, strict=True)):
-            extension = WorkerExtension()
+        extensions = [WorkerExtension() for _ in self.workers]
+        for extension, worker in zip(extensions, self.workers, strict=True):
             extension.weight_transfer_engine = worker
             self.assertIn("version 1", extension.deltawire_held())
-            self.assertEqual(extension.deltawire_check(), "")
-            model.norm.data[i] += 1
-            self.assertIn("drifted in norm", extension.deltawire_check())
-            worker.shutdown()
-            self.assertEqual(extension.deltawire_held(), "")
-            self.assertIn("comes first", extension.deltawire_check())
+
+        def check() -> set:
+            return set(self.ranks.run(lambda rank: extensions[rank].deltawire_check()))
+
+        self.assertEqual(check(), {""})
+        self.models[1].norm.data[1] += 1
+        self.models[0].o.data[1] += 1
+        self.assertEqual(check(), {
+            "deltawire: rank 1: the engine's memory has drifted in norm; the engine's memory has "
+            "drifted in o, which several ranks have parts of; the next update takes what has "
+            "drifted from the receiver's buffer"})
+        self.assert_done(self.prepare())
+        self.assert_done(self.update(check=True))
+        self.assert_newest()
+        self.workers[0].shutdown()
+        self.assertEqual(extensions[0].deltawire_held(), "")
+        self.assertEqual(check(),
+                         {"deltawire: rank 0: /init_weight_transfer_engine comes first"})
+
+    def test_drift_is_found_by_the_versions_that_pass_and_put_right_by_the_next(self):
+        self.begin()
+        self.assert_done(self.attach(check_every=4))
+        for drifted, by in (("norm", 1), ("o", 0), ("qk", 1)):
+            with self.subTest(drifted):
+                getattr(self.models[by], drifted).data[3] += 1
+                refused = []
+                for _ in range(4):  # every part of the memory comes once in these
+                    self.next_version()
+                    results = self.prepare()
+                    if isinstance(results[0], Exception):
+                        refused.append(str(results[0]))
+                        self.assert_refused(results, "the engine's memory has drifted in ")
+                        self.assert_done(self.prepare())
+                    self.assert_done(self.update())
+                    # A chunk that comes by delta keeps its drift until it is found.
+                    if refused:
+                        self.assert_newest()
+                self.assertEqual(len(refused), 1, refused)
+                self.assertIn("k" if drifted == "qk" else drifted, refused[0])
+
+    def test_no_part_of_the_memory_is_looked_at_where_that_is_not_wanted(self):
+        self.begin()
+        self.assert_done(self.attach(check_every=0))
+        self.models[0].norm.data[3] += 1
+        for _ in range(2):
+            self.next_version()
+            self.assert_done(self.prepare())
+            self.assert_done(self.update())
 
     def test_what_one_worker_cannot_write_is_taken_back_by_the_others(self):
         self.begin()

@@ -23,7 +23,7 @@ from deltawire.engine import sglang  # noqa: E402
 class OrderTest(unittest.TestCase):
     def test_an_order_is_its_path(self):
         for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
-                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare"):
+                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare", "version=7&check_every=8&prepare"):
             with self.subTest(text):
                 order = sglang.Order.parse(f"deltawire:/d?{text}")
                 self.assertEqual(order.path(7), f"deltawire:/d?{text}")
@@ -180,6 +180,35 @@ class SglangTest(Plugin):
         self.assert_newest()
         self.assert_done(self.update("version=1&rollback"))
         self.assert_states(before)
+
+    def check(self, options: str) -> list:
+        """Of each rank what /weights_checker is told: a refusal, or None."""
+        path = f"deltawire:{self.directory}?{options}"
+        return self.ranks.run(lambda rank: sglang._check(None, self.runners[rank], path))
+
+    def test_drift_is_found_and_put_right_by_the_next_update(self):
+        self.begin()
+        self.assert_done(self.update("check_every=2"))
+        self.models[1].o.data[1] += 1  # of which each rank has a half
+        for result in self.check("check"):
+            self.assertIn("has drifted in o, which several ranks have parts of", str(result))
+        self.assertEqual(self.check("prepare"), [None] * 2)
+        results = self.update("version=1")  # of the same version
+        self.assert_done(results)
+        self.assertIn("what had drifted was put right", results[0][1])
+        self.assert_newest()
+        self.assertEqual(self.check("check"), [None] * 2)
+        self.models[0].norm.data[1] += 1
+        refused = 0
+        for version in (2, 3):
+            self.next_version()
+            if self.check(f"version={version}&prepare") != [None] * 2:
+                refused += 1
+                self.assertEqual(self.check(f"version={version}&prepare"), [None] * 2)
+            self.assert_done(self.update(f"version={version}"))
+        self.assertEqual(refused, 1)
+        self.assert_done(self.update("version=3&check"))
+        self.assert_newest()
 
     def test_layouts_are_kept_for_the_next_start(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())

@@ -177,6 +177,16 @@ class EngineTest(EngineRig):
         found = client.check()
         self.assertFalse(found)
         self.assertIn("expert.1.up", found.reason)
+        # What has drifted is put right by the next update.
+        prepared = client.prepare()
+        self.assertEqual(prepared.update.chunks_healed, 1)
+        self.assertTrue(client.heals)
+        self.assertTrue(client.apply() and client.check())
+        self.assertFalse(client.heals)
+        fresh = Engine()
+        fresh.load_weights(weights.items())
+        for name, value in state(fresh).items():
+            self.assertTrue(torch.equal(value, state(model)[name]), name)
 
     def test_other_weights_are_not_adopted(self):
         weights = checkpoint(4)

@@ -134,6 +134,13 @@ class Receiver:
             raise RuntimeError(f"version {version} is not served: {done.stdout}{done.stderr} "
                                f"{self.status().get('engines')}")
 
+    def verify_engines(self) -> tuple[int, str]:
+        """The exit code and words of `verify --engines`."""
+        done = subprocess.run([str(self._tool), "verify", "--engines", "--model", self._model,
+                               "--receiver", self.address, "--timeout", str(DEADLINE_S)],
+                              capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
     def sync(self) -> None:
         """Returns when it holds the newest version, wholly and verified."""
         command = [str(self._tool), "sync", "--model", self._model, "--receiver", self.address]

@@ -137,6 +137,23 @@ class Weights {
     for (const auto& tensor : memory_) bytes.insert(bytes.end(), tensor.begin(), tensor.end());
     return bytes;
   }
+  void Corrupt(size_t byte) {
+    for (auto& tensor : memory_) {
+      if (byte < tensor.size()) {
+        tensor[byte] ^= std::byte{1};
+        return;
+      }
+      byte -= tensor.size();
+    }
+  }
+  /// As the plug-ins: what has drifted is told once, and healed by the next update.
+  Status Check() {
+    DW_ASSIGN_OR_RETURN(const engine::Comparison found, client_->Check());
+    told_ = !told_ && !found.different.empty();
+    if (!told_) return {};
+    return Errorf(StatusCode::kDataLoss, "the engine's memory has drifted in {}; the next update",
+                  found.different.front());
+  }
   bool whole() const { return whole_; }
   const fs::path& directory() const { return directory_; }
 
@@ -144,6 +161,7 @@ class Weights {
   const fs::path directory_;
   std::vector<std::vector<std::byte>> memory_;  // by tensor
   bool whole_ = false;
+  bool told_ = false;
   std::unique_ptr<engine::EngineWeights> client_;
 };
 
@@ -223,7 +241,8 @@ Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
       return failed(400, "UpdateInfo.__init__() got an unexpected keyword argument " + field);
     }
   }
-  Forbid(!paused, "/update_weights while it computes");
+  const bool check = info.value("check", false);
+  Forbid(!paused && !check, "/update_weights while it computes");
   engine::EngineWeights& client = *weights.client();
   if (info.value("rollback", false)) {
     const Status back = client.Rollback();
@@ -233,7 +252,9 @@ Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
   if (info.contains("version") && client.committed().id.version != info["version"]) {
     return failed(400, "another version was prepared");
   }
-  const Status applied = client.Apply();
+  Forbid(check && !(client.held() == client.committed()), "a check of another version");
+  Status applied = client.Apply();
+  if (applied.ok() && check) applied = weights.Check();
   if (!applied.ok()) return failed(500, "deltawire: " + std::string(MessageOf(applied)));
   return {200, {{"message", "Weights updated"}}};
 }
@@ -280,6 +301,9 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
     if (weights.client() == nullptr) {
       return VllmError(500, "deltawire: /init_weight_transfer_engine comes first");
     }
+    if (const Status checked = weights.Check(); !checked.ok()) {
+      return VllmError(500, "deltawire: " + std::string(MessageOf(checked)));
+    }
     const auto prepared = weights.client()->Prepare();
     if (!prepared.ok()) return VllmError(500, MessageOf(prepared.status()));
     session = true;
@@ -319,12 +343,15 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
 // "deltawire:DIRECTORY?version=N[&prepare|&rollback]", as python/deltawire/engine/sglang.py.
 Status EngineStandIn::Impl::Order(const std::string& path, bool prepare_only) {
   const Target order = ParseTarget(path.substr(kScheme.size()));
-  if (order.query.contains("prepare") != prepare_only || !order.query.contains("version")) {
+  const bool check = order.query.contains("check");
+  if ((check || order.query.contains("prepare")) != prepare_only ||
+      !order.query.contains("version")) {
     return absl::InvalidArgumentError("deltawire: no such option");
   }
   const uint64_t wanted = std::stoull(order.query.at("version"));
   if (weights.client() == nullptr) DW_RETURN_IF_ERROR(weights.Attach(order.path));
   engine::EngineWeights& client = *weights.client();
+  if (check) return weights.Check();
   if (order.query.contains("rollback")) {
     if (!before || before->id.version != wanted) {
       return absl::FailedPreconditionError("deltawire: a rollback leads to nothing");
@@ -335,6 +362,7 @@ Status EngineStandIn::Impl::Order(const std::string& path, bool prepare_only) {
   if (client.held().id.version == wanted && client.committed().id.version != wanted) return {};
   const Identity held = client.held();
   if (prepare_only) {
+    DW_RETURN_IF_ERROR(weights.Check());
     DW_ASSIGN_OR_RETURN(const auto prepared, client.Prepare());
     if (prepared.to.id.version == wanted) return {};
     return absl::FailedPreconditionError("deltawire: another version is committed");
@@ -528,6 +556,11 @@ bool EngineStandIn::paused() const {
 std::string EngineStandIn::weight_version() const {
   std::lock_guard lock(impl_->mu);
   return impl_->version;
+}
+
+void EngineStandIn::Corrupt(size_t byte) {
+  std::lock_guard lock(impl_->mu);
+  impl_->weights.Corrupt(byte);
 }
 
 std::vector<std::byte> EngineStandIn::weights() const {

@@ -56,6 +56,8 @@ class EngineStandIn {
   bool Called(const std::string& path) const;
   bool paused() const;
   std::string weight_version() const;
+  /// Changes a byte of them, as nobody should. The next prepare, or check, finds it and refuses.
+  void Corrupt(size_t byte);
   /// The weights that requests would be answered from: tensors in the layout's order.
   std::vector<std::byte> weights() const;
   /// What a caller must never do: resume with weights of no version, write while it computes.

@@ -38,6 +38,10 @@ class ByLoader:
     def names(self) -> list[str]:
         return [self._tensors[t][0] for g in self._groups for t in g.tensors]
 
+    def all(self) -> list[int]:
+        """All its tensors, in the checkpoint's order."""
+        return sorted(t for g in self._groups for t in g.tensors)
+
     def concerned(self, changed: Iterable[int]) -> list[int]:
         """The tensors that must be loaded when these have changed, in the checkpoint's order."""
         changed = set(changed)

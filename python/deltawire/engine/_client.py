@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from deltawire import Error, UnavailableError
 from deltawire.engine import _core
-from deltawire.engine._outcome import Attached, Outcome, some
+from deltawire.engine._outcome import DRIFTED, Attached, Outcome, some
 from deltawire.engine._served import Record
 
 if TYPE_CHECKING:
     from deltawire.engine._attach import Attachment
     from deltawire.engine._plans import PlanCache
+
+#: (chunk, bytes, digest, places) of a chunk that is not all in one rank's memory.
+Share = tuple[int, int, int, int]
 
 
 class EngineClient:
@@ -30,8 +33,10 @@ class EngineClient:
         self._addresses: list[int] = []  # of its parameters, then
         self._pairs: dict | None = None  # what the loader must load; None: nothing is prepared
         self._loaded = False  # the last `apply` had the loader load something
+        self._undone_drift = False  # and what that had drifted before
         self._record: Record | None = None  # what this rank tells the server's HTTP process
         self._update: _core.UpdateInfo | None = None  # what `prepare` made ready
+        self._computed_drifted = False  # the next update has the loader load all that is its own
 
     @property
     def held(self) -> _core.Identity:
@@ -69,6 +74,7 @@ class EngineClient:
             self._record.close()  # until the memory is proven again, nothing is said about it
             self._record = None
         self._attachment, self._loaded, self._pairs, self._model = None, False, None, None
+        self._computed_drifted = False
         attachment = Attachment(self._weights, model, load, loader_tensors)
         result = attachment.attach(plans)
         if result:
@@ -111,19 +117,40 @@ class EngineClient:
 
     def check(self) -> Outcome:
         """Compares the digests of the engine's memory with those of `held`. Reads every byte;
-        chunks that other ranks have a part of are not judged here. What the loader has computed is
-        computed again, beside the memory, while the receiver still has the version for it."""
+        chunks that other ranks have a part of are judged by `_drift.find` alone. What the loader
+        has computed is computed again, beside the memory, while the receiver still has the version
+        for it. What has drifted is taken from the receiver's buffer by the next `prepare`."""
         begin = time.perf_counter()
         try:
-            self._require_home()
-            found, _ = self._weights.check()
-            drifted = some(found.different) or self._check_loaded()
+            drifted, _ = self.look()
         except Error as error:
             return Outcome(False, str(error), time.perf_counter() - begin)
         if drifted:
-            return Outcome(False, f"the engine's memory has drifted in {drifted}",
-                           time.perf_counter() - begin)
+            return Outcome(False, DRIFTED + drifted, time.perf_counter() - begin)
         return Outcome(True, "", time.perf_counter() - begin)
+
+    def look(self, part: int = 0, of: int = 1) -> tuple[str, list[Share]]:
+        """The same for one of `of` parts of the memory; what the loader has computed only where it
+        is the only part. Returns what has drifted, and this rank's shares of the chunks that other
+        ranks have parts of. Raises `deltawire.Error`."""
+        self._require_home()
+        chunks = self._weights.chunks
+        first, end = chunks * part // of, chunks * (part + 1) // of
+        found, shares = self._weights.check(first, end - first)
+        computed = self._check_loaded() if of == 1 else ""
+        self._computed_drifted |= bool(computed)
+        return some(found.different) or computed, shares
+
+    @property
+    def heals(self) -> bool:
+        """Whether what `prepare` made ready also puts right what had drifted."""
+        return self._update is not None and (
+            self._update.chunks_healed > 0 or self._computed_drifted)
+
+    def judge(self, shares: list[Share]) -> str:
+        """What has drifted in the chunks that these are all ranks' shares of. Raises
+        `deltawire.Error`."""
+        return some(self._weights.judge(shares).different)
 
     def _by_loader(self) -> Any:
         return self._attachment.by_loader if self._attachment is not None else None
@@ -142,7 +169,8 @@ class EngineClient:
         update = self._weights.prepare()
         by_loader = self._by_loader()
         if by_loader is not None:
-            tensors = by_loader.concerned(self._weights.changed)
+            tensors = (by_loader.all() if self._computed_drifted
+                       else by_loader.concerned(self._weights.changed))
             self._pairs = by_loader.read(tensors, self._attachment.read(True))
         else:
             self._pairs = {}
@@ -164,12 +192,15 @@ class EngineClient:
                 self._by_loader().put_back()
             raise
         self._loaded = bool(pairs)
+        self._undone_drift = self._computed_drifted
+        self._computed_drifted = False
 
     def _rollback(self) -> None:
         self._weights.rollback()
         if self._loaded:
             self._by_loader().put_back()
             self._loaded = False
+            self._computed_drifted |= self._undone_drift
 
     def _forget_loaded(self) -> None:
         if self._loaded:

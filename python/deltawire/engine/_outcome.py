@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 #: So many names are spelt out in a reason.
 _NAMED = 5
+#: How a reason begins that names tensors whose memory is no longer what was written to it. The
+#: receiver knows these words (receiver/engine/http_hook.cc).
+DRIFTED = "the engine's memory has drifted in "
 
 
 @dataclass

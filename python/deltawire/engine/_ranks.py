@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltawire import Error
-from deltawire.engine._outcome import some
+from deltawire.engine._outcome import DRIFTED, some
+
+if TYPE_CHECKING:
+    from deltawire.engine._client import EngineClient
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +24,30 @@ class Refused(Exception):
     """What was asked for cannot be carried out; the engine's memory is what it was."""
 
 
+#: After so many versions all memory was compared with its digests.
+CHECK_EVERY = 64
+
 #: What a rank holds: `Attached.held`.
 Held = dict[str, tuple[int, int]]
+
+
+def everywhere(value: Any, group: Any) -> list:
+    """What each rank of `group` gives here, by rank."""
+    import torch  # pylint: disable=import-outside-toplevel  # for servers' HTTP processes too
+
+    ranks = [value]
+    if group.world_size > 1:
+        ranks = [None] * group.world_size
+        torch.distributed.all_gather_object(ranks, value, group=group.cpu_group)
+    return ranks
+
+
+def _refuse(reasons: list[str | None]) -> None:
+    """Raises what the ranks said, if one said something."""
+    said = [f"rank {i}: {text}" if len(reasons) > 1 else text
+            for i, text in enumerate(reasons) if text is not None]
+    if said:
+        raise Refused("; ".join(said))
 
 
 def together(step: Callable[[], Any], group: Any,
@@ -30,8 +55,6 @@ def together(step: Callable[[], Any], group: Any,
     """Runs `step` on every rank of `group` (a GroupCoordinator of vLLM's or SGLang's); raises on
     all of them what it raised on one. `step` returns what must be the same on all ranks. `held`:
     asked after it; what the rank has just attached to, or None."""
-    import torch  # pylint: disable=import-outside-toplevel  # for servers' HTTP processes too
-
     reason = result = None
     try:
         result = step()
@@ -40,20 +63,76 @@ def together(step: Callable[[], Any], group: Any,
         reason = str(error) or repr(error)
         if not isinstance(error, (Refused, Error)):
             logger.exception("deltawire: unexpected")
-    ranks = [(reason, str(result), held())]
-    if group.world_size > 1:
-        mine, ranks = ranks[0], [None] * group.world_size
-        torch.distributed.all_gather_object(ranks, mine, group=group.cpu_group)
-    reasons = [f"rank {i}: {text}" if len(ranks) > 1 else text
-               for i, (text, *_) in enumerate(ranks) if text is not None]
-    if reasons:
-        raise Refused("; ".join(reasons))
+    ranks = everywhere((reason, str(result), held()), group)
+    _refuse([text for text, *_ in ranks])
     if len({text for _, text, _ in ranks}) > 1:
         raise Refused("the ranks see different versions: " + ", ".join(t for _, t, _ in ranks))
     attached = [held for *_, held in ranks if held is not None]
     if len(attached) == len(ranks):
         _refuse_parts(attached)
     return result
+
+
+class Rounds:
+    """Looks at another part of a model's memory each time, so that after `every` times all of it
+    was looked at. `every` 0: at none. Of one rank; every rank makes the same calls."""
+
+    def __init__(self, every: int):
+        self.every = every
+        self._next = 0
+        self._found = False
+
+    def look(self, client: Callable[[], EngineClient], group: Any, skip: bool = False) -> None:
+        """Raises Refused where the memory has drifted; it is the next prepare that heals it, and
+        the look before that one is left out. `client`: asked for it; what that raises is a
+        refusal, too. A rank with `skip` looks at nothing, but hears what the others have found:
+        ranks may have begun at different times."""
+        part, of = self._next, self.every
+        if skip or self._found or not of:
+            part, of = 0, 0
+        else:
+            self._next = (part + 1) % of
+        self._found = False
+        try:
+            refuse_drift(client, group, part, of)
+        except Drifted:
+            self._found = True
+            raise
+
+
+class Drifted(Refused):
+    """Memory is no longer what was written to it."""
+
+
+def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, of: int = 1
+                 ) -> None:
+    """Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory (0: none) is
+    not what it should be on one of them. Chunks that several ranks have parts of are judged by
+    their sum, while all ranks hold one version."""
+    reason, held, drifted, shares = None, "", "", []
+    try:
+        found_client = client()
+        held = str(found_client.held)
+        if of:
+            drifted, shares = found_client.look(part, of)
+    except Exception as error:  # pylint: disable=broad-except  # the others wait for this rank
+        reason = str(error) or repr(error)
+        if not isinstance(error, (Refused, Error)):
+            logger.exception("deltawire: unexpected")
+    ranks = everywhere((reason, held, drifted, shares), group)
+    _refuse([text for text, *_ in ranks])
+    found = [f"rank {i}: {DRIFTED}{names}" if len(ranks) > 1 else DRIFTED + names
+             for i, (_, _, names, _) in enumerate(ranks) if names]
+    every = [share for *_, of_rank in ranks for share in of_rank]
+    parts = found_client.judge(every) if all(rank[1] == held for rank in ranks) else ""
+    if parts:
+        found.append(f"{DRIFTED}{parts}, which several ranks have parts of")
+    if found:
+        raise Drifted("; ".join(found) + HEALS)
+
+
+#: What becomes of drift that was found.
+HEALS = "; the next update takes what has drifted from the receiver's buffer"
 
 
 def _refuse_parts(ranks: list[Held]) -> None:

@@ -26,7 +26,15 @@ from urllib.parse import parse_qsl, quote
 
 from deltawire import DeadlineError, Error, RefusedError
 from deltawire.engine import EngineClient, Identity, Outcome
-from deltawire.engine._ranks import Held, Refused, together
+from deltawire.engine._ranks import (
+    CHECK_EVERY,
+    Held,
+    Refused,
+    Rounds,
+    everywhere,
+    refuse_drift,
+    together,
+)
 
 if TYPE_CHECKING:
     from deltawire.engine import PlanCache
@@ -53,13 +61,15 @@ _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
 class Order:
     """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`,
     `plans` (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the
-    tensors that it computes with) are of the attach."""
+    tensors that it computes with) are of the attach. `check_every`: from now on each prepare
+    compares a part of the memory with its digests, and so many of them all of it; 0: none."""
 
     directory: str
     version: int | None = None
     threads: int | None = None
     plans: str | None = None
     loader_tensors: bool = False
+    check_every: int | None = None
     prepare: bool = False
     check: bool = False
     rollback: bool = False
@@ -72,7 +82,7 @@ class Order:
         directory, _, text = path[len(SCHEME):].partition("?")
         options: dict[str, Any] = {}
         for name, value in parse_qsl(text, keep_blank_values=True):
-            if name in ("version", "threads") and value.isdecimal():
+            if name in ("version", "threads", "check_every") and value.isdecimal():
                 options[name] = int(value)
             elif name in ("loader_tensors", "prepare", "check", "rollback") and not value:
                 options[name] = True
@@ -80,7 +90,8 @@ class Order:
                 options[name] = value
             else:
                 raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
-                              "plans, plans=FOLDER, loader_tensors, prepare, check and rollback")
+                              "check_every=N, plans, plans=FOLDER, loader_tensors, prepare, check "
+                              "and rollback")
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
         if options.get("rollback") and options.get("check"):
@@ -93,6 +104,8 @@ class Order:
         said = [f"version={version}"]
         if self.threads is not None:
             said.append(f"threads={self.threads}")
+        if self.check_every is not None:
+            said.append(f"check_every={self.check_every}")
         if self.plans is not None:
             said.append(f"plans={quote(self.plans)}")
         said += [name for name in ("loader_tensors", "prepare", "check", "rollback")
@@ -133,6 +146,7 @@ class Follower:
         self.client = EngineClient(order.directory, self.threads)
         self.prepared: UpdateInfo | None = None
         self.before: Identity | None = None  # the last update's, to which a rollback leads
+        self.rounds = Rounds(CHECK_EVERY)
         attached = self.client.attach(
             runner.model, loader_of(runner.model), plans=_plans(runner, order),
             loader_tensors=order.loader_tensors)
@@ -249,6 +263,27 @@ def _together(step: Callable[[], Any], runner: Any = None) -> Any:
     return result
 
 
+def _look_for_drift(runner: Any, order: Order) -> None:
+    """At a part of the memory, before an update is prepared. Raises Refused."""
+
+    def attach() -> Identity:
+        return _follower(runner, order).client.held
+
+    _together(attach, runner)
+    follower = _followers[runner.model]
+    if order.check_every is not None:
+        follower.rounds.every = order.check_every
+    _all_ranks(lambda group: follower.rounds.look(
+        lambda: follower.client, group, skip=follower.prepared is not None))
+
+
+def _all_ranks(step: Callable[[Any], Any]) -> Any:
+    """A step that all ranks of tensor parallelism take over their group, which it is given."""
+    from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
+
+    return step(get_parallel().tp_group)
+
+
 def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
     """Writes between SGLang's own hooks, by which a model makes anew what it computes from weights.
     What they raise around an order is a refusal, and the write is taken back on all ranks. What
@@ -260,18 +295,14 @@ def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
         runner.weight_updater.end_weight_update(run_post_load=True)
 
 
-def _write(runner: Any, follower: Follower, order: Order, target: Identity) -> None:
-    """Makes this rank's share `target`, which is ready. Raises Refused."""
+def _write(runner: Any, follower: Follower, order: Order) -> None:
+    """Makes this rank's share what is ready. Raises Refused."""
 
     def write() -> Outcome:
         # SGLang's hook may have moved the parameters, which the client then refuses to write.
         return follower.client.rollback() if order.rollback else follower.client.apply()
 
-    done = Outcome(True)
-    if follower.client.held != target:
-        done = _inside_update(runner, write)
-    if done and order.check:
-        done = follower.client.check()
+    done = _inside_update(runner, write)
     if not done:
         raise Refused(done.reason)
 
@@ -290,13 +321,20 @@ def _carry_out(runner: Any, order: Order) -> str:
                           f"{order.version} was asked for")
         return follower.before
 
+    if not order.rollback:
+        _look_for_drift(runner, order)
     target = _together(prepare, runner)
     follower = _followers[runner.model]
     client, update, held = follower.client, follower.prepared, follower.client.held
     ready = time.perf_counter()
+    # What has drifted is put right even where the version is the same.
+    writes = held != target or _all_ranks(lambda group: any(everywhere(client.heals, group)))
     # SGLang's hook around a write makes it forgotten; it stays while what it holds is known.
     try:
-        _together(lambda: _write(runner, follower, order, target))
+        if writes:
+            _together(lambda: _write(runner, follower, order))
+        if order.check:
+            _all_ranks(lambda group: refuse_drift(lambda: client, group))
     except Refused:
         # This rank may have written what another one could not.
         if client.held == target != held and not order.rollback:
@@ -309,7 +347,7 @@ def _carry_out(runner: Any, order: Order) -> str:
         if client.held in (held, target):
             _followers[runner.model] = follower
     if held == target:
-        return f"{target} already"
+        return f"{target} already" + (", and what had drifted was put right" if writes else "")
     follower.before = None if order.rollback else held
     how = "taken back" if order.rollback else (
         f"{update.changes} elements of {update.deltas} deltas, {update.chunks_whole} chunks whole")
@@ -368,9 +406,6 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
     def step() -> Identity:
         follower = _follower(runner, order)
         if order.check:
-            found = follower.client.check()
-            if not found:
-                raise Refused(found.reason)
             return follower.client.held
         update = follower.prepare(order.version)
         return update.to if update is not None else follower.client.held
@@ -378,9 +413,14 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
     if order.rollback or order.prepare == order.check:
         raise Refused("deltawire: /weights_checker takes either prepare or check")
     try:
+        if order.prepare:
+            _look_for_drift(runner, order)
         _together(step, runner)
+        if order.check:
+            client = _followers[runner.model].client
+            _all_ranks(lambda group: refuse_drift(lambda: client, group))
     except Refused as refused:
-        raise Refused(f"deltawire: {refused}") from None
+        raise Refused(f"deltawire: {refused}") from None  # SGLang logs it
     return None
 
 

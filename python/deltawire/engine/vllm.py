@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
 from deltawire.engine import Attached, EngineClient, Identity, PlanCache
 from deltawire.engine._outcome import some
-from deltawire.engine._ranks import Held, Refused, together
+from deltawire.engine._ranks import CHECK_EVERY, Held, Refused, Rounds, refuse_drift, together
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
@@ -59,13 +59,15 @@ class InitInfo(WeightTransferInitInfo):
     draft model, which is attached to at its first update. One of them may be left out; that model's
     client then stays. `plans`: a folder in which layouts are kept from one start to the next, or
     true for the user's cache. `loader_tensors`: vLLM's own loader updates the tensors that it
-    computes with, as `EngineClient.attach` has it."""
+    computes with, as `EngineClient.attach` has it. `check_every`: each prepare compares a part of
+    the memory with its digests, and so many of them all of it; 0: none."""
 
     directory: str = ""
     draft_directory: str = ""
     threads: int = 1
     plans: str | bool = False
     loader_tensors: bool = False
+    check_every: int = CHECK_EVERY
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Followed:
     client: EngineClient | None = None
     prepared: Identity | None = None
     before: Identity | None = None  # the last update's, to which a rollback leads
+    rounds: Rounds = field(default_factory=lambda: Rounds(0))
 
 
 class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -117,6 +120,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._main = Followed()
             self._main.client = self._attach(
                 self._default_model, self._default_model_config, init_info.directory, init_info)
+            self._main.rounds = Rounds(init_info.check_every)
         elif not init_info.draft_directory:
             _together(self._refuse_nothing)
 
@@ -163,6 +167,8 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if followed is self._draft and followed.client is None and self._draft_info is not None:
             followed.client = self._attach(self.model, self.model_config,
                                            self._draft_info.draft_directory, self._draft_info)
+            followed.rounds = Rounds(self._draft_info.check_every)
+        _collective(lambda group: followed.rounds.look(self._require, group))
 
         def prepare() -> Identity:
             outcome = self._require().prepare()
@@ -187,6 +193,8 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         followed.prepared = followed.before = None
         try:
             _together(lambda: self._write(client, update_info))
+            if update_info.check:
+                _collective(lambda group: refuse_drift(self._require, group))
         except RuntimeError as refused:
             # This worker may have written what another one could not.
             if client.held == target != held and not update_info.rollback:
@@ -230,8 +238,6 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         done = client.rollback() if update_info.rollback else client.apply()
         if done:
             self._compute_anew()
-        if done and update_info.check:
-            done = client.check()
         if not done:
             raise Refused(done.reason)
         return client.held
@@ -287,13 +293,20 @@ class WorkerExtension:
         return str(client.held) if client is not None and client.held else ""
 
     def deltawire_check(self) -> str:
-        """Compares all of this worker's memory with the digests of what it holds. What is wrong,
-        or "". Chunks that other workers have a part of are not judged."""
-        client = self._deltawire_client()
-        if client is None:
-            return "deltawire: /init_weight_transfer_engine comes first"
-        found = client.check()
-        return "" if found else f"deltawire: {found.reason}"
+        """Compares all memory of all workers with the digests of what they hold. What is wrong, or
+        "". Every worker must be asked: of what they have parts of they judge together."""
+
+        def client() -> EngineClient:
+            found = self._deltawire_client()
+            if found is None:
+                raise Refused("/init_weight_transfer_engine comes first")
+            return found
+
+        try:
+            _collective(lambda group: refuse_drift(client, group))
+        except RuntimeError as refused:
+            return str(refused)
+        return ""
 
     def _deltawire_client(self) -> EngineClient | None:
         engine = self.weight_transfer_engine
@@ -301,10 +314,15 @@ class WorkerExtension:
         return engine._main.client if isinstance(engine, DeltawireEngine) else None
 
 
-def _together(step: Callable[[], Any], held: Callable[[], Held | None] = lambda: None) -> Any:
-    """Over all workers of the engine. Raises what vLLM's workers can hand on to the server."""
+def _collective(step: Callable[[Any], Any]) -> Any:
+    """A step that all workers of the engine take over their group, which it is given. Raises what
+    vLLM's workers can hand on to the server."""
     try:
-        return together(step, parallel_state.get_world_group(), held)
+        return step(parallel_state.get_world_group())
     except Refused as refused:
         logger.error("deltawire: %s", refused)  # one line beside vLLM's many of where it was raised
         raise RuntimeError(f"deltawire: {refused}") from None
+
+
+def _together(step: Callable[[], Any], held: Callable[[], Held | None] = lambda: None) -> Any:
+    return _collective(lambda group: together(step, group, held))

@@ -16,6 +16,7 @@ using deltawire::engine::Binding;
 using deltawire::engine::Box;
 using deltawire::engine::Comparison;
 using deltawire::engine::EngineWeights;
+using deltawire::engine::Share;
 
 using namespace deltawire::c_abi;  // NOLINT(google-build-using-namespace): what all of them share
 
@@ -24,6 +25,7 @@ struct dw_engine {
   // What the last comparison handed out.
   std::vector<uint32_t> different;
   std::vector<dw_engine_part> parts;
+  std::vector<dw_engine_share> shares;
   mutable std::vector<uint32_t> changed;
 };
 
@@ -33,6 +35,7 @@ static_assert(DW_ENGINE_ABORTED == static_cast<int>(StatusCode::kAborted));
 static_assert(DW_ENGINE_DATA_LOSS == static_cast<int>(StatusCode::kDataLoss));
 static_assert(DW_ENGINE_BOX_DIMS <= deltawire::kernels::StridedCopy::kMaxDims);
 static_assert(sizeof(dw_engine_identity) == 40 && sizeof(dw_engine_part) == 24);
+static_assert(sizeof(dw_engine_share) == 32);
 
 // What version 1 of each struct has.
 constexpr size_t kOptionsSize = DW_SIZE_UP_TO(dw_engine_options, threads);
@@ -124,6 +127,12 @@ dw_engine_comparison ToC(const Comparison& found, dw_engine* engine) {
   for (const std::string& name : found.different) {
     engine->different.push_back(static_cast<uint32_t>(*engine->weights->layout().Find(name)));
   }
+  engine->parts.clear();
+  engine->shares.clear();
+  for (const Share& share : found.shares) {
+    engine->parts.push_back({share.chunk, share.bytes, share.digest});
+    engine->shares.push_back({share.chunk, share.bytes, share.digest, share.places});
+  }
   dw_engine_comparison out{};
   out.identity = ToC(found.identity);
   out.bytes = found.bytes;
@@ -131,6 +140,8 @@ dw_engine_comparison ToC(const Comparison& found, dw_engine* engine) {
   out.different_count = engine->different.size();
   out.parts = engine->parts.data();
   out.part_count = engine->parts.size();
+  out.shares = engine->shares.data();
+  out.share_count = engine->shares.size();
   return out;
 }
 
@@ -166,6 +177,7 @@ int dw_engine_get_model(const dw_engine* engine, dw_engine_model* model) {
     out.tensors = static_cast<uint32_t>(layout.size());
     out.bytes = layout.total_bytes();
     layout.fingerprint().Hex().copy(out.fingerprint, sizeof out.fingerprint - 1);
+    out.chunks = static_cast<uint32_t>(engine->weights->chunks().size());
     return Fill(out, kModelSize, model, "dw_engine_model");
   });
 }
@@ -256,7 +268,6 @@ int dw_engine_adopt(dw_engine* engine, dw_engine_comparison* result) {
   return Guard([&]() -> Status {
     if (engine == nullptr) return Null();
     DW_ASSIGN_OR_RETURN(const Comparison found, engine->weights->Adopt());
-    engine->parts.clear();
     return Fill(ToC(found, engine), kComparisonSize, result, "dw_engine_comparison");
   });
 }
@@ -264,10 +275,30 @@ int dw_engine_adopt(dw_engine* engine, dw_engine_comparison* result) {
 int dw_engine_check(dw_engine* engine, dw_engine_comparison* result) {
   return Guard([&]() -> Status {
     if (engine == nullptr) return Null();
-    std::vector<deltawire::engine::PartialDigest> parts;
-    DW_ASSIGN_OR_RETURN(const Comparison found, engine->weights->Check(&parts));
-    engine->parts.clear();
-    for (const auto& part : parts) engine->parts.push_back({part.chunk, part.bytes, part.digest});
+    DW_ASSIGN_OR_RETURN(const Comparison found, engine->weights->Check());
+    return Fill(ToC(found, engine), kComparisonSize, result, "dw_engine_comparison");
+  });
+}
+
+int dw_engine_check_chunks(dw_engine* engine, uint32_t first, uint32_t count,
+                           dw_engine_comparison* result) {
+  return Guard([&]() -> Status {
+    if (engine == nullptr) return Null();
+    DW_ASSIGN_OR_RETURN(const Comparison found, engine->weights->Check(first, count));
+    return Fill(ToC(found, engine), kComparisonSize, result, "dw_engine_comparison");
+  });
+}
+
+int dw_engine_judge(dw_engine* engine, const dw_engine_share* shares, size_t share_count,
+                    dw_engine_comparison* result) {
+  return Guard([&]() -> Status {
+    if (engine == nullptr || (shares == nullptr && share_count > 0)) return Null();
+    std::vector<Share> all;
+    all.reserve(share_count);
+    for (size_t i = 0; i < share_count; ++i) {
+      all.push_back({shares[i].chunk, shares[i].bytes, shares[i].digest, shares[i].places});
+    }
+    DW_ASSIGN_OR_RETURN(const Comparison found, engine->weights->Judge(all));
     return Fill(ToC(found, engine), kComparisonSize, result, "dw_engine_comparison");
   });
 }
@@ -292,6 +323,7 @@ int dw_engine_prepare(dw_engine* engine, dw_engine_update* update) {
     out.chunks_by_delta = info.chunks_by_delta;
     out.chunks_whole = info.chunks_whole;
     out.payload_bytes = info.payload_bytes;
+    out.chunks_healed = info.chunks_healed;
     return Fill(out, kUpdateSize, update, "dw_engine_update");
   });
 }

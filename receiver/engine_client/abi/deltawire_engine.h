@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ENGINE_ABI_VERSION 2
+#define DW_ENGINE_ABI_VERSION 3
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). After an error the
  * engine's memory is what it was before the call. */
@@ -68,6 +68,7 @@ typedef struct dw_engine_model {
   uint32_t tensors;
   uint64_t bytes;       /* of all tensors */
   char fingerprint[33]; /* of their names, types and shapes: 32 hex digits */
+  uint32_t chunks;      /* that digests are of. Since version 3 of the ABI */
 } dw_engine_model;
 DW_ENGINE_API int dw_engine_get_model(const dw_engine* engine, dw_engine_model* model);
 
@@ -148,6 +149,15 @@ typedef struct dw_engine_part {
   uint64_t digest;
 } dw_engine_part;
 
+/* The same, with what tells whether the ranks' parts can be added up. Since version 3 of the ABI.
+ * This struct never grows. */
+typedef struct dw_engine_share {
+  uint32_t chunk;
+  uint64_t bytes;
+  uint64_t digest;
+  uint64_t places; /* the digest if each of these bytes were 1 */
+} dw_engine_share;
+
 typedef struct dw_engine_comparison {
   size_t struct_size;
   dw_engine_identity identity; /* what the memory was compared with */
@@ -156,13 +166,24 @@ typedef struct dw_engine_comparison {
   size_t different_count;
   const dw_engine_part* parts; /* of dw_engine_check; the arrays live until the next comparison */
   size_t part_count;
+  const dw_engine_share* shares; /* of a check. Since version 3 of the ABI */
+  size_t share_count;
 } dw_engine_comparison;
 
 /* Compares all bound memory with what is committed, bit by bit. Where nothing differs, the memory
  * is that state from now on: dw_engine_held. */
 DW_ENGINE_API int dw_engine_adopt(dw_engine* engine, dw_engine_comparison* result);
-/* Compares the digests of chunks that are all in this memory with those of dw_engine_held. */
+/* Compares the digests of chunks that are all in this memory with those of dw_engine_held. What has
+ * drifted comes whole, out of the receiver's buffer, with the next update that is prepared. */
 DW_ENGINE_API int dw_engine_check(dw_engine* engine, dw_engine_comparison* result);
+/* The same of `count` chunks from `first` on. Since version 3 of the ABI. */
+DW_ENGINE_API int dw_engine_check_chunks(dw_engine* engine, uint32_t first, uint32_t count,
+                                         dw_engine_comparison* result);
+/* Compares chunks that several ranks have parts of, by the shares of all ranks; every rank is given
+ * the same. `bytes` of the result: of chunks that could be judged, which are those whose bytes are
+ * all on equally many ranks. Since version 3 of the ABI. */
+DW_ENGINE_API int dw_engine_judge(dw_engine* engine, const dw_engine_share* shares,
+                                  size_t share_count, dw_engine_comparison* result);
 /* The digest that a chunk of dw_engine_held has. */
 DW_ENGINE_API int dw_engine_digest(const dw_engine* engine, uint32_t chunk, uint64_t* digest);
 /* What the memory is; epoch 0: not known. */
@@ -178,6 +199,7 @@ typedef struct dw_engine_update {
   uint64_t chunks_by_delta;
   uint64_t chunks_whole; /* read from the buffer */
   uint64_t payload_bytes;
+  uint64_t chunks_healed; /* of chunks_whole: had drifted. Since version 3 of the ABI */
 } dw_engine_update;
 
 /* Makes the way from what is held to what is committed ready, and checks all of it; writes nothing.

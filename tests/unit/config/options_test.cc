@@ -101,12 +101,27 @@ TEST_CASE("the sample files name every option and hold exactly the defaults") {
 }
 
 TEST_CASE("engines are named with their kind, and each once") {
-  const auto parsed = Receiver(
-      {"--model", "m", "--engine", "vllm=http://127.0.0.1:8000/",
-       "--engine=sglang-reload=http://[::1]:30000/a/b", "--engine", "m:http=http://:9/hook?x=1",
-       "--engine", "exec=/bin/reload --fast  two", "--engine",
-       "disk-delta=/mnt/versions overwrite keep=7", "--engine", "m:disk-delta=/mnt/m xor",
-       "--engine-failure", "rollback", "--engine-retries", "0", "--engine-timeout-ms", "500"});
+  const auto parsed = Receiver({"--model",
+                                "m",
+                                "--engine",
+                                "vllm=http://127.0.0.1:8000/",
+                                "--engine=sglang-reload=http://[::1]:30000/a/b",
+                                "--engine",
+                                "m:http=http://:9/hook?x=1",
+                                "--engine",
+                                "exec=/bin/reload --fast  two",
+                                "--engine",
+                                "disk-delta=/mnt/versions overwrite keep=7",
+                                "--engine",
+                                "m:disk-delta=/mnt/m xor",
+                                "--engine-failure",
+                                "rollback",
+                                "--engine-retries",
+                                "0",
+                                "--engine-timeout-ms",
+                                "500",
+                                "--engine-check-every",
+                                "8"});
   CAPTURE(parsed.text);
   REQUIRE(parsed.run);
   const std::vector<EngineOptions> want = {
@@ -119,6 +134,7 @@ TEST_CASE("engines are named with their kind, and each once") {
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
   CHECK(parsed.options.engine_retries == 0);
+  CHECK(parsed.options.engine_check_every == 8);
   CHECK(parsed.options.engine_timeout == milliseconds(500));
   CHECK(NameOf(want[0]) == "127.0.0.1:8000");
   CHECK(NameOf(want[1]) == "[::1]:30000/a/b");

@@ -76,6 +76,7 @@ TEST_CASE("engine C ABI: a newer header's struct keeps its unknown fields, a sho
   CHECK(Said().empty());
   CHECK(newer.model.tensors == 6);
   CHECK(newer.model.bytes == 6000);
+  CHECK(newer.model.chunks == 6);
   CHECK(std::string(newer.model.fingerprint) == directory.rig.layout.fingerprint().Hex());
   CHECK(newer.later == 4711);
 
@@ -141,6 +142,14 @@ TEST_CASE("engine C ABI: a mistaken caller is told, and nothing is read or writt
   std::memcpy(memory.data(), directory.now[2].data(), 1000);
   CHECK(dw_engine_adopt(engine, &found) == DW_ENGINE_OK);
   CHECK(found.different_count == 0);
+  CHECK(dw_engine_check_chunks(engine, 6, 1, &found) == DW_ENGINE_INVALID_ARGUMENT);
+  CHECK(dw_engine_judge(engine, nullptr, 1, &found) == DW_ENGINE_INVALID_ARGUMENT);
+  const dw_engine_share strange{6, 1000, 1, 1};
+  CHECK(dw_engine_judge(engine, &strange, 1, &found) == DW_ENGINE_INVALID_ARGUMENT);
+  CHECK(dw_engine_judge(engine, nullptr, 0, &found) == DW_ENGINE_OK);
+  CHECK(dw_engine_check_chunks(engine, 2, 1, &found) == DW_ENGINE_OK);
+  CHECK(found.bytes == 1000);
+  CHECK(found.share_count == 0);
   CHECK(dw_engine_digest(engine, 6, &bytes) == DW_ENGINE_INVALID_ARGUMENT);
   CHECK(dw_engine_digest(engine, 2, &bytes) == DW_ENGINE_OK);
   CHECK(dw_engine_read(engine, 2, 2, memory.data(), 1000) == DW_ENGINE_INVALID_ARGUMENT);

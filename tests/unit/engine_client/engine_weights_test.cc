@@ -190,10 +190,10 @@ TEST_CASE("engine weights: drift in the engine's memory is found and named") {
   Pair p;
   p.Publish(FakeAgent::Step(p.now, 2));
   p.Update();
-  std::vector<PartialDigest> parts;
-  auto checked = p.weights->Check(&parts);
+  auto checked = p.weights->Check();
   REQUIRE(checked.ok());
   CHECK(checked->different.empty());
+  const std::vector<Share>& parts = checked->shares;
   // This rank has only some columns of t3, so it gives a part of the digest; the other ranks'
   // columns give the rest.
   REQUIRE(parts.size() == 1);
@@ -208,9 +208,102 @@ TEST_CASE("engine weights: drift in the engine's memory is found and named") {
 
   SECTION("in a transposed tensor") { p.engine.memory[1][40] ^= std::byte{4}; }
   SECTION("in the second copy of a tensor") { p.engine.memory[0][2210] ^= std::byte{4}; }
-  checked = p.weights->Check(nullptr);
+  checked = p.weights->Check();
   REQUIRE(checked.ok());
   CHECK(checked->different.size() == 1);
+}
+
+TEST_CASE(
+    "engine weights: what has drifted is taken from the receiver's buffer by the next update") {
+  Pair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  p.Update();
+  p.engine.memory[1][40] ^= std::byte{4};    // t2, transposed
+  p.engine.memory[0][2210] ^= std::byte{4};  // t4's second place
+  const auto drifted = p.engine.memory;
+  REQUIRE(p.weights->Check()->different == std::vector<std::string>{"t2", "t4"});
+  const auto before = p.now;
+  const bool news = GENERATE(false, true);
+  if (news) p.Publish(FakeAgent::Step(p.now, 3));
+  const UpdateInfo info = p.Update();
+  CHECK(info.chunks_healed == 2);
+  CHECK(info.chunks_whole == 2);
+  CHECK((info.chunks_by_delta > 0) == news);
+  CHECK(p.engine.Holds(p.now));
+  CHECK(p.weights->Check()->different.empty());
+
+  // A rollback makes the memory what it was, and what was wrong in it is not forgotten.
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  CHECK(p.engine.memory == drifted);
+  CHECK(p.Update().chunks_healed == 2);
+  CHECK(p.engine.Holds(p.now));
+  CHECK(p.Update().chunks_healed == 0);
+  CHECK(p.engine.Holds(p.now));
+}
+
+TEST_CASE("engine weights: a range of chunks is checked alone, and none beyond the last") {
+  Pair p;
+  p.engine.memory[1][40] ^= std::byte{4};  // t2
+  CHECK(p.weights->Check(0, 2)->different.empty());
+  CHECK(p.weights->Check(3, 3)->different.empty());
+  CHECK(p.weights->Check(2, 1)->different == std::vector<std::string>{"t2"});
+  CHECK(p.weights->Check(6, 0)->bytes == 0);
+  CHECK_FALSE(p.weights->Check(6, 1).ok());
+  CHECK_FALSE(p.weights->Check(7, 0).ok());
+}
+
+TEST_CASE("engine weights: a chunk of which ranks have parts is judged by their sum") {
+  Pair p;
+  // The columns of t3 that the first rank does not have, in memory of another rank.
+  const auto second = [&](std::vector<std::byte>& memory) {
+    Binding binding{{{"down", 600}}, {memory.data()}, {}};
+    binding.boxes.push_back(MakeBox(3, 0, {20}, 0, {50}, 0, {30}, 10));
+    binding.boxes.push_back(MakeBox(3, 0, {20}, 30, {50}, 10, {30}, 20));
+    for (const Box& box : binding.boxes) {
+      ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
+        std::memcpy(memory.data() + dst, p.now[3].data() + src, box.copy.run_bytes);
+      });
+    }
+    auto weights = *EngineWeights::Open(p.rig.dir.path(), 1);
+    REQUIRE(weights->Bind(binding) == absl::OkStatus());
+    REQUIRE(weights->Adopt()->different.empty());
+    return weights;
+  };
+  std::vector<std::byte> memory(600), again(600);
+  const auto other = second(memory), replica = second(again);
+  const auto share = [](EngineWeights& weights) {
+    const auto found = weights.Check(3, 1);
+    REQUIRE(found->shares.size() == 1);
+    CHECK(found->different.empty());
+    return found->shares[0];
+  };
+  const auto judged = [&](std::vector<Share> shares) {
+    auto found = p.weights->Judge(shares);
+    REQUIRE(found.ok());
+    return *std::move(found);
+  };
+  const Share mine = share(*p.weights), theirs = share(*other);
+  for (const auto& all : {std::vector{mine, theirs}, {mine, theirs, mine, share(*replica)}}) {
+    CHECK(judged(all).different.empty());
+    CHECK(judged(all).bytes == 1000);
+  }
+  // What is not on equally many ranks says nothing.
+  CHECK(judged({mine}).bytes == 0);
+  CHECK(judged({mine, theirs, mine}).bytes == 0);
+  CHECK(judged({mine, mine, {3, 200, 0, 0}}).bytes == 0);
+  CHECK_FALSE(p.weights->Judge(std::vector<Share>{{6, 1, 1, 1}}).ok());
+
+  // Drift of the other rank is this one's to heal, too: nobody knows whose it is.
+  memory[50] ^= std::byte{1};
+  const std::vector<Share> shares{mine, share(*other)};
+  CHECK(judged(shares).different == std::vector<std::string>{"t3"});
+  CHECK(other->Judge(shares)->different == std::vector<std::string>{"t3"});
+  for (EngineWeights* weights : {p.weights.get(), other.get()}) {
+    CHECK(weights->Prepare()->chunks_healed == 1);
+    CHECK(weights->Apply() == absl::OkStatus());
+  }
+  CHECK(judged({share(*p.weights), share(*other)}).different.empty());
+  CHECK(p.engine.Holds(p.now));
 }
 
 TEST_CASE("engine weights: the tensors that an update changes can be read whole, old and new") {

@@ -21,9 +21,12 @@ struct ModelEngine {
   std::optional<uint64_t> weights;  // none: mixed
   std::optional<uint64_t> held;     // what its client believes the weights to be; none: no client
   std::optional<uint64_t> prepared, applied_from;
+  bool prepared_heals = false;
   bool session = false;
   std::string named = "default";  // the version that its answers carry
   bool spoiled = false;           // as vLLM after a reload that raised: no other one heals it
+  bool drifted = false;           // its weights are mixed, and nobody was told
+  bool heals = false;             // somebody was: the next load heals it
   uint64_t directory = 0;
 
   void Restart() {
@@ -32,10 +35,24 @@ struct ModelEngine {
              .held = {},
              .prepared = {},
              .applied_from = {},
+             .prepared_heals = false,
              .session = false,
              .named = "default",
              .spoiled = false,
+             .drifted = false,
+             .heals = false,
              .directory = directory};
+  }
+
+  void Drift() {
+    if (!weights || !held) return;
+    weights.reset();
+    drifted = true;
+    heals = false;
+  }
+  bool FindsDrift() {
+    heals = heals || drifted;
+    return std::exchange(drifted, false);
   }
 
   /// Does `call`, whole; false: refuses.
@@ -55,6 +72,7 @@ struct ModelEngine {
         CHECK((!weights || held == weights || held == directory));
         session = true;
         prepared = directory;
+        prepared_heals = heals;
         applied_from.reset();
         return true;
       case EngineCall::kAttach:
@@ -70,6 +88,7 @@ struct ModelEngine {
       case EngineCall::kReload:
         CHECK_FALSE((traits.sessions && held));
         held.reset();
+        drifted = heals = false;
         weights = spoiled ? std::nullopt : std::optional(directory);
         if (!traits.sessions) named = std::to_string(to);
         return true;
@@ -82,6 +101,8 @@ struct ModelEngine {
         if (!session || prepared != to) return false;
         applied_from = weights;
         weights = held = prepared;
+        heals = heals && !prepared_heals;
+        if (drifted || heals) weights.reset();
         if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kRollback:
@@ -92,6 +113,9 @@ struct ModelEngine {
         return true;
       case EngineCall::kProve:
         return weights == to;
+      case EngineCall::kCheck:
+        CHECK((!traits.sessions || (session && prepared == directory && held == directory)));
+        return true;
       case EngineCall::kResume:
         paused = false;
         return true;
@@ -109,8 +133,9 @@ struct ModelEngine {
 };
 
 struct History {
-  History(uint64_t seed, EngineKind k, EngineFailure failure)
+  History(uint64_t seed, EngineKind k, EngineFailure what)
       : kind(k),
+        failure(what),
         traits(TraitsOf(k)),
         random(seed),
         course(traits,
@@ -130,6 +155,11 @@ struct History {
     const uint64_t to = action.to.id.version;
     const auto done = [&] {
       EngineAnswer answer;
+      const bool looks = call == EngineCall::kPrepare || call == EngineCall::kCheck;
+      if (looks && traits.checks && engine.held && engine.FindsDrift()) {
+        return EngineAnswer{
+            .result = Result::kRefused, .why = "drifted", .version = {}, .drifted = true};
+      }
       if (!engine.Do(call, traits, to)) answer = {Result::kRefused, "refused", {}};
       if (call == EngineCall::kProbe) answer.version = engine.named;
       return answer;
@@ -172,12 +202,20 @@ struct History {
         course.HoldRefused(now);
         continue;
       }
-      if (*action.call == EngineCall::kResume) CHECK((engine.weights || !engine.paused));
+      const bool drifts = failure == EngineFailure::kRetry || failure == EngineFailure::kRollback;
+      if (traits.checks && drifts && faults > 0 && Chance(5)) engine.Drift();
+      if (faults > 0 && Chance(10)) course.AskCheck();
+      if (*action.call == EngineCall::kResume) {
+        CHECK((engine.weights || engine.drifted || engine.heals || !engine.paused));
+      }
       course.Begin(action, now);
       now += milliseconds(1);
       course.Done(*action.call, Answer(action, faults), now);
       const auto view = course.view();
-      if (traits.pauses && !view.served.empty() && !course.in_pause()) {
+      // Where the refusal for drift was cut, the course does not know of it, and the next load
+      // heals.
+      const bool unheard = engine.drifted || engine.heals;
+      if (traits.pauses && !view.served.empty() && !course.in_pause() && !unheard) {
         CHECK(engine.weights == view.served.id.version);
       }
     }
@@ -185,6 +223,7 @@ struct History {
   void Publish() { course.Ready(Version(++engine.directory)); }
 
   const EngineKind kind;
+  const EngineFailure failure;
   const EngineTraits traits;
   std::mt19937_64 random;
   EngineCourse course;

@@ -195,6 +195,16 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
        "POST /update_weights",
        {{"update_info", {{"rollback", true}}}},
        any},
+      {"vllm",
+       EngineCall::kCheck,
+       "POST /update_weights",
+       {{"update_info", {{"version", 7}, {"check", true}}}},
+       any},
+      {"sglang",
+       EngineCall::kCheck,
+       "POST /weights_checker",
+       {{"action", "deltawire:/dev/shm/m?version=7&check"}},
+       yes},
       {"vllm-reload", EngineCall::kLoad, "POST /collective_rpc", reload, any},
       {"sglang", EngineCall::kProbe, "GET /model_info", nullptr, any},
       {"sglang",
@@ -274,6 +284,16 @@ TEST_CASE("refusals have the engine's words") {
   }
   const std::string longer(100000, 'x');
   CHECK(Make("http", EngineCall::kLoad, Http(404, longer)).answer.why.size() < 600);
+}
+
+TEST_CASE("a refusal for drift is told from others by the plug-ins' words") {
+  const auto answer = [](const char* body) {
+    return Make("vllm", EngineCall::kPrepare, Http(500, body)).answer;
+  };
+  CHECK(answer(R"({"error": {"message": "deltawire: rank 1: the engine's memory has drifted in )"
+               R"(norm; the next update takes"}})")
+            .drifted);
+  CHECK_FALSE(answer(R"({"error": {"message": "deltawire: no version"}})").drifted);
 }
 
 TEST_CASE("after a gateway's answer for an engine, it is unknown what the engine did") {

@@ -1,0 +1,203 @@
+// Engines whose memory is no longer what was written to it: how that is asked for, told and healed.
+#include "receiver/engine/engines.h"
+#include "tests/unit/receiver/engine_rig.h"
+#include "tests/unit/receiver/engine_walk.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Result = EngineAnswer::Result;
+
+const EngineAnswer kDrifted{.result = Result::kRefused,
+                            .why = "500: the engine's memory has drifted in norm",
+                            .version = {},
+                            .drifted = true};
+const Calls kVllmCheck = {"prepare*", "check*", "clear"};
+const auto kStays = [] { return false; };
+
+}  // namespace
+
+TEST_CASE("a check is made while the engine serves, and ends without a pause") {
+  for (const auto& [kind, calls] :
+       {std::pair(EngineKind::kVllm, kVllmCheck), {EngineKind::kSglang, {"check*"}}}) {
+    CAPTURE(ToString(kind));
+    Walk walk(kind);
+    CHECK(walk.course.AskCheck() == 1);
+    CHECK(walk.Run().empty());
+    walk.course.Ready(Version(1));
+    Calls first = walk.Run();
+    REQUIRE(first.size() > calls.size());
+    CHECK(Calls(first.end() - static_cast<ptrdiff_t>(calls.size()), first.end()) == calls);
+    CHECK(walk.course.view().checks_ended == 1);
+    CHECK(walk.course.AskCheck() == 2);
+    CHECK(walk.course.AskCheck() == 3);  // one check is for both
+    CHECK(walk.Run() == calls);
+    const auto view = walk.course.view();
+    CHECK(view.checks_ended == 3);
+    CHECK(view.check_error.empty());
+    CHECK(view.updates == 1);
+    CHECK(view.failures == 0);
+    CHECK(view.state == EngineState::kServing);
+  }
+}
+
+TEST_CASE("a check that is refused, or not answered, says why, and the engine serves on") {
+  for (const EngineCall at : {EngineCall::kPrepare, EngineCall::kCheck}) {
+    for (const EngineAnswer& answer : {kRefused, kUnsure}) {
+      CAPTURE(ToString(at), static_cast<int>(answer.result));
+      Walk walk(EngineKind::kVllm);
+      walk.Serve(1);
+      walk.answers[at] = {answer};
+      walk.course.AskCheck();
+      CHECK(walk.Run().back() == "probe");
+      const auto view = walk.course.view();
+      CHECK(view.checks_ended == 1);
+      CHECK(view.check_error.find(answer.why) != std::string::npos);
+      CHECK_FALSE(view.check_drifted);
+      CHECK(view.state == EngineState::kServing);
+      CHECK(view.error.empty());
+      // Nothing was left open.
+      walk.course.Ready(Version(2));
+      CHECK(walk.Run() == kVllmNext);
+    }
+  }
+}
+
+TEST_CASE("a check ends with an engine that cannot be reached, and with a clear that is cut") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.answers[EngineCall::kClear] = {kUnsure};
+  walk.course.AskCheck();
+  CHECK(walk.Run() == Calls{"prepare*", "check*", "clear", "clear"});
+  CHECK(walk.course.view().checks_ended == 1);
+  CHECK(walk.course.view().check_error.empty());
+  walk.answers[EngineCall::kCheck] = {kUnreachable};
+  walk.course.AskCheck();
+  CHECK(walk.Run() == Calls{"prepare*", "check*"});
+  CHECK(walk.course.view().checks_ended == 2);
+  CHECK(walk.course.view().check_error == kUnreachable.why);
+  CHECK(walk.state() == EngineState::kUnreachable);
+}
+
+TEST_CASE("drift that a check finds is healed by an update to the same version") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.answers[EngineCall::kCheck] = {kDrifted};
+  walk.course.AskCheck();
+  Calls calls = {"prepare*", "check*", "clear"};
+  calls.insert(calls.end(), kVllmNext.begin(), kVllmNext.end());
+  CHECK(walk.Run() == calls);
+  const auto view = walk.course.view();
+  CHECK(view.check_drifted);
+  CHECK(view.check_error == kDrifted.why);
+  CHECK(view.drifts == 1);
+  CHECK(view.updates == 2);
+  CHECK(view.served == Version(1));
+  CHECK(view.error.empty());
+}
+
+TEST_CASE("drift that a prepare finds is healed by the update that is prepared again") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kSglang}) {
+    CAPTURE(ToString(kind));
+    Walk walk(kind, {.failure = EngineFailure::kRollback});
+    walk.Serve(1);
+    walk.answers[EngineCall::kPrepare] = {kDrifted};
+    walk.course.Ready(Version(2));
+    const auto action = walk.course.Next(walk.now);
+    walk.course.Begin(action, walk.now);
+    walk.answers.clear();
+    walk.course.Done(*action.call, kDrifted, walk.now);
+    // Until it is healed it answers from no version.
+    CHECK(walk.served() == Identity{});
+    CHECK(walk.course.view().error.find("has drifted in norm") != std::string::npos);
+    const Calls calls = walk.Run();
+    CHECK(calls.front() == "prepare*");
+    CHECK(calls.back() == "resume");
+    CHECK(walk.served() == Version(2));
+    CHECK(walk.course.view().drifts == 1);
+    CHECK(walk.course.view().attempts == 0);
+  }
+}
+
+TEST_CASE(
+    "an engine that has drifted is never rolled back, and one that says it twice has failed") {
+  Walk walk(EngineKind::kSglang, {.failure = EngineFailure::kRollback, .retries = 0});
+  walk.Serve(1);
+  walk.answers[EngineCall::kPrepare] = {kDrifted};
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "prepare*", "pause", "load"});
+  CHECK(walk.state() == EngineState::kPaused);
+  walk.answers[EngineCall::kPrepare] = {kDrifted, kDrifted};
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run() ==
+        Calls{"prepare*", "prepare*", "pause*", "reload*", "prepare*", "load", "resume"});
+  CHECK(walk.course.view().drifts == 2);
+  CHECK(walk.served() == Version(3));
+}
+
+TEST_CASE("stay-paused and take-out: an engine that has drifted is paused, and answers no more") {
+  for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    for (const bool by_check : {false, true}) {
+      CAPTURE(ToString(failure), by_check);
+      Walk walk(EngineKind::kVllm, {.failure = failure});
+      walk.Serve(1);
+      if (by_check) {
+        walk.answers[EngineCall::kCheck] = {kDrifted};
+        walk.course.AskCheck();
+        CHECK(walk.Run() == Calls{"prepare*", "check*", "pause", "clear"});
+      } else {
+        walk.answers[EngineCall::kPrepare] = {kDrifted};
+        walk.course.Ready(Version(2));
+        CHECK(walk.Run() == Calls{"prepare*", "pause"});
+      }
+      const bool out = failure == EngineFailure::kTakeOut;
+      CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kPaused));
+      CHECK(walk.course.view().paused);
+      CHECK(walk.served() == Identity{});
+      CHECK(walk.course.view().error.find("has drifted in norm") != std::string::npos);
+      walk.course.Ready(Version(3));
+      const Calls next = walk.Run();
+      CHECK(next.empty() == out);
+      if (!out) CHECK(walk.served() == Version(3));
+    }
+  }
+}
+
+TEST_CASE("engines compare their memory on request, and what has drifted is put right") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kSglang}) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    auto& engine = rig.Add(kind);
+    rig.Add(EngineKind::kVllmReload);
+    rig.Follow();
+    rig.Publish();
+    REQUIRE(rig.Served());
+    REQUIRE(rig.Served(1));
+    auto checked = rig.engines->Check(kStays);
+    REQUIRE(checked.size() == 2);
+    CHECK(checked[0].error.empty());
+    CHECK(checked[1].error == "an engine of the kind vllm-reload cannot compare its memory");
+    engine.Corrupt(1234);
+    CHECK_FALSE(rig.Holds(engine));
+    checked = rig.engines->Check(kStays);
+    CHECK(checked[0].drifted);
+    CHECK(checked[0].error.find("the engine's memory has drifted in ") != std::string::npos);
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK(rig.engines->Check(kStays)[0].error.empty());
+    // Without a request the versions that come find it.
+    engine.Corrupt(4321);
+    rig.Publish();
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK(rig.view().drifts == 2);
+    CHECK(engine.violations().empty());
+    // Who does not come to serve is not waited for.
+    engine.Stop();
+    REQUIRE(rig.Reaches(EngineState::kUnreachable));
+    CHECK(rig.engines->Check(kStays)[0].error == "its memory was not compared: it is unreachable");
+  }
+}
+
+}  // namespace deltawire::receiver
