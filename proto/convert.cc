@@ -163,7 +163,7 @@ PullStats FromProto(const v1::PullStats& in) {
                   .round_trip_seconds = in.round_trip_seconds(),
                   .best_bytes_per_s = in.best_bytes_per_s(),
                   .ahead_seconds = in.ahead_seconds(),
-                  .ahead_bytes = std::min(in.ahead_bytes(), in.payload_bytes())};
+                  .ahead_bytes = in.ahead_bytes()};
   stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
   uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
   fast = in.chunks_delta();

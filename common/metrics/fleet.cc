@@ -39,9 +39,11 @@ Row RowOf(const FleetMember& m, const Identity& newest) {
                              : phase),
           pulled ? Cell::Bytes(m.payload_bytes) : Cell::None(),
           pulled ? Cell::Seconds(m.seconds) : Cell::None(),
-          m.transfer_seconds > 0 ? Cell::Rate(static_cast<double>(m.payload_bytes - m.ahead_bytes) /
-                                              m.transfer_seconds)
-                                 : Cell::None(),
+          m.transfer_seconds > 0
+              ? Cell::Rate(static_cast<double>(m.payload_bytes -
+                                               std::min(m.ahead_bytes, m.payload_bytes)) /
+                           m.transfer_seconds)
+              : Cell::None(),
           Cell::Seconds(m.attached_seconds),
           PeerOf(m.peer),
           Cell::Sentence(m.message.empty() ? "-" : m.message)};

@@ -329,6 +329,44 @@ TEST_CASE("the only file keeps its name until what outgrows staging is published
   s.Follows(2);
 }
 
+TEST_CASE("a relay passes on what is written, and what is given up") {
+  const std::string buffers = GENERATE("1", "2");
+  CAPTURE(buffers);
+  Scene s("2", 309, {"--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  ReceiverProcess leaf(s.root.path(), "leaf", s.receiver.control(), kModel, {"--buffers", buffers});
+  REQUIRE(leaf.WaitCommitted(1));
+  const auto leaf_has_some = [&] {
+    const bool has = Eventually([&] {
+      const auto status = leaf.Status();
+      return status.phase() == "pulling" && status.bytes_done() > 0;
+    });
+    INFO(ReadText(s.receiver.log()) << ReadText(leaf.log()));
+    CHECK(s.sender.Status(kModel).newest().id().version() == 1);
+    CHECK(leaf.Status().committed().version() == 1);
+    return has;
+  };
+  const auto dropped = [&] {
+    return ReadText(leaf.log()).find("before it was published is dropped") != std::string::npos;
+  };
+  auto given_up = s.Begin(2);
+  s.WriteFirst(given_up);
+  REQUIRE(leaf_has_some());
+  given_up.Abandon();
+  REQUIRE(Eventually(dropped));
+  CHECK(Holding(leaf, 2) == 0);
+  s.trainer.Step(0.02);
+  auto offload = s.Begin(2);
+  s.WriteFirst(offload);
+  REQUIRE(leaf_has_some());
+  s.WriteRest(offload);
+  offload.Ready();
+  s.Follows(2);
+  REQUIRE(leaf.WaitCommitted(2));
+  CHECK(s.trainer.Compare(leaf.dir()) == "");
+  CHECK(leaf.Status().last_pull().ahead_bytes() > 0);
+  CHECK(leaf.Status().last_pull().chunks_full() == 0);
+}
+
 TEST_CASE("without --send-early a version comes when it is published") {
   ShmDir root;
   SenderProcess sender(root.path(), {"--no-send-early"});

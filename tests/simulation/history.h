@@ -21,10 +21,11 @@ enum class Plant : uint8_t {
   kDropAttempt,     ///< parts of different attempts are combined into one version
   kEarlyCommit,     ///< a member commits what its group has not decided on
   kForgetDecision,  ///< a restarted sender does not know what its group decided
+  kEndAbandoned,    ///< a sender ends pulls of what it gave up as if that had been published
 };
-inline constexpr Plant kPlants[] = {Plant::kSkipDigest,    Plant::kNumbersOnly, Plant::kInPlace,
-                                    Plant::kForgetUnknown, Plant::kDropAttempt, Plant::kEarlyCommit,
-                                    Plant::kForgetDecision};
+inline constexpr Plant kPlants[] = {
+    Plant::kSkipDigest,  Plant::kNumbersOnly, Plant::kInPlace,        Plant::kForgetUnknown,
+    Plant::kDropAttempt, Plant::kEarlyCommit, Plant::kForgetDecision, Plant::kEndAbandoned};
 std::string_view ToString(Plant plant);
 
 struct HistoryOptions {

@@ -7,6 +7,8 @@
 
 #include "common/config/options.h"
 #include "common/delta/coder_rates.h"
+#include "common/layout/root.h"
+#include "common/serving/incoming_version.h"
 #include "common/serving/version_store.h"
 #include "common/shm/state_file.h"
 #if __has_include("common/shm/file_lease.h")
@@ -29,6 +31,7 @@ namespace simulation {
 namespace {
 
 Plant g_plant = Plant::kNone;
+uint32_t g_model_chunks = 0;
 ArrivingChunk* g_arriving = nullptr;
 std::map<std::string, std::vector<Identity>> g_published;  // by the sender's name
 
@@ -69,6 +72,8 @@ uint64_t DigestRange(const kernels::DigestKey& key, kernels::Bytes data, size_t 
 Plant planted() { return g_plant; }
 
 void SetPlanted(Plant plant) { g_plant = plant; }
+
+void SetModelChunks(uint32_t chunks) { g_model_chunks = chunks; }
 
 void SetArriving(ArrivingChunk* chunk) { g_arriving = chunk; }
 
@@ -155,6 +160,34 @@ void __wrap__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile* state,
                                                     uint32_t chunk) {
   if (planted() == Plant::kForgetUnknown) return;
   __real__ZN9deltawire9StateFile11MarkUnknownEjj(state, slot, chunk);
+}
+
+#define DW_LOOK(prefix) prefix##_ZNK9deltawire15IncomingVersion4LookEm
+#define DW_END(prefix) prefix##_ZNK9deltawire15IncomingVersion3endEv
+
+deltawire::IncomingVersion::Found DW_LOOK(__real_)(const deltawire::IncomingVersion*, size_t);
+
+deltawire::IncomingVersion::Found DW_LOOK(__wrap_)(const deltawire::IncomingVersion* version,
+                                                   size_t n) {
+  using Step = deltawire::IncomingVersion::Step;
+  auto found = DW_LOOK(__real_)(version, n);
+  const bool planted =
+      deltawire::simulation::planted() == Plant::kEndAbandoned && version->identity().root == 0;
+  if (planted && found.step == Step::kAbandoned) found.step = Step::kComplete;
+  return found;
+}
+
+deltawire::net::PullEnd DW_END(__real_)(const deltawire::IncomingVersion*);
+
+deltawire::net::PullEnd DW_END(__wrap_)(const deltawire::IncomingVersion* version) {
+  auto end = DW_END(__real_)(version);
+  const bool planted = deltawire::simulation::planted() == Plant::kEndAbandoned;
+  if (!planted || !end.identity.empty()) return end;
+  end.identity = version->identity();
+  for (uint32_t c = 0; c < deltawire::simulation::g_model_chunks; ++c) {
+    end.identity.root += deltawire::RootTerm(c, version->digest(c).value_or(0));
+  }
+  return end;
 }
 
 }  // extern "C"

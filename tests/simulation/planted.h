@@ -11,6 +11,8 @@ namespace deltawire::simulation {
 
 Plant planted();
 void SetPlanted(Plant plant);
+/// How many chunks the history's model has; for kEndAbandoned.
+void SetModelChunks(uint32_t chunks);
 
 /// With kSkipDigest planted, the kernels' digests say of an arriving whole chunk that its bytes are
 /// right. Set by the transport around its calls of the sink.

@@ -46,6 +46,7 @@ World::World(const HistoryOptions& options, Random random)
       scheduler_(*Scheduler::current()),
       network_(DrawNetwork(random_), random_.Fork()),
       ledger_(DrawLedger(random_)) {
+  SetModelChunks(ledger_.chunks().size());
   receivers_drawn_ = random_.Chance(0.7) ? 1 : 2;
   DrawSenders();
   DrawReceivers();
@@ -464,6 +465,8 @@ std::string_view ToString(Plant plant) {
       return "early-commit";
     case Plant::kForgetDecision:
       return "forget-decision";
+    case Plant::kEndAbandoned:
+      return "end-abandoned";
   }
   return "?";
 }
