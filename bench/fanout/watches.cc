@@ -36,7 +36,7 @@ class Told {
   std::binary_semaphore all_{0};
 };
 
-Status Case(Bench& bench, size_t count, size_t kilobytes, ThreadPool& pool) {
+Status Watchers(Bench& bench, size_t count, size_t kilobytes, ThreadPool& pool) {
   const std::string name = fmt::format("watches/{}", count);
   if (!bench.Asked(name)) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
@@ -87,7 +87,7 @@ Status Case(Bench& bench, size_t count, size_t kilobytes, ThreadPool& pool) {
 Status Watches(Bench& bench, size_t kilobytes) {
   ThreadPool pool(1);
   for (const size_t count : {10, 100, 400}) {
-    DW_RETURN_IF_ERROR(Case(bench, count, kilobytes, pool));
+    DW_RETURN_IF_ERROR(Watchers(bench, count, kilobytes, pool));
   }
   return absl::OkStatus();
 }

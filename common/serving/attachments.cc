@@ -113,11 +113,14 @@ void Attachments::Call(const News& news) {
   for (const auto& one : news) (*one)();
 }
 
-Attachments::Entry Attachments::Erase(Entry entry, News& news) {
+void Attachments::Erase(Entry entry, News& news) {
+  const Attached& a = entry->second;
   Wake(entry->second, news);
-  Tell(entry->second.model, Of::kReceivers, news);
+  Tell(a.model, Of::kReceivers, news);
   Wake();
-  return attached_.erase(entry);
+  by_name_.erase({a.model, a.id});
+  if (const auto of = of_principal_.find(a.principal); --of->second == 0) of_principal_.erase(of);
+  attached_.erase(entry);
 }
 
 bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
@@ -141,21 +144,19 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
   std::lock_guard lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   const auto now = Clock::now();
-  for (auto it = attached_.begin(); it != attached_.end();) {
+  if (const auto known = by_name_.find({model, id}); known != by_name_.end()) {
+    const auto it = attached_.find(known->second);
     const Attached& a = it->second;
-    const bool same = a.model == model && a.id == id;
-    if (same && a.peer != peer && !Silent(a, now)) return Taken(model, id, a.peer);
-    if (same) TellGone(a, news);
-    it = same ? Erase(it, news) : std::next(it);
+    if (a.peer != peer && !Silent(a, now)) return Taken(model, id, a.peer);
+    TellGone(a, news);
+    Erase(it, news);
   }
   if (attached_.size() >= limits_.most) {
     return Errorf(StatusCode::kResourceExhausted, "model \"{}\": {} receivers are attached already",
                   model, attached_.size());
   }
-  const auto same_principal = [&](const auto& a) { return a.second.principal == principal; };
-  if (!principal.empty() &&
-      static_cast<size_t>(std::count_if(attached_.begin(), attached_.end(), same_principal)) >=
-          limits_.most_per_principal) {
+  const auto of = of_principal_.find(principal);
+  if (!principal.empty() && of != of_principal_.end() && of->second >= limits_.most_per_principal) {
     return Errorf(StatusCode::kResourceExhausted,
                   "model \"{}\": {} receivers of {} are attached, which is the most", model,
                   limits_.most_per_principal, principal);
@@ -168,6 +169,8 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
   a.principal = principal;
   a.offer = offer;
   a.since = a.heard = a.acknowledged = now;
+  by_name_[{model, id}] = token;
+  ++of_principal_[principal];
   Tell(model, Of::kReceivers, news);
   return token;
 }
@@ -409,11 +412,11 @@ Status Attachments::MayUse(const std::string& model, const std::string& id, cons
                            bool* attached) const {
   std::lock_guard lock(mu_);
   if (attached != nullptr) *attached = false;
-  for (const auto& [token, a] : attached_) {
-    if (a.model != model || a.id != id) continue;
-    if (a.peer != peer && !Silent(a, Clock::now())) return Taken(model, id, a.peer);
-    if (a.peer == peer && attached != nullptr) *attached = true;
-  }
+  const auto known = by_name_.find({model, id});
+  if (known == by_name_.end()) return absl::OkStatus();
+  const Attached& a = attached_.at(known->second);
+  if (a.peer != peer && !Silent(a, Clock::now())) return Taken(model, id, a.peer);
+  if (a.peer == peer && attached != nullptr) *attached = true;
   return absl::OkStatus();
 }
 

@@ -243,7 +243,7 @@ class Attachments {
   /// Adds the listeners whom a change concerns; an empty model stands for all.
   void Tell(const std::string& model, Of what, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;
-  Entry Erase(Entry entry, News& news);
+  void Erase(Entry entry, News& news);
   void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
   /// `news` is of the observer alone: whoever asks is told by the error.
   StatusOr<Due> Take(uint64_t token, News& news);
@@ -286,6 +286,9 @@ class Attachments {
   std::map<std::string, Coming> incoming_;
   std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
   std::map<uint64_t, Attached> attached_;
+  // Of attached_. With thousands of receivers nobody who comes shall look at each of them.
+  std::map<std::pair<std::string, std::string>, uint64_t> by_name_;  // by model and id
+  std::map<std::string, size_t> of_principal_;
   struct Hearer {
     std::string model;
     Of what = Of::kVersions;

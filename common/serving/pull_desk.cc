@@ -216,34 +216,49 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
   bool attached = false;
   DW_RETURN_IF_ERROR(
       attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
-  Sweep();
   // A receiver has one pull at a time; an older one is left over from a broken connection. But
   // another peer's pull under the same id is not ended while it moves bytes.
   Pulls same;
-  for (auto& other : PullsOf(*session->model())) {
-    if (other->receiver_id() == request.receiver_id) same.push_back(std::move(other));
+  {
+    std::lock_guard lock(mu_);
+    for (const auto& [other_ticket, other] : pulls_) {
+      const bool of_it = other->receiver_id() == request.receiver_id;
+      if (of_it && other->model() == session->model()) same.push_back(other);
+    }
   }
   const auto now = SteadyClock::now();
+  std::erase_if(same, [&](const auto& other) { return other->Finished(now); });
   for (const auto& other : same) {
-    if (attached || other->peer() == request.peer || other->Finished(now)) continue;
+    if (attached || other->peer() == request.peer) continue;
     if (now - other->last_heard() > limits_.attachments.silence) continue;
     return Errorf(StatusCode::kAlreadyExists,
                   "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
                   "--receiver-id of its own",
                   request.model, request.receiver_id, other->peer());
   }
-  {
-    std::lock_guard lock(mu_);
-    DW_RETURN_IF_ERROR(stopped_);
-    DW_RETURN_IF_ERROR(CheckLimits(request));
-    pulls_[ticket] = session;
-    cv_.notify_all();
+  // Those that have ended count until the next sweep, which looks at each: with thousands of pulls
+  // that is too much for every new one.
+  Status room = Add(request, ticket, session);
+  if (absl::IsResourceExhausted(room)) {
+    Sweep();
+    room = Add(request, ticket, session);
   }
+  DW_RETURN_IF_ERROR(room);
   if (still()) return same;
   std::lock_guard lock(mu_);
   pulls_.erase(ticket);
   return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
                 request.model);
+}
+
+Status PullDesk::Add(const PullRequest& request, const wire::Ticket& ticket,
+                     const std::shared_ptr<ServedPull>& session) {
+  std::lock_guard lock(mu_);
+  DW_RETURN_IF_ERROR(stopped_);
+  DW_RETURN_IF_ERROR(CheckLimits(request));
+  pulls_[ticket] = session;
+  cv_.notify_all();
+  return absl::OkStatus();
 }
 
 Status PullDesk::CheckLimits(const PullRequest& request) const {

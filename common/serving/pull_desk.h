@@ -132,6 +132,8 @@ class PullDesk {
   StatusOr<Pulls> Enter(const PullRequest& request, const wire::Ticket& ticket,
                         const std::shared_ptr<ServedPull>& session,
                         const std::function<bool()>& still);
+  Status Add(const PullRequest& request, const wire::Ticket& ticket,
+             const std::shared_ptr<ServedPull>& session);
   Pulls PullsOf(const StateSource& source) const;
   PullCoding CodingFor(const PullRequest& request);
   /// The bucket of that name, which is made if it is new; null where `bytes_per_s` is no limit.

@@ -56,6 +56,7 @@ void Engines::Note(size_t engine, const EngineDriver::View& view) {
     std::lock_guard lock(mu_);
     events_[engine] = {view, ++last_serial_};
   }
+  cv_.notify_all();
   listeners_.Call();
 }
 
@@ -136,6 +137,7 @@ void Engines::Stop() {
     std::lock_guard lock(mu_);
     stopping_ = true;
   }
+  cv_.notify_all();
   listeners_.Call();
   for (const auto& driver : drivers_) driver->Stop();
 }

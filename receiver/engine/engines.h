@@ -65,6 +65,7 @@ class Engines {
 
   Listeners listeners_;
   mutable Mutex mu_;
+  CondVar cv_;  // an event, or the end
   bool stopping_ = false;
   uint64_t last_serial_ = 0;
   std::vector<Event> events_;                           // the newest of each engine

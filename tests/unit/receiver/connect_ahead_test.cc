@@ -68,7 +68,7 @@ TEST_CASE("connect ahead: streams go to whom the last grant named, and to nobody
   publish(1);
   Notebook notes;
   const TransportFactory transports = FakeAgent::Transports({&a, &b});
-  testing::TempDir dir;
+  TempDir dir;
   ThreadPool pool(1);
   CoderRates rates;
   ReplicaOptions options;

@@ -74,7 +74,10 @@ TEST_CASE(
   using kernels::Codec;
   Served s(2);
   REQUIRE(s.rig.Update(2) == absl::OkStatus());
-  REQUIRE(s.Install(DeltaOf(s.At(1).id, s.At(2).id), s.At(1)) == absl::OkStatus());
+  const std::byte payload[] = {std::byte{1}};
+  DeltaBuilder builder(1 << 20);
+  builder.Add({.chunk = 0, .digest_before = 1, .digest_after = 2}, payload);
+  REQUIRE(s.Install(builder.Finish(s.At(1).id, s.At(2).id), s.At(1)) == absl::OkStatus());
   const auto state = s.model->published();
   const ChunkDelta* delta = state->log.back()->Find(0);
   REQUIRE(delta != nullptr);
@@ -82,16 +85,16 @@ TEST_CASE(
   base.chunks.resize(s.model->chunks().size());
   const auto came = [&](Codec codec, uint64_t digest_after) {
     IncomingVersion incoming(s.At(2), base, 1 << 20);
-    const auto payload = std::make_shared<std::byte[]>(4);
-    payload[0] = std::byte{kernels::kFormat};
-    payload[1] = static_cast<std::byte>(kernels::FormOf(codec));
+    const auto bytes = std::make_shared<std::byte[]>(4);
+    bytes[0] = std::byte{kernels::kFormat};
+    bytes[1] = static_cast<std::byte>(kernels::FormOf(codec));
     IncomingVersion::Piece piece;
     piece.header.chunk = 0;
     piece.header.payload_bytes = 4;
     piece.header.digest_before = 1;
     piece.header.digest_after = digest_after;
     piece.header.payload_xxh3 = 77;
-    piece.payload = payload;
+    piece.payload = bytes;
     incoming.Add(piece);
     s.model->KeepPayloads(incoming);
   };
