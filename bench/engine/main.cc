@@ -67,6 +67,8 @@ StatusOr<DeltaFile> DeltaTo(uint64_t version, const std::filesystem::path& direc
   std::filesystem::path found;
   const auto written = [&] {
     for (const auto& entry : std::filesystem::directory_iterator(directory / kDeltaFolder)) {
+      // One that is still being written has a hidden name.
+      if (entry.path().filename().native().starts_with(".")) continue;
       const StatusOr<DeltaFileHead> head = DeltaFile::Peek(entry.path());
       if (head.ok() && head->to.id.version == version) found = entry.path();
     }

@@ -117,9 +117,10 @@ class EngineClient:
 
     def check(self) -> Outcome:
         """Compares the digests of the engine's memory with those of `held`. Reads every byte;
-        chunks that other ranks have a part of are judged by `_drift.find` alone. What the loader
-        has computed is computed again, beside the memory, while the receiver still has the version
-        for it. What has drifted is taken from the receiver's buffer by the next `prepare`."""
+        chunks that other ranks have parts of are judged by `refuse_drift` alone, over all ranks.
+        What the loader has computed is computed again, beside the memory, while the receiver still
+        has the version for it. What has drifted is taken from the receiver's buffer by the next
+        `prepare`."""
         begin = time.perf_counter()
         try:
             drifted, _ = self.look()
