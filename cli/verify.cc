@@ -32,12 +32,9 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
   request.set_model(model);
   request.set_repair(o.repair);
   v1::VerifyResponse r;
-  grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
   {
     Progress progress(fmt::format("verify {}", model));
-    DW_RETURN_IF_ERROR(
-        Check(receiver.stub->Verify(&context, request, &r), Receiver::kName, receiver.address));
+    DW_ASSIGN_OR_RETURN(r, Ask(receiver, &Receiver::Stub::Verify, request, o.timeout()));
   }
   const bool good = r.bad_chunks() == 0 || r.repaired();
   if (o.json) {
