@@ -150,36 +150,21 @@ StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& 
   v1::SenderStatusRequest request;
   request.set_model(model);
   request.set_changes(changes);
-  v1::SenderStatusResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context, timeout);
-  DW_RETURN_IF_ERROR(
-      Check(sender.stub->GetStatus(&context, request, &response), Sender::kName, sender.address));
-  return response;
+  return Ask(sender, &Sender::Stub::GetStatus, request, timeout);
 }
 
 StatusOr<v1::ListReceiversResponse> ListReceivers(Sender& sender, const std::string& model,
                                                   std::chrono::milliseconds timeout) {
   v1::ListReceiversRequest request;
   request.set_model(model);
-  v1::ListReceiversResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context, timeout);
-  DW_RETURN_IF_ERROR(Check(sender.stub->ListReceivers(&context, request, &response), Sender::kName,
-                           sender.address));
-  return response;
+  return Ask(sender, &Sender::Stub::ListReceivers, request, timeout);
 }
 
 StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,
                                                std::chrono::milliseconds timeout) {
   v1::ReceiverStatusRequest request;
   request.set_model(model);
-  v1::ReceiverStatusResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context, timeout);
-  DW_RETURN_IF_ERROR(Check(receiver.stub->GetStatus(&context, request, &response), Receiver::kName,
-                           receiver.address));
-  return response;
+  return Ask(receiver, &Receiver::Stub::GetStatus, request, timeout);
 }
 
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,

@@ -58,6 +58,20 @@ void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout
 /// becomes UnreachableError.
 Status Check(const grpc::Status& s, std::string_view who, const std::string& address);
 
+/// Calls `rpc`, a method of the daemon's stub; `timeout` 0: waits for ever.
+template <typename Daemon, typename Request, typename Response>
+StatusOr<Response> Ask(Daemon& daemon,
+                       grpc::Status (Daemon::Stub::*rpc)(grpc::ClientContext*, const Request&,
+                                                         Response*),
+                       const Request& request, std::chrono::milliseconds timeout) {
+  Response response;
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  DW_RETURN_IF_ERROR(
+      Check((*daemon.stub.*rpc)(&context, request, &response), Daemon::kName, daemon.address));
+  return response;
+}
+
 /// `name` if not empty, else the daemon's only model; otherwise an error lists its models.
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
                                   std::chrono::milliseconds timeout);

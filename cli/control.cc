@@ -19,21 +19,12 @@ struct RollbackOptions : Common {
 StatusOr<Exit> SetPaused(const Common& o, bool paused) {
   DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
   DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
-  grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
-  grpc::Status answer;
-  if (paused) {
-    v1::PauseRequest request;
+  const auto ask = [&](auto rpc, auto request) {
     request.set_model(model);
-    v1::PauseResponse response;
-    answer = receiver.stub->Pause(&context, request, &response);
-  } else {
-    v1::ResumeRequest request;
-    request.set_model(model);
-    v1::ResumeResponse response;
-    answer = receiver.stub->Resume(&context, request, &response);
-  }
-  DW_RETURN_IF_ERROR(Check(answer, Receiver::kName, o.receiver));
+    return Ask(receiver, rpc, request, o.timeout()).status();
+  };
+  DW_RETURN_IF_ERROR(paused ? ask(&Receiver::Stub::Pause, v1::PauseRequest())
+                            : ask(&Receiver::Stub::Resume, v1::ResumeRequest()));
   if (o.json) {
     PrintJson({{"model", model}, {"paused", paused}});
   } else {
@@ -49,11 +40,8 @@ StatusOr<Exit> Rollback(const RollbackOptions& o) {
   v1::RollbackRequest request;
   DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
   request.set_version(o.version);
-  v1::RollbackResponse response;
-  grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
-  DW_RETURN_IF_ERROR(
-      Check(sender.stub->Rollback(&context, request, &response), Sender::kName, sender.address));
+  DW_ASSIGN_OR_RETURN(const v1::RollbackResponse response,
+                      Ask(sender, &Sender::Stub::Rollback, request, o.timeout()));
   const v1::VersionInfo& v = response.info();
   if (o.json) {
     PrintJson({{"model", request.model()}, {"info", ToJson(v)}});

@@ -209,9 +209,9 @@ StatusOr<double> MeasureRoundTrip(const std::string& to, int times, Milliseconds
 
 namespace {
 
-/// One of several streams that are measured together.
-StatusOr<uint64_t> Receive(const std::string& to, Milliseconds whole, Milliseconds timeout,
-                           std::barrier<>& together) {
+/// Bytes per second of one of several streams that are measured together.
+StatusOr<double> Receive(const std::string& to, Milliseconds whole, Milliseconds timeout,
+                         std::barrier<>& together) {
   auto fd = ConnectTcp(to, timeout);
   // All ask at once. One that has found nobody comes here too, since the others wait for it.
   together.arrive_and_wait();
@@ -220,15 +220,22 @@ StatusOr<uint64_t> Receive(const std::string& to, Milliseconds whole, Millisecon
   const AskBytes ask = Encode({LinkAsk::kSend, whole});
   if (!SendAll(fd->get(), ask.data(), ask.size())) return Failed(to, "asking for bytes");
   std::vector<char> block(kBlock);
-  uint64_t counted = 0;
+  double early = 0, counted = 0;
   const auto begin = SteadyClock::now(), from = begin + whole / 5, until = begin + whole;
-  for (auto now = begin; now < until; now = SteadyClock::now()) {
+  auto now = begin;
+  while (now < until) {
     const ssize_t n = ::recv(fd->get(), block.data(), block.size(), 0);
     if (n < 0) return Failed(to, "receiving");
+    now = SteadyClock::now();
     if (n == 0) break;  // it has sent for long enough
-    if (now >= from) counted += static_cast<uint64_t>(n);
+    (now < from ? early : counted) += static_cast<double>(n);
   }
-  return counted;
+  // A machine with other work may leave this thread, or the one that sends, without a core for most
+  // of the time: then bytes are divided by the time that they took, and the early ones count too.
+  const auto seconds = [&](SteadyClock::time_point first) {
+    return std::chrono::duration<double>(std::max(now, until) - first).count();
+  };
+  return counted > 0 ? counted / seconds(from) : early / seconds(begin);
 }
 
 }  // namespace
@@ -238,19 +245,18 @@ StatusOr<LinkRate> MeasureRate(const std::string& to, size_t streams, double sec
   const auto whole =
       std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(seconds));
   std::barrier together(static_cast<std::ptrdiff_t>(streams));
-  std::vector<StatusOr<uint64_t>> counted(streams, uint64_t{0});
+  std::vector<StatusOr<double>> rates(streams, 0.0);
   std::vector<std::thread> threads;
-  for (StatusOr<uint64_t>& one : counted) {
-    threads.emplace_back([&] { one = Receive(to, whole, timeout, together); });
+  for (StatusOr<double>& rate : rates) {
+    threads.emplace_back([&] { rate = Receive(to, whole, timeout, together); });
   }
   for (std::thread& thread : threads) thread.join();
-  uint64_t bytes = 0;
-  for (const StatusOr<uint64_t>& one : counted) {
-    if (!one.ok()) return one.status();
-    bytes += *one;
+  LinkRate sum{streams, 0};
+  for (const StatusOr<double>& rate : rates) {
+    if (!rate.ok()) return rate.status();
+    sum.bytes_per_s += *rate;
   }
-  const double measured = 0.8 * std::chrono::duration<double>(whole).count();
-  return LinkRate{streams, static_cast<double>(bytes) / measured};
+  return sum;
 }
 
 const LinkRate& FewestStreams(std::span<const LinkRate> rates) {

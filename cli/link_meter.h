@@ -52,7 +52,7 @@ struct LinkRate {
   double bytes_per_s = 0;
 };
 /// What `streams` connections receive together in `seconds`, after the first fifth of that time, in
-/// which TCP finds the link's speed.
+/// which TCP finds the link's speed; if nothing comes after that, in all of the time.
 StatusOr<LinkRate> MeasureRate(const std::string& to, size_t streams, double seconds,
                                std::chrono::milliseconds timeout);
 

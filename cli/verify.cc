@@ -34,12 +34,9 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
   request.set_repair(o.repair);
   request.set_engines(o.engines);
   v1::VerifyResponse r;
-  grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
   {
     Progress progress(fmt::format("verify {}", model));
-    DW_RETURN_IF_ERROR(
-        Check(receiver.stub->Verify(&context, request, &r), Receiver::kName, receiver.address));
+    DW_ASSIGN_OR_RETURN(r, Ask(receiver, &Receiver::Stub::Verify, request, o.timeout()));
   }
   const bool engines_good = std::all_of(r.engines().begin(), r.engines().end(),
                                         [](const v1::EngineCheck& e) { return e.error().empty(); });
