@@ -223,7 +223,7 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
 /// with a receiver that is paused.
 Status FirstByte(const Rig& rig, Cluster& cluster, const std::string& name) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
-  DW_RETURN_IF_ERROR(rig.bench.Run(
+  Status measured = rig.bench.Run(
       name, rig.pool.size(),
       {Value("first_byte_to_committed", "all")
            .Against("alone", "the same copy and publish, the receiver paused")
@@ -244,7 +244,8 @@ Status FirstByte(const Rig& rig, Cluster& cluster, const std::string& name) {
         s.Add("all", with.write_seconds + static_cast<double>(nanos) / 1e9);
         CopyTensors(rig);
         return cluster.Follow(false);
-      }));
+      });
+  DW_RETURN_IF_ERROR(measured);
   return cluster.Follow(true);
 }
 
