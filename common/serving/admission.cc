@@ -24,10 +24,13 @@ void Admission::End(uint64_t pull) {
   pulls_.erase(it);
 }
 
-void Admission::Expect(size_t followers, Time now) {
+void Admission::Expect(const std::string& model, size_t followers, Time now) {
   std::lock_guard lock(mu_);
+  const auto running = std::ranges::count_if(pulls_, [&](const auto& p) {
+    return p.second.model == model && p.second.who == PullClass::kFollower;
+  });
   expected_ = now + rules_.expected_for;
-  awaited_ = followers;
+  awaited_ = followers - std::min(followers, static_cast<size_t>(running));
 }
 
 bool Admission::First(Time now) const {

@@ -44,9 +44,10 @@ class Admission {
   /// A pull of `model` with so many streams is known to be of this class; returns a name for End.
   uint64_t Begin(const std::string& model, PullClass who, uint32_t streams, Time now);
   void End(uint64_t pull);
-  /// A version was published, and so many followers are expected to ask for it. Each pull that
-  /// begins counts as one of theirs; when as many have begun, none is expected any more.
-  void Expect(size_t followers, Time now);
+  /// A version of `model` was published, and so many followers want it. Those whose pulls run get
+  /// it by these, as with a version that was sent early. The others are expected to ask for it:
+  /// each pull that begins counts as one of theirs, until as many have begun.
+  void Expect(const std::string& model, size_t followers, Time now);
 
   /// How long a newcomer must wait before it sends `bytes` more. The answer holds only as long as
   /// first() is true: whoever waits asks first() again, and goes on at once when it is false.

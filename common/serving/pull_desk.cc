@@ -371,7 +371,9 @@ void PullDesk::Changed(const StateSource& source) {
   const auto followers = std::count_if(attached.begin(), attached.end(), [](const ReceiverView& r) {
     return !r.report.committed.empty();
   });
-  if (followers > 0) admission_->Expect(static_cast<size_t>(followers), SteadyClock::now());
+  if (followers > 0) {
+    admission_->Expect(source.name(), static_cast<size_t>(followers), SteadyClock::now());
+  }
   for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
 }
 

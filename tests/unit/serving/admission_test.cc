@@ -103,7 +103,7 @@ TEST_CASE("admission: a follower whose own link is slow holds newcomers up for t
 TEST_CASE("admission: from a publish on followers are expected for a moment") {
   Rig rig;
   rig.Busy();
-  rig.admission.Expect(1, rig.now);
+  rig.admission.Expect("m", 1, rig.now);
   CHECK(rig.Wait(kMega) == 0);
   CHECK(rig.Wait(kMega) > 0);
   CHECK(rig.admission.first(rig.now + milliseconds(299)));
@@ -114,12 +114,24 @@ TEST_CASE(
     "admission: nobody waits for followers that have all begun, nor a lone receiver for itself") {
   Rig rig;
   rig.Busy();
-  rig.admission.Expect(2, rig.now);
+  rig.admission.Expect("m", 2, rig.now);
   rig.admission.End(rig.admission.Begin("m", PullClass::kFollower, 4, rig.now));
   CHECK(rig.admission.first(rig.now));
   // The other one has lost its base, and pulls the model whole.
   rig.admission.Begin("m", PullClass::kNewcomer, 4, rig.now);
   CHECK_FALSE(rig.admission.first(rig.now));
+}
+
+TEST_CASE("admission: followers whose pulls run when a version is published are not waited for") {
+  Rig rig;
+  rig.Busy();
+  rig.admission.Begin("m", PullClass::kFollower, 4, rig.now);
+  rig.admission.Begin("other", PullClass::kFollower, 4, rig.now);
+  rig.now += milliseconds(2000);  // neither is young any more
+  rig.admission.Expect("m", 1, rig.now);
+  CHECK_FALSE(rig.admission.first(rig.now));
+  rig.admission.Expect("m", 2, rig.now);
+  CHECK(rig.admission.first(rig.now));
 }
 
 TEST_CASE("admission: who is held back takes small pieces, so that it is not silent") {
