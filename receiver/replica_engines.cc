@@ -1,7 +1,8 @@
 // What a Replica does for engines: it tells of versions that are ready, and leaves the directory as
 // it is while one reads it.
 #include <algorithm>
-#include <ranges>
+#include <string_view>
+#include <vector>
 
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -103,7 +104,9 @@ void Replica::EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point st
 }
 
 std::string Replica::Holders() const {
-  return fmt::format("{}", fmt::join(std::views::keys(holders_), ", "));
+  std::vector<std::string_view> names;
+  for (const auto& [name, since] : holders_) names.push_back(name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 void Replica::DropLateHolders() {

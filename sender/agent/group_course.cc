@@ -26,10 +26,7 @@ std::string_view ToString(GroupCourse::Phase phase) {
 }
 
 GroupCourse::GroupCourse(Traits traits, GroupDecision last, uint64_t first_round, Time now)
-    : traits_(std::move(traits)),
-      round_(last.round),
-      next_round_(first_round),
-      decision_(std::move(last)) {
+    : traits_(std::move(traits)), round_(last.round), next_round_(first_round), decision_(last) {
   for (const std::string& id : traits_.members) members_[id].away_since = now;
 }
 

@@ -129,8 +129,8 @@ GroupCourse::Traits Groups::StandingTraits(const GroupOptions& group) const {
 void Groups::AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last) {
   const std::string name = traits.name;
   Entry& entry = model.groups[name];
-  entry.course = std::make_unique<GroupCourse>(std::move(traits), std::move(last), FirstRound(),
-                                               SteadyClock::now());
+  entry.course =
+      std::make_unique<GroupCourse>(std::move(traits), last, FirstRound(), SteadyClock::now());
 }
 
 void Groups::Published(const std::string& name, const Identity& newest) {

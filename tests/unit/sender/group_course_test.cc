@@ -27,7 +27,7 @@ struct Group {
               if (traits.members.empty()) traits.members = {"a", "b"};
               return traits;
             }(),
-            std::move(last), 100, Now()) {}
+            last, 100, Now()) {}
 
   static GroupCourse::Time At(milliseconds t) { return GroupCourse::Time(seconds(1000) + t); }
   GroupCourse::Time Now() const { return At(now); }
