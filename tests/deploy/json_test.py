@@ -231,6 +231,9 @@ class Pair:
         repaired = out.run("verify", "verify", "--repair", *engine)
         assert [v["good"] for v in (good, bad, repaired)] == [True, False, True]
         assert (bad["bad_tensors"], bad["repaired"], repaired["repaired"]) == (["b"], False, True)
+        # A program that is run has no memory to compare.
+        asked = out.run("verify", "verify", "--engines", *engine, code=4)
+        assert [(e["name"], e["drifted"]) for e in asked["engines"]] == [("/bin/true", False)]
         for directory, code in ((self.two, 0), (self.one, 4), (self.other, 4)):
             out.run("verify-against", "verify", "--against", directory, *engine, code=code)
 
