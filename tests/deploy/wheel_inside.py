@@ -127,7 +127,7 @@ def main() -> None:
         assert update.deltas == 1 and update.changes > 0, (update.deltas, update.changes)
         engine.apply()
         assert memory.holds(values), f"version {version} is not in the engine's memory"
-        found, _ = engine.check()
+        found, _ = engine.check(0, engine.chunks)
         assert not found.different and engine.held.version == version
     print(f"ok: {VERSIONS} versions with deltawire {deltawire.__version__} in {package}")
 
