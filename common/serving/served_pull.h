@@ -191,6 +191,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     IncomingVersion::Piece piece;
     bool as_fast = false;      // the receiver lacks what the payload looks back to
     wire::Have::Entry before;  // what the receiver had of the chunk
+    std::shared_ptr<PayloadElsewhere> making = {};  // set where the frame may come to nothing
   };
   /// What Next returns while the version is coming; nullopt once it is served as any other.
   std::optional<StatusOr<std::optional<net::OutFrame>>> NextAhead(
@@ -202,6 +203,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   bool Fits(AheadTask& task) const;
   /// Nullopt: the chunk's bytes must not be read any more.
   std::optional<net::OutFrame> MakeAhead(const AheadTask& task);
+  /// What became of the frame of a task with `making`. REQUIRES: mu_ not held.
+  void Made(Stream& stream, const AheadTask& task, bool made);
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;

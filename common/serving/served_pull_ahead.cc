@@ -70,12 +70,9 @@ std::optional<StatusOr<std::optional<net::OutFrame>>> ServedPull::NextAhead(
     if (ended) return Frame(MakeEnd());
     if (!ahead) return std::nullopt;
     if (!task) return Frame();
-    if (auto frame = MakeAhead(*task)) return Frame(std::move(frame));
-    std::lock_guard lock(mu_);
-    const uint32_t chunk = task->piece.header.chunk;
-    have_[chunk] = task->before;
-    sent_ahead_[chunk] = 0;
-    streams_[index].early.pop_back();
+    auto frame = MakeAhead(*task);
+    if (task->making != nullptr) Made(streams_[index], *task, frame.has_value());
+    if (frame) return Frame(std::move(frame));
   }
 }
 
@@ -92,6 +89,11 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       stream.early.push_back(header.chunk);
       sent_ahead_[header.chunk] = 1;
       have_[header.chunk] = {header.version, header.digest_after, 0};
+      // Its bytes may turn out to be no longer there, so no stream ends before its frame is made.
+      if (task.piece.payload == nullptr) {
+        task.making = std::make_shared<PayloadElsewhere>();
+        stream.deferred.push_back({header.chunk, false, task.making});
+      }
       return task;
     }
     switch (found.step) {
@@ -100,7 +102,7 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       case Step::kComplete:
         // If the receiver lacks chunks that the version did not change, the pull goes on until the
         // version is settled, and sends them then.
-        if (!terms_.incoming->Has(have_)) return std::nullopt;
+        if (defers() || !terms_.incoming->Has(have_)) return std::nullopt;
         end_ = NameOf(terms_.incoming->end());
         break;
       case Step::kSettled:
@@ -116,6 +118,18 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
     for (Callbacks others = TakeWakes(); auto& wake : others) wakes.push_back(std::move(wake));
     return std::nullopt;
   }
+}
+
+void ServedPull::Made(Stream& stream, const AheadTask& task, bool made) {
+  std::lock_guard lock(mu_);
+  if (made) {
+    std::erase_if(stream.deferred, [&](const Deferred& d) { return d.payload == task.making; });
+    return;
+  }
+  // The stream sends the chunk when the version is settled, as one that it has deferred.
+  have_[task.piece.header.chunk] = task.before;
+  stream.early.pop_back();
+  task.making->Made();
 }
 
 bool ServedPull::Fits(AheadTask& task) const {

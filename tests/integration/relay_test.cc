@@ -322,6 +322,7 @@ TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version")
     }
     REQUIRE(Follows(sender, leaf));
     CHECK(trainer.Compare(leaf.dir()) == "");
+    INFO(ReadText(leaf.log()) << ReadText(relay.log()) << ReadText(sender.log()));
     // The counter begins anew with each process; the log does not.
     CHECK_FALSE(Says(leaf, "what it sent does not make up"));
   }

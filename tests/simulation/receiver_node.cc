@@ -185,6 +185,11 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which no sender published", name, DescribeFully(id)));
     }
+    // Each chunk has its digest, so that only a chunk that was left out leads to another root.
+    if (planted() == Plant::kNone && replica.status().root_mismatches > 0) {
+      Scheduler::current()->Fail(fmt::format("{}: what came did not make up a version, before {}",
+                                             name, DescribeFully(id)));
+    }
     if (settings_.member && !WasDecided(id)) {
       Scheduler::current()->Fail(fmt::format("{} committed {}, which its group has not decided on",
                                              name, DescribeFully(id)));
