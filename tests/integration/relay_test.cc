@@ -43,10 +43,10 @@ Status Rollback(SenderProcess& sender, uint64_t version) {
 
 /// A leaf in the middle of its first pull from a relay; its second upstream is the sender.
 struct MidPull {
-  MidPull(uint64_t seed, std::vector<std::string> of_relay)
+  MidPull(uint64_t seed, const std::vector<std::string>& of_relay)
       : sender(root.path()),
         trainer(sender.socket(), kModel, 24, seed),
-        relay(root.path(), "relay", sender.control(), kModel, Serving(std::move(of_relay))),
+        relay(root.path(), "relay", sender.control(), kModel, Serving(of_relay)),
         leaf(root.path(), "leaf", UpstreamsOnceServed(), kModel) {
     REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
     REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
