@@ -91,7 +91,8 @@ const char* ServeUntilTermination(const std::function<std::string()>& status,
   int received = 0;
   while ((received = WaitForSignal(set, period)) == 0 || received == SIGHUP) {
     if (received == SIGHUP) {
-      // systemd takes a reload for over when READY=1 comes after this, if the times are in order.
+      // systemd takes the reload to be over when READY=1 comes, and knows by the time given here
+      // that it is this reload's.
       timespec now{};
       clock_gettime(CLOCK_MONOTONIC, &now);
       const long long micros = now.tv_sec * 1'000'000LL + now.tv_nsec / 1000;

@@ -11,7 +11,7 @@
 
 namespace deltawire::kernels {
 
-/// Sums and contexts that a search may look at behind those of the last element.
+/// How many sums, and contexts, beyond those of the last element a search may read.
 inline constexpr size_t kSearchAhead = 16;
 
 struct BlockWork {
@@ -19,7 +19,7 @@ struct BlockWork {
     alignas(64) uint8_t contexts[kBlockElements + kSumStep];
     alignas(64) uint64_t before[kBlockElements / kSumStep + 1 + kSearchAhead];
   };
-  Elements elements[2];                     ///< of one block, and of the block behind it
+  Elements elements[2];                     ///< of one block, and of the next one
   uint16_t at[kBlockElements];              ///< places of this delta's changes
   uint64_t d[kBlockElements];               ///< their differences
   uint16_t past_at[kBlockElements];         ///< places of changes of one delta of the history
@@ -54,8 +54,8 @@ class TightChunk {
 
   void SetBase(unsigned base) { base_ = base; }
   void SetParameters(const TightParameters& parameters);
-  /// Adds the elements' classes to row 0 of `counts`, of some elements for all where the format
-  /// says so.
+  /// Counts the elements' classes in row 0 of `counts`. Where the format says so, only some of the
+  /// elements are counted, and stand for all.
   void CountClasses(TightCounts* counts);
   /// Computes a block's contexts and, once the parameters are set, the sums. Adds the block's
   /// elements to `counts` if it is not null. To be called in the blocks' order, from the first.
@@ -67,11 +67,11 @@ class TightChunk {
   /// Computes the classes of some of a block's elements and, once the parameters are set, the sums.
   void PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
                        uint32_t (*found)[kClasses]);
-  /// The AheadWork of a chunk.
+  /// Prepares some more elements of the next block: what ahead_ calls, with `this` as `chunk`.
   static void WorkAhead(void* chunk, size_t elements);
   /// Sets the contexts of the elements that the history changed.
   bool Overlay(size_t block, TightCounts* counts);
-  /// Takes the changes that were unpacked last to this row.
+  /// Moves the elements that were unpacked last, those that a past delta changed, to this row.
   void SetRows(uint32_t changed, unsigned row, TightCounts* counts);
   template <typename Moved>
   void SetRows(uint32_t changed, unsigned row, Moved moved);
@@ -86,14 +86,14 @@ class TightChunk {
   bool weighted_ = false;
   PayloadView past_[kMaxHistory];
   bool changed_in_[kMaxHistory] = {};
-  std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the block that is prepared next
+  std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the next block to be prepared
   LaneModel model_;
   ClassWeights plain_;
   size_t prepared_ = 0;     ///< number of elements of the prepared block
-  Bytes next_;              ///< the old bytes of the block behind it
-  unsigned current_ = 0;    ///< of work_->elements
-  size_t ahead_block_ = 0;  ///< the block that is prepared in the other ones
-  AheadWork ahead_;         ///< what is left of it
+  Bytes next_;              ///< the old bytes of the next block
+  unsigned current_ = 0;    ///< which of work_->elements has the prepared block
+  size_t ahead_block_ = 0;  ///< the block that is being prepared in the other one
+  AheadWork ahead_;         ///< what is left to do of that block
   BlockWork* work_;
 };
 

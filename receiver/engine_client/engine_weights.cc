@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 constexpr const char* kState = ".deltawire.state";
 constexpr std::chrono::milliseconds kLookEvery{2};
 
-/// Refuses a byte that boxes claim twice by way of two storages, which the program tells apart by
-/// their numbers alone: a difference would be added to it twice.
+/// Refuses a byte of memory that two boxes claim through two storages: a difference would be added
+/// to it twice. The layout program does not see that, since to it storages are but numbers.
 Status RefuseMemoryTwice(const Layout& layout, const Binding& binding) {
   std::vector<uint32_t> by_address;
   for (uint32_t s = 0; s < binding.storages.size(); ++s) {
@@ -28,7 +28,8 @@ Status RefuseMemoryTwice(const Layout& layout, const Binding& binding) {
   std::sort(by_address.begin(), by_address.end(), [&](uint32_t a, uint32_t b) {
     return std::less<>()(binding.memory[a], binding.memory[b]);
   });
-  // Storages that overlap become one, and so do their boxes' places; those alone are left out.
+  // Storages whose memory overlaps are joined into one, and their boxes' places with them. Storages
+  // that overlap no other are left out.
   std::vector<Storage> joined;
   std::map<uint32_t, std::pair<uint32_t, uint64_t>> places;  // in joined: number and offset
   for (size_t first = 0, next = 0; first < by_address.size(); first = next) {

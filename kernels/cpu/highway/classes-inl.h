@@ -31,8 +31,8 @@ size_t PackedClasses(const uint8_t* data, size_t elements, unsigned base, uint8_
   const auto mask = hn::Set(d, static_cast<uint8_t>(LowMask(kField.bits)));
   const auto lowest = hn::Set(d, static_cast<uint8_t>(base));
   const auto most = hn::Set(d, uint8_t{kClasses - 1});
-  // The old bytes come from far away, and nothing else is done meanwhile. Lines behind the chunk's
-  // end are only wasted.
+  // The old bytes come from memory, so they are asked for in time. Beyond the chunk's end that is
+  // wasted, and does no harm.
   constexpr size_t kAhead = 4096;
   size_t i = 0;
   for (; i + lanes <= elements; i += lanes) {
