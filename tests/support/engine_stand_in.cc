@@ -181,6 +181,7 @@ struct EngineStandIn::Impl {
   std::optional<Fault> TakeFault(const std::string& path);
   Answer Handle(const http::request<http::string_body>& request, bool torn, bool stall);
   Answer Vllm(const Target& target, const Json& body, bool torn, bool stall);
+  Answer VllmStart();
   Answer VllmUpdate(const Json& body);
   Answer SglangApi(const Target& target, const Json& body, bool torn, bool stall);
   Answer SglangUpdate(const std::string& path, const Json& body, bool torn, bool stall);
@@ -226,6 +227,24 @@ Status EngineStandIn::Impl::Load(bool torn, bool stall) {
     stalled = going_on = false;
     lock.release();
   });
+}
+
+Answer EngineStandIn::Impl::VllmStart() {
+  if (session) {
+    return VllmError(500,
+                     "start_weight_update called while a weight update is already active. Call "
+                     "finish_weight_update first.");
+  }
+  if (weights.client() == nullptr) {
+    return VllmError(500, "deltawire: /init_weight_transfer_engine comes first");
+  }
+  if (const Status checked = weights.Check(); !checked.ok()) {
+    return VllmError(500, "deltawire: " + std::string(MessageOf(checked)));
+  }
+  const auto prepared = weights.client()->Prepare();
+  if (!prepared.ok()) return VllmError(500, MessageOf(prepared.status()));
+  session = true;
+  return {200, {{"message", "Weight update started"}}};
 }
 
 Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
@@ -292,23 +311,7 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
     weights.Detach();
     return {200, {{"message", "Weight transfer shut down"}}};
   }
-  if (path == "/start_weight_update") {
-    if (session) {
-      return VllmError(500,
-                       "start_weight_update called while a weight update is already active. Call "
-                       "finish_weight_update first.");
-    }
-    if (weights.client() == nullptr) {
-      return VllmError(500, "deltawire: /init_weight_transfer_engine comes first");
-    }
-    if (const Status checked = weights.Check(); !checked.ok()) {
-      return VllmError(500, "deltawire: " + std::string(MessageOf(checked)));
-    }
-    const auto prepared = weights.client()->Prepare();
-    if (!prepared.ok()) return VllmError(500, MessageOf(prepared.status()));
-    session = true;
-    return {200, {{"message", "Weight update started"}}};
-  }
+  if (path == "/start_weight_update") return VllmStart();
   if (path == "/update_weights") return VllmUpdate(body);
   if (path == "/finish_weight_update") {
     if (!session) {
