@@ -201,6 +201,7 @@ bool Follower::Joins(const Situation& s) const {
   const Identity& base = a.incoming.base;
   if (!base.empty() && !(base == s.committed)) return false;
   if (version.lineage == s.committed.lineage) return version.id > s.committed.id;
+  if (IsLater(s.held(), version)) return false;
   return !(version.lineage == a.newest.lineage) || version.id > a.newest.id;
 }
 
@@ -232,10 +233,10 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     return choice;
   }
   const Identity& whole = target->whole;
-  const bool same_history = whole.lineage == s.committed.lineage;
-  const bool same = same_history && whole.id == s.committed.id &&
+  const bool same = whole.lineage == s.committed.lineage && whole.id == s.committed.id &&
                     (!target->root_known || whole.root == s.committed.root);
-  const bool older = same_history && whole.id < s.committed.id;
+  // Also of a buffer in the middle of an update: a relay may be behind what it was before.
+  const bool older = IsLater(s.held(), whole);
   choice.target = *target;
   if (s.requested) {
     choice.pull = true;
@@ -243,9 +244,10 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   }
   if (older) {
     choice.why = fmt::format(
-        "the sender's newest is {}, older than the {} held here; waiting for a newer one "
+        "the sender's newest is {}, older than the {} {}held here; waiting for a newer one "
         "(`deltawire sync --full` takes the older)",
-        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.committed));
+        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.held()),
+        s.committed.empty() ? "last " : "");
   }
   if (const StateId all = OldestNewest(); choice.why.empty() && whole.id < all) {
     choice.why = fmt::format(
@@ -254,7 +256,8 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
         ToString(whole), NewestOfEach());
   }
   if (!options_.follow || s.paused) return choice;
-  if (!s.suspects && (same || older)) return choice;
+  // Bad chunks wait for an upstream that is not behind: what it has would be taken as a whole.
+  if (older || (same && !s.suspects)) return choice;
   choice.why.clear();
   choice.pull = now >= pull_at_;
   choice.again = pull_at_;

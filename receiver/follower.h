@@ -95,11 +95,14 @@ class Follower {
   /// Exactly `state`, of a single agent.
   static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
   struct Situation {
-    Identity committed;  ///< of the whole model; epoch 0: none
+    Identity committed;   ///< of the whole model; epoch 0: none
+    Identity last_whole;  ///< the same, and that of a buffer which is in the middle of an update
     bool paused = false;
     bool requested = false;  ///< a caller waits for a sync
     bool suspects = false;   ///< chunks were found bad and must be fetched again
     bool checking = false;   ///< a caller waits for a check of the weights, for which pulls end
+    /// No older state of its lineage is to take its place.
+    const Identity& held() const { return committed.empty() ? last_whole : committed; }
   };
   struct Choice {
     bool pull = false;

@@ -149,6 +149,12 @@ Status PullRound::Open() {
       }
     }
     DW_ASSIGN_OR_RETURN(Part part, OpenPart(i, wish));
+    if (!Exact() && IsLater(wish_.floor, part.grant.newest)) {
+      return Errorf(StatusCode::kUnavailable,
+                    "{}: it has {} and is behind {}, which was held here (`deltawire sync --full` "
+                    "takes the older)",
+                    Name(i), ToString(part.grant.newest), ToString(wish_.floor));
+    }
     history = std::max(history, part.grant.history);
     if (forwards) {
       env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);

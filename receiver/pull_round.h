@@ -114,6 +114,8 @@ class PullRound {
     bool force_full = false;
     /// Make all ready before anything changes that a reader sees; see prepared().
     bool hold = false;
+    /// A single agent that grants an older state of this one's lineage is behind; empty: it may.
+    Identity floor;
   };
 
   /// `agents` are in the target's order. Several agents are asked for exactly the target, a single

@@ -372,6 +372,7 @@ std::string Replica::WhyBuffers() const {
 
 Follower::Situation Replica::Situation() const {
   return {.committed = status_.committed,
+          .last_whole = last_whole_,
           .paused = paused_ && !half_updated_,
           .requested = requests_.waiting(),
           .suspects = !suspects_.empty(),

@@ -225,7 +225,9 @@ class Replica {
   // Pulls (replica_pull.cc).
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
-  StatusOr<Follower::Target> AskNewest();
+  /// `or_older`: also a state that is older than what is held. REQUIRES (both): mu_ not held.
+  StatusOr<Follower::Target> AskNewest(bool or_older);
+  Identity Held() const;
   // Of versions that the trainer still writes (replica_early.cc).
   /// Whether what came of an unwritten version is of one that is neither written any more nor
   /// published. REQUIRES: mu_ held.

@@ -49,7 +49,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   fault_ = absl::CancelledError("not pulled");
   cannot_hold_ = false;
   if (!batch.empty()) {
-    auto asked = AskNewest();
+    auto asked = AskNewest(batch.force_full);
     pulled = asked.status();
     if (asked.ok()) target = std::move(*asked);
   }
@@ -153,7 +153,12 @@ void Replica::TellLost(std::span<const uint32_t> chunks) {
   if (options_.downstream != nullptr && !chunks.empty()) options_.downstream->Distrusted(chunks);
 }
 
-StatusOr<Follower::Target> Replica::AskNewest() {
+Identity Replica::Held() const {
+  std::lock_guard lock(mu_);
+  return Situation().held();
+}
+
+StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   {
     std::lock_guard lock(mu_);
     if (member_.bound()) {
@@ -176,7 +181,8 @@ StatusOr<Follower::Target> Replica::AskNewest() {
   Follower::Situation situation = Situation();
   situation.requested = true;
   Follower::Choice choice = follower_.Next(situation, Clock::now());
-  if (choice.pull) return std::move(choice.target);
+  const bool older = IsLater(situation.held(), choice.target.whole);
+  if (choice.pull && (or_older || !older)) return std::move(choice.target);
   return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
 }
 
@@ -246,6 +252,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
                      .writable = [this] { return WaitWritable(); },
                      .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
                      .published = [this] { return PublishedAt(); }};
+  const Identity floor = force_full ? Identity{} : Held();
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   // What is held for a group's word may never be committed, and a forced pull may bring an older
   // version: neither is for those who follow. Of several agents' parts only the whole is served on,
@@ -254,7 +261,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   if (!force_full && !hold && named) env.forward = forwarding_.get();
   const auto round = std::make_shared<PullRound>(
       env, std::move(agents),
-      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold});
+      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
   {
     std::lock_guard lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");

@@ -127,6 +127,25 @@ TEST_CASE("an older version of the same lineage is not taken unasked") {
   CHECK(s.Next(State(kA, 5, 11), true).pull);
 }
 
+TEST_CASE("an older state is not taken for what an update or a bad chunk has broken") {
+  Setup s(1);
+  const Identity before = State(kA, 6, 60, 7, 4);
+  const Follower::Situation broken{.committed = {}, .last_whole = before};
+  const Follower::Situation bad{.committed = before, .last_whole = before, .suspects = true};
+  s.Say(0, State(kA, 1, 1));  // of a relay that is behind
+  for (const Follower::Situation& situation : {broken, bad}) {
+    const Follower::Choice choice = s.follower.Next(situation, s.now);
+    CHECK_FALSE(choice.pull);
+    CHECK(choice.why.find("older than the version 6 (epoch 4)") != std::string::npos);
+  }
+  s.Say(0, before);
+  CHECK(s.follower.Next(broken, s.now).pull);
+  CHECK(s.follower.Next(bad, s.now).pull);
+  s.Say(0, State(kB, 1, 1));  // another history
+  CHECK(s.follower.Next(broken, s.now).pull);
+  CHECK(s.follower.Next(bad, s.now).pull);
+}
+
 TEST_CASE("nothing is pulled while paused, not following or nothing is published") {
   Setup s(1);
   s.Say(0, {});

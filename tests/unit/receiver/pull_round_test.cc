@@ -327,6 +327,22 @@ TEST_CASE("pull round: a full pull claims to hold nothing and may go back to an 
   CHECK_FALSE(s.buffer->begun());
 }
 
+TEST_CASE("pull round: a grant of a state that is older than what was held is not taken") {
+  RoundRig s(1, 1);
+  s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
+  const Follower::Target one = s.Newest();
+  Identity later = one.whole;
+  later.id = {2, 1};  // what the buffer was before an update broke off, as a relay behind has not
+  const auto round = s.Round(one, false, later);
+  const Status refused = s.Run(*round);
+  CHECK(absl::IsUnavailable(refused));
+  CHECK(MessageOf(refused).find("is behind version 1 (epoch 2)") != std::string::npos);
+  CHECK(s.buffer->committed().empty());
+  CHECK(s.moved() == 0);
+  REQUIRE(s.Run(*s.Round(one, false, one.whole)) == absl::OkStatus());
+  CHECK(s.buffer->committed() == one.whole);
+}
+
 TEST_CASE("pull round: side files are those of the end and travel only when they change") {
   RoundRig s;
   auto chunks = FakeAgent::Make(s.layout, 1);
