@@ -8,7 +8,6 @@
 #include "bench/harness/parallel.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
-#include "proto/convert.h"
 
 namespace deltawire::bench {
 namespace fs = std::filesystem;
@@ -131,17 +130,9 @@ StatusOr<v1::CommitInfo> Cluster::WaitCommitted() {
 }
 
 StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
-  v1::SyncRequest request;
-  request.set_model(kModel);
-  request.set_force_full(force_full);
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  const auto reader = receiver_->stub().Sync(&context, request);
-  v1::SyncUpdate last;
-  for (v1::SyncUpdate update; reader->Read(&update);) last = update;
-  const Status status = FromGrpc(reader->Finish(), "receiver: Sync");
-  if (!status.ok()) return Failed(status);
+  const auto updates = receiver_->Sync(force_full);
+  if (!updates.ok()) return Failed(updates.status());
+  const v1::SyncUpdate& last = updates->back();
   if (ParseReceiverPhase(last.phase()) != ReceiverPhase::kCommitted) {
     return Failed(Errorf(StatusCode::kInternal, "Sync ended in phase \"{}\"", last.phase()));
   }
@@ -149,19 +140,7 @@ StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
 }
 
 Status Cluster::Follow(bool follow) {
-  if (receiver_ == nullptr) return absl::OkStatus();
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  if (follow) {
-    v1::ResumeRequest request;
-    request.set_model(kModel);
-    v1::ResumeResponse response;
-    return FromGrpc(receiver_->stub().Resume(&context, request, &response), "receiver: Resume");
-  }
-  v1::PauseRequest request;
-  request.set_model(kModel);
-  v1::PauseResponse response;
-  return FromGrpc(receiver_->stub().Pause(&context, request, &response), "receiver: Pause");
+  return receiver_ == nullptr ? absl::OkStatus() : receiver_->SetPaused(!follow);
 }
 
 std::string Cluster::Compare(Bytes content) const {

@@ -67,7 +67,7 @@ StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) co
 
 Status EngineWeights::CheckChain(Prepared& p) const {
   std::map<uint32_t, std::vector<Bytes>> deltas;
-  // A difference added to other bytes than it is for would keep the drift.
+  // A delta that is added to bytes that have drifted would keep the drift, so these come whole.
   std::set<uint32_t> whole = drifted_;
   p.digests_after = digests_;
   for (const DeltaFile& file : p.files) {

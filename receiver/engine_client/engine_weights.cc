@@ -267,7 +267,7 @@ Status EngineWeights::Rollback() {
     });
   });
   digests_.swap(p.digests_before);
-  // What was there before is there again, drift and all.
+  // The old bytes are back, so the chunks that the update had healed have drifted again.
   drifted_.insert(p.healed.begin(), p.healed.end());
   held_ = p.info.from;
   applied_.reset();

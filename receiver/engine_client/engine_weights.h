@@ -37,9 +37,9 @@ struct Binding {
   std::vector<Box> boxes;
 };
 
-/// What this rank's memory has of a chunk that is not all there. Of one state, the ranks' digests
-/// add up, modulo 2^64, to the chunk's where each byte is one rank's, and to k times the chunk's
-/// where each is k ranks'.
+/// What this rank's memory has of a chunk, where it has a part of the chunk only. If all ranks hold
+/// the same state, their digests add up, modulo 2^64, to the chunk's digest if each byte is in one
+/// rank's memory, and to k times the chunk's digest if each byte is in the memory of k ranks.
 struct Share {
   uint32_t chunk = 0;
   uint64_t bytes = 0;

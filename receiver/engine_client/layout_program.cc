@@ -41,7 +41,8 @@ struct Span {
   uint32_t tensor;
 };
 
-/// Calls fn(spans that overlap one another, by chains) for all of them; most are alone.
+/// Calls fn(cluster, its last byte) for each cluster of spans that overlap one another, directly or
+/// through others of the cluster. Most clusters are one span.
 template <typename Fn>
 void ForEachCluster(std::vector<Span> spans, const Fn& fn) {
   std::sort(spans.begin(), spans.end(),
@@ -57,7 +58,7 @@ void ForEachCluster(std::vector<Span> spans, const Fn& fn) {
   }
 }
 
-/// Some byte of a tensor stands in two boxes.
+/// Whether some byte of a tensor is in two of its boxes.
 bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   if (boxes.size() < 2) return false;
   std::vector<Span> spans;
@@ -77,9 +78,10 @@ bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   return found;
 }
 
-/// Refuses a byte of the storage that two elements would have. Cost: nothing for a box alone whose
-/// strides show it; else a bit of memory for each unit from the cluster's first byte to its last
-/// one, and a few nanoseconds for each run and for each 64 units of a run.
+/// Refuses boxes that put two elements into one byte of the storage. Cost: nothing for a box that
+/// is alone and whose strides show that it does not; else a bit of memory for each unit from the
+/// cluster's first byte to its last one, and a few nanoseconds for each run and each 64 units of
+/// it.
 Status CheckClaims(const Layout& layout, const std::string& storage, std::span<const Span> cluster,
                    uint64_t last) {
   if (cluster.size() == 1 && cluster[0].box->storage_nests()) return absl::OkStatus();

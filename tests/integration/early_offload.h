@@ -85,12 +85,12 @@ class Offload {
 
  private:
   const Trainer& trainer_;
-  const uint64_t version_;
-  const std::unique_ptr<v1::TrainerService::Stub> stub_;
+  uint64_t version_;
+  std::unique_ptr<v1::TrainerService::Stub> stub_;
   v1::BeginOffloadResponse grant_;
 };
 
-/// Chunks of either of the receiver's files that hold `version`.
+/// How many chunks of the receiver's files, the named one and the hidden one, hold `version`.
 inline uint32_t Holding(const ReceiverProcess& receiver, uint64_t version) {
   const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
   if (!state.ok()) return 0;

@@ -46,6 +46,26 @@ struct Scene {
   /// The first half of the tensors, or the second.
   void WriteFirst(Offload& offload) { offload.Write(trainer.content(), 0, half()); }
   void WriteRest(Offload& offload) { offload.Write(trainer.content(), half(), tensors()); }
+  /// An offload of version 2 whose first half is written, and has come to the receiver.
+  Offload HalfWay() {
+    Offload offload = Begin(2);
+    WriteFirst(offload);
+    AwaitEarly(2);
+    return offload;
+  }
+  /// The trainer writes the rest of version 2 and is ready, and the receiver commits it.
+  void Finish(Offload& offload) {
+    WriteRest(offload);
+    offload.Ready();
+    Follows(2);
+  }
+  /// The trainer changes its content again and publishes version 2 at once.
+  void PublishAnew() {
+    trainer.Step(0.02);
+    REQUIRE(trainer.Publish(2).ok());
+    Follows(2);
+    CHECK(receiver.Status().last_pull().chunks_full() == 0);
+  }
   size_t tensors() const { return trainer.layout().size(); }
   size_t half() const { return tensors() / 2; }
   /// Chunks of the first half of the tensors that have changed since version 1.
@@ -58,8 +78,9 @@ struct Scene {
     }
     return n;
   }
-  /// Waits until the receiver pulls, and has what was written, of a version that is not published.
-  /// With one buffer nobody but itself sees how much that is. `kept`: from an earlier pull.
+  /// Waits until the receiver pulls `version`, which is not published, and has what was written of
+  /// it. With one buffer only the receiver itself knows how much that is. `kept`: from an earlier
+  /// pull.
   void AwaitEarly(uint64_t version, bool kept = false) {
     const bool came = Eventually([&] {
       const auto status = receiver.Status();
@@ -101,13 +122,9 @@ TEST_CASE("a receiver has what is written while the trainer writes the rest") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 301);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.ReadersSeeTheOld();
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
   const auto pull = s.receiver.Status().last_pull();
   CHECK(pull.ahead_bytes() > 0);
   CHECK(pull.ahead_bytes() <= pull.payload_bytes());
@@ -121,9 +138,7 @@ TEST_CASE("nothing of a version that the trainer gives up stays at a receiver") 
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 302);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   offload.Abandon();
   REQUIRE(
       Eventually([&] { return s.Says("came of version 2 before it was published is dropped"); }));
@@ -134,10 +149,7 @@ TEST_CASE("nothing of a version that the trainer gives up stays at a receiver") 
   s.ReadersSeeTheOld();
   // The same number with other bytes comes as deltas from what the receiver has committed.
   s.trainer.content() = s.old;
-  s.trainer.Step(0.02);
-  REQUIRE(s.trainer.Publish(2).ok());
-  s.Follows(2);
-  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
+  s.PublishAnew();
   CHECK(s.receiver.Status().commits() == 2);
 }
 
@@ -145,9 +157,7 @@ TEST_CASE("a tensor that is written again in another attempt arrives as it was w
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 303);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.trainer.Step(0.02);
   auto again = s.Begin(2);
   CHECK(again.attempt() != offload.attempt());
@@ -155,9 +165,7 @@ TEST_CASE("a tensor that is written again in another attempt arrives as it was w
   REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
   s.AwaitEarly(2);
   s.ReadersSeeTheOld();
-  s.WriteRest(again);
-  again.Ready();
-  s.Follows(2);
+  s.Finish(again);
   CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
@@ -166,30 +174,21 @@ TEST_CASE(
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 304);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.sender.Restart();
   REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
   CHECK(Holding(s.receiver, 2) == 0);
   s.ReadersSeeTheOld();
-  s.trainer.Step(0.02);
-  REQUIRE(s.trainer.Publish(2).ok());
-  s.Follows(2);
-  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
+  s.PublishAnew();
 }
 
 TEST_CASE("a receiver that is killed with a part of a version commits the whole of it") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 305);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.receiver.Restart();
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
   CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
@@ -197,45 +196,20 @@ TEST_CASE("callers of sync, verify and pause need not wait for the trainer") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 306);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
+  auto offload = s.HalfWay();
+  const auto synced = s.receiver.Sync();
+  REQUIRE(synced.status() == absl::OkStatus());
+  CHECK(synced->back().phase() == "committed");
   s.AwaitEarly(2);
-  {
-    grpc::ClientContext context;
-    v1::SyncRequest request;
-    request.set_model(kModel);
-    const auto stream = s.receiver.stub().Sync(&context, request);
-    v1::SyncUpdate update;
-    while (stream->Read(&update)) continue;
-    CHECK(stream->Finish().ok());
-    CHECK(update.phase() == "committed");
-  }
-  s.AwaitEarly(2);
-  {
-    grpc::ClientContext context;
-    v1::VerifyRequest request;
-    v1::VerifyResponse response;
-    request.set_model(kModel);
-    CHECK(s.receiver.stub().Verify(&context, request, &response).ok());
-    CHECK(response.committed().version() == 1);
-  }
+  const auto verified = s.receiver.Verify(false);
+  REQUIRE(verified.status() == absl::OkStatus());
+  CHECK(verified->committed().version() == 1);
   s.AwaitEarly(2, /*kept=*/true);
-  {
-    grpc::ClientContext pause, resume;
-    v1::PauseRequest request;
-    v1::PauseResponse response;
-    request.set_model(kModel);
-    CHECK(s.receiver.stub().Pause(&pause, request, &response).ok());
-    s.ReadersSeeTheOld();
-    v1::ResumeRequest go_on;
-    v1::ResumeResponse goes_on;
-    go_on.set_model(kModel);
-    CHECK(s.receiver.stub().Resume(&resume, go_on, &goes_on).ok());
-  }
+  CHECK(s.receiver.SetPaused(true) == absl::OkStatus());
+  s.ReadersSeeTheOld();
+  CHECK(s.receiver.SetPaused(false) == absl::OkStatus());
   s.AwaitEarly(2, /*kept=*/true);
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
 }
 
 TEST_CASE("the only file keeps its name until what outgrows staging is published") {
@@ -299,22 +273,16 @@ TEST_CASE("a member of a group has what is written, and commits it on the word")
   CAPTURE(buffers, given_up);
   Scene s(buffers, 310, {"--no-follow"}, 0.01, {"--group", "g=r", "--group-commits"});
   if (given_up) {
-    auto offload = s.Begin(2);
-    s.WriteFirst(offload);
-    s.AwaitEarly(2);
+    auto offload = s.HalfWay();
     offload.Abandon();
     REQUIRE(
         Eventually([&] { return s.Says("came of version 2 before it was published is dropped"); }));
     s.ReadersSeeTheOld();
     s.trainer.Step();
   }
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.ReadersSeeTheOld();
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
   const auto pull = s.receiver.Status().last_pull();
   CHECK(pull.ahead_bytes() > 0);
   CHECK(pull.chunks_full() == 0);
@@ -330,9 +298,7 @@ TEST_CASE("a version that has come to a member stays there until its group asks 
   const bool third = GENERATE(false, true);
   CAPTURE(buffers, third);
   Scene s(buffers, 315, {}, 0.01, {"--group", "g=r"});
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.WriteRest(offload);
   offload.Ready();
   const bool ready = Eventually([&] { return s.receiver.Status().phase() == "prepared"; });
