@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from deltawire import Error
-from deltawire.engine import _codes, _trace, _ways
+from deltawire.engine import _codes, _second, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
@@ -46,9 +46,10 @@ class Attachment:
     """An engine's memory, bound to a receiver's directory. It keeps that memory alive."""
 
     def __init__(self, weights: Any, model: torch.nn.Module, load: Callable[[Iterable], Any],
-                 allow_loader: bool):
+                 allow_loader: bool, second: Callable[[], _second.Instance] | None):
         self._weights, self._model, self._load = weights, model, load
-        self._allow_loader = allow_loader
+        self._allow_loader, self._second = allow_loader, second
+        self._different: list[str] = []  # tensors, when a plan was compared with the live memory
         self.tensors: Tensors = [
             (name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
             for name, dtype, shape in weights.tensors]
@@ -61,8 +62,7 @@ class Attachment:
         result = Attached(False)
         try:
             if plans is None or not self._use_plan(plans, result):
-                plan = self._find(result)
-                self._prove(plan, result)
+                plan = self._find_and_prove(result)
                 if plans is not None:
                     result.plan = plans.keep(self._key(plans), plan, self.storages)
             result.ok = True
@@ -97,6 +97,40 @@ class Attachment:
             return False
         result.plan = "used"
         return True
+
+    def _find_and_prove(self, result: Attached) -> Plan:
+        plan = None
+        try:
+            plan = self._find(result)
+            self._prove(plan, result)
+            return plan
+        except Refused as refused:
+            if self._second is None:
+                raise
+            why = str(refused)
+        plan = self._find_in_second(plan, why)
+        self._prove(plan, result)
+        return plan
+
+    def _find_in_second(self, plan: Plan | None, why: str) -> Plan:
+        """Another plan where the loader alone does not show what is in memory. `plan`: what the
+        loader showed, and `why` that was refused."""
+        every = range(len(self.tensors))
+        chosen: set[int] = set(every)
+        if plan is not None and (self._different or plan.groups):
+            names = set(self._different)
+            wrong = {t for t in every if self.tensors[t][0] in names}
+            # What lies beside them has the same bits as before by chance, e.g. zeros.
+            places = {box.storage for box in plan.boxes if box.tensor in wrong}
+            chosen = wrong | {t for group in plan.groups for t in group.tensors} | {
+                box.tensor for box in plan.boxes if box.storage in places}
+        try:
+            boxes = _second.follow(self._second, self.tensors, chosen, self.storages)
+        except _second.Lost as lost:
+            raise Refused(f"{why}; and by a second instance of the model: {lost}") from None
+        kept = [box for box in plan.boxes if box.tensor not in chosen] if plan is not None else []
+        numbers = [t for t in plan.by_numbers if t not in chosen] if plan is not None else []
+        return Plan(kept + boxes, [], numbers + sorted(chosen))
 
     def _find(self, result: Attached) -> Plan:
         begin = time.perf_counter()
@@ -149,6 +183,7 @@ class Attachment:
         compared = self._weights.adopt()
         result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
         result.unmapped = self._unmapped(plan.boxes)
+        self._different = list(compared.different)
         if compared.different:
             raise Refused(
                 f"{len(compared.different)} tensors have other bytes in the engine than in "
