@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from deltawire import Error
-from deltawire.engine import _codes, _second, _trace, _ways
+from deltawire.engine import _codes, _core, _second, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
@@ -140,7 +140,7 @@ class Attachment:
         if found.problems:
             raise Refused("the loader cannot be followed: " + some(found.problems))
         plan = Plan(found.boxes, [], [])
-        self._refuse_devices(plan)
+        self._device(plan)
         #: The first group of each way, and its boxes.
         known: dict[Hashable, tuple[Group, list[Box] | None]] = {}
         for group in found.groups:
@@ -164,22 +164,47 @@ class Attachment:
             known.setdefault(way, (group, boxes))
         return boxes
 
-    def _refuse_devices(self, plan: Plan) -> None:
+    def _device(self, plan: Plan) -> torch.device | None:
+        """The GPU that has what the plan is about; None: it is in this machine's memory. Raises
+        Refused where it is in several places, or where no update could reach it."""
         used = {box.storage for box in plan.boxes}
-        elsewhere = [s.names[0] for i, s in enumerate(self.storages)
-                     if (s.parameter or i in used) and s.keeper.device.type != "cpu"]
-        if elsewhere:
-            raise Refused("parameters that are not in this machine's memory: " + some(elsewhere))
+        places: dict[torch.device, str] = {}
+        for i, storage in enumerate(self.storages):
+            if storage.parameter or i in used:
+                places.setdefault(storage.keeper.device, storage.names[0])
+        (place, name), *others = places.items() or [(torch.device("cpu"), "")]
+        if others:
+            raise Refused(f"parameters in several places: {name} on {place}, and "
+                          + some(f"{n} on {p}" for p, n in others))
+        if place.type == "cpu":
+            return None
+        if place.type != "cuda":
+            raise Refused(f"parameters that no update can reach: {name} on {place}")
+        try:
+            _core.find_device(place.index or 0)
+        except Error as error:
+            raise Refused(f"parameters that no update can reach: {name} on {place}: {error}"
+                          ) from None
+        if plan.groups:
+            raise Refused("on a GPU the loader updates no tensors: "
+                          + some(self._reasons(plan.groups)))
+        return place
 
     def _prove(self, plan: Plan, result: Attached) -> None:
         """Binds what the plan says, and compares all of it with what is committed."""
         if plan.groups and not self._allow_loader:
             raise Refused("the loader cannot be followed: " + some(self._reasons(plan.groups))
                           + " (loader_tensors=True lets it load such tensors itself)")
-        self._refuse_devices(plan)
+        device = self._device(plan)
+        on, stream = -1, 0
         storages = [(s.named(), s.keeper.untyped_storage().data_ptr(), s.nbytes)
                     for s in self.storages]
-        self._weights.bind(storages, [tuple(box) for box in plan.boxes])
+        if device is not None:
+            # What else the model holds may be elsewhere, and no box is about it.
+            storages = [storage if s.keeper.device == device else (storage[0], 0, 0)
+                        for storage, s in zip(storages, self.storages)]
+            on, stream = device.index or 0, torch.cuda.current_stream(device).cuda_stream
+        self._weights.bind(storages, [tuple(box) for box in plan.boxes], on, stream)
         compared = self._weights.adopt()
         result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
         result.unmapped = self._unmapped(plan.boxes)

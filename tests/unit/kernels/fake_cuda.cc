@@ -308,7 +308,7 @@ void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {
   Of(stream).work.push_back([batch] { ApplyBlocks(batch); });
 }
 void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream) {
-  const int device = Of(stream).device;
+  const int device = stream == nullptr ? current_device : stream->device;  // each has a default one
   if (device != current_device) End("a kernel is started on a stream of another device");
   Of(stream).work.push_back([batch, device] { ScatterBlocks(batch, device); });
 }
