@@ -337,10 +337,9 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   }
   if (older) {
     choice.why = fmt::format(
-        "the sender's newest is {}, older than the {} {}held here; waiting for a newer one "
+        "the sender's newest is {}, older than the {} held here; waiting for a newer one "
         "(`deltawire sync --full` takes the older)",
-        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.held()),
-        s.committed.empty() ? "last " : "");
+        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.held()));
   }
   if (const StateId all = OldestNewest(); choice.why.empty() && whole.id < all) {
     choice.why = fmt::format(

@@ -162,7 +162,8 @@ Status PullRound::Open() {
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;
-    Part part{.agent = i};
+    Part part;
+    part.agent = i;
     part.sink = std::make_unique<PartSink>(env_.sink, agents_[i].owned, Name(i),
                                            [this, i](uint64_t bytes) { env_.progress(i, bytes); });
     const bool awaited = repairs_ == 0 && std::ranges::count(wish_.target.awaited, i) != 0;

@@ -376,6 +376,7 @@ TEST_CASE("pull round: a full pull claims to hold nothing and may go back to an 
 
 TEST_CASE("pull round: a grant of a state that is older than what was held is not taken") {
   RoundRig s(1, 1);
+  s.at().says_newest = true;
   s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
   const Follower::Target one = s.Newest();
   Identity later = one.whole;

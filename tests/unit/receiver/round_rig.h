@@ -33,6 +33,7 @@ struct Station {
   std::vector<net::PullEnd> ended;
   std::vector<uint64_t> side_files_asked;
   // Faults.
+  bool says_newest = false;      ///< its grants name its newest state, as a sender's do
   bool ignores_target = false;   ///< ends at its newest, whatever it was asked for
   uint32_t history = 0;          ///< how many deltas it claims to have kept
   uint32_t break_at = kNoChunk;  ///< the stream breaks in the middle of this chunk
@@ -59,7 +60,7 @@ class WatchedUpstream : public Upstream {
     if (s_.ignores_target) passed.at = {};
     auto grant = up_->OpenPull(m, passed);
     if (grant.ok()) grant->history = s_.history;
-    if (grant.ok()) grant->newest = s_.agent.identity();
+    if (grant.ok() && s_.says_newest) grant->newest = s_.agent.identity();
     return grant;
   }
   Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
