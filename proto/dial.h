@@ -16,8 +16,8 @@ namespace deltawire {
 /// What every channel to a daemon has: sizes of messages, no proxy, no retries of gRPC's own.
 void SetControlArguments(grpc::ChannelArguments& arguments);
 
-/// `address` is "host:port" or "unix:/path". `arguments` are added to, by
-/// SetControlArguments.
+/// `address` is "host:port" or "unix:/path". `arguments`: those of the caller, to which
+/// SetControlArguments adds what every channel has.
 StatusOr<std::shared_ptr<grpc::Channel>> DialControl(const std::string& address,
                                                      security::Credentials& credentials,
                                                      grpc::ChannelArguments arguments);

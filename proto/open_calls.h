@@ -1,6 +1,7 @@
-// How many long calls of one kind are open: of one caller, who is a principal or else an address,
-// and in all. Owner: the Access; what Take returns may outlive it. Threads: any. Cost: a look-up.
-// Errors: kResourceExhausted says whose are too many.
+// Counts the open calls of one kind that may last long, and refuses further ones beyond two limits:
+// one for each caller (a principal, or an address where callers have no names) and one for all.
+// Owner: the Access; what Take returns may outlive it. Threads: any. Cost: a look-up. Errors:
+// kResourceExhausted says whose calls are too many.
 #pragma once
 
 #include <map>
@@ -18,7 +19,7 @@ class OpenCalls {
   struct Limits {
     size_t most = 0, most_per_caller = 0;
   };
-  /// `what`: their name in messages, as "watches".
+  /// `what`: what messages call these calls, such as "watches".
   OpenCalls(std::string what, const Limits& limits) : what_(std::move(what)), limits_(limits) {}
 
   /// Counts a call until the result is dropped.

@@ -1,7 +1,8 @@
-// Whose turn it is at one stream that goes down without a thread of its own: at most one thread
-// looks for the next message, at most one write is under way, news in the meantime makes it look
-// again, and the stream is finished once, when neither is. A state machine without gRPC.
-// Owner: the stream's reactor. Threads: calls are made under the reactor's lock. Errors: none.
+// Decides what is done next at a server's stream of messages that has no thread of its own. At most
+// one thread looks for the next message, and at most one write is under way; news that comes
+// meanwhile makes somebody look again; the stream is finished once, when nobody looks or writes. A
+// state machine without gRPC. Owner: the stream's reactor. Threads: calls are made under the
+// reactor's lock. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ class StreamTurn {
     kLook,    ///< looks for a message; then Found or FoundNothing
     kWrite,   ///< has the message written; Written comes when that is over
     kFinish,  ///< finishes the stream with why()
-    kCancel,  ///< cancels the write, which a peer that reads nothing would hold up
+    kCancel,  ///< cancels the write, which a peer that reads nothing would hold up for ever
   };
 
   /// There may be something to send.
@@ -31,7 +32,7 @@ class StreamTurn {
     return Next::kLook;
   }
 
-  // Of whoever was told to look:
+  // Called by the thread that was told to look:
 
   Next Found() {
     if (ended_) return Idle(Next::kFinish);
@@ -43,7 +44,7 @@ class StreamTurn {
     if (std::exchange(again_, false)) return Next::kLook;
     return Idle(Next::kNothing);
   }
-  /// It found out that the stream is over.
+  /// The thread found that the stream is over.
   Next FoundEnd(Status why) {
     step_ = Step::kIdle;
     if (!ended_) why_ = std::move(why);

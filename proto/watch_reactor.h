@@ -1,14 +1,17 @@
-// One server-streaming call without a thread: a source says what goes down next, and calls when
-// there is news. A peer that reads slowly gets what is newest when it has read, and no backlog.
-// Owner: itself, from Begin until gRPC has called OnDone. Threads: gRPC's callbacks, and whoever
-// brings news; the source is asked by one at a time. Errors end the call with their status.
+// A server-streaming call that holds no thread. Its source says which message is sent next, and
+// calls back when there may be another one. A peer that reads slowly gets what is newest whenever
+// it has read a message; nothing queues up. Owner: the reactor owns itself, from Begin until
+// OnDone. Threads: gRPC's callbacks and those that bring news; one at a time asks the source.
+// Errors end the call with their status.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include "common/base/listeners.h"
 #include "common/base/sync.h"
 #include "proto/convert.h"
 #include "proto/stream_turn.h"
@@ -21,11 +24,45 @@ class WatchSource {
   virtual ~WatchSource() = default;
   enum class Found : uint8_t {
     kMessage,  ///< `out` is the next message
-    kNothing,  ///< there is none now
-    kEnd,      ///< there will be none any more: the call ends with OK
+    kNothing,  ///< there is no message now
+    kEnd,      ///< there will be no further message: the call ends with OK
   };
   /// Does not block.
   virtual StatusOr<Found> Next(Message* out) = 0;
+};
+
+/// A source of changes that have serials, of which only the newest is told. It holds what the call
+/// may hold, and listens, until the call is over.
+template <typename Message, typename Change>
+class ChangeSource final : public WatchSource<Message> {
+ public:
+  using Found = typename WatchSource<Message>::Found;
+  /// Returns the newest change, or none if its serial is `seen` (0: of no change). Does not block.
+  using After = std::function<StatusOr<std::optional<Change>>(uint64_t seen)>;
+  using Write = std::function<void(const Change& change, Message* out)>;
+
+  ChangeSource(std::shared_ptr<const void> held, Listeners::Listener listener, After after,
+               Write write)
+      : held_(std::move(held)),
+        after_(std::move(after)),
+        write_(std::move(write)),
+        listener_(std::move(listener)) {}
+
+  StatusOr<Found> Next(Message* out) override {
+    DW_ASSIGN_OR_RETURN(const auto change, after_(seen_));
+    if (!change) return Found::kNothing;
+    seen_ = change->serial;
+    out->Clear();
+    write_(*change, out);
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  const After after_;
+  const Write write_;
+  const Listeners::Listener listener_;
+  uint64_t seen_ = 0;
 };
 
 template <typename Message>

@@ -19,7 +19,7 @@ class AssignedUpstream : public Upstream {
 
   ~AssignedUpstream() override {
     Cancel();
-    link_.Stop();  // before the chain goes, which the link tells of assignments
+    link_.Stop();  // the link tells the chain of assignments, so it ends before the chain does
   }
 
   const std::string& address() const override { return link_.address(); }

@@ -48,8 +48,8 @@ class Forwarding {
   bool MakesUp(const net::PullEnd& end) const {
     return incoming_ != nullptr && incoming_->MakesUp(end);
   }
-  /// REQUIRES: MakesUp(end). `side_files` are those that `end` names; of a whole, which has names
-  /// for none, whatever its parts have.
+  /// All of the version has come. REQUIRES: MakesUp(end). `side_files`: those that `end` names, or
+  /// those of its parts if it is made of several agents', since such an end names none.
   void Complete(net::PullEnd end, std::vector<SideFile> side_files);
 
  private:

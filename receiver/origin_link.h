@@ -78,7 +78,7 @@ class OriginLink {
   receiver::Report report_;
   bool started_ = false;  // there is a report
   bool stopping_ = false;
-  uint64_t attachment_ = 0;  // its number, by which a late event of an earlier one is known
+  uint64_t attachment_ = 0;  // the present one's number; a late event has an earlier one's
   UpstreamEvent last_;
   bool heard_ = false;  // last_ is of this attachment
   Assignment assignment_;

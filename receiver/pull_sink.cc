@@ -77,8 +77,8 @@ void PullSink::Keep(Staged&& applied) {
   if (!keep_applied_ || applied.bytes > staging_limit_) return;
   applied_bytes_ += applied.bytes;
   applied_.push_back(std::move(applied));
-  // The newest are kept. The older ones are for a file that has fallen behind, which a copy brings
-  // up as well; these are also for engines, which read whole what they lack.
+  // Only the newest deltas are kept. Older ones would bring up a file that has fallen behind, which
+  // a copy does as well, and go to engines, which read a chunk whole if its delta is missing.
   while (applied_bytes_ > staging_limit_) {
     applied_bytes_ -= applied_.front().bytes;
     applied_.pop_front();

@@ -1,6 +1,7 @@
 #include "receiver/service.h"
 
 #include "common/base/human.h"
+#include "common/net/tls.h"
 #include "proto/convert.h"
 #include "proto/watch_reactor.h"
 
@@ -16,56 +17,21 @@ Status NoEngines(const std::string& model) {
                 "model \"{}\" has no engines here; add them with --engine and restart", model);
 }
 
-class CommitWatch final : public WatchSource<v1::CommitInfo> {
- public:
-  CommitWatch(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
-      : held_(std::move(held)), replica_(replica), listener_(replica.OnCommit(std::move(news))) {}
+void ToProto(const Commit& commit, v1::CommitInfo* out) {
+  deltawire::ToProto(commit.id, out->mutable_id());
+  deltawire::ToProto(commit.stats, out->mutable_stats());
+  out->set_committed_unix_nanos(commit.unix_nanos);
+}
 
-  StatusOr<Found> Next(v1::CommitInfo* out) override {
-    DW_ASSIGN_OR_RETURN(const auto commit, replica_.CommitAfter(seen_));
-    if (!commit) return Found::kNothing;
-    seen_ = commit->serial;
-    out->Clear();
-    deltawire::ToProto(commit->id, out->mutable_id());
-    deltawire::ToProto(commit->stats, out->mutable_stats());
-    out->set_committed_unix_nanos(commit->unix_nanos);
-    out->set_directory(replica_.options().directory.string());
-    return Found::kMessage;
-  }
-
- private:
-  const std::shared_ptr<const void> held_;
-  const Replica& replica_;
-  const Listeners::Listener listener_;
-  uint64_t seen_ = 0;
-};
-
-class ServedWatch final : public WatchSource<v1::ServedInfo> {
- public:
-  ServedWatch(std::shared_ptr<const void> held, Engines& engines, std::function<void()> news)
-      : held_(std::move(held)), engines_(engines), listener_(engines.OnServed(std::move(news))) {}
-
-  StatusOr<Found> Next(v1::ServedInfo* out) override {
-    DW_ASSIGN_OR_RETURN(const auto served, engines_.ServedAfter(seen_));
-    if (!served) return Found::kNothing;
-    seen_ = served->serial;
-    out->Clear();
-    out->set_engine(served->engine.name);
-    out->set_kind(std::string(ToString(served->engine.kind)));
-    deltawire::ToProto(served->engine.served, out->mutable_id());
-    out->set_served_unix_nanos(served->engine.served_unix_nanos);
-    out->set_pause_seconds(served->engine.last_pause_seconds);
-    deltawire::ToProto(served->all, out->mutable_all());
-    deltawire::ToProto(served->oldest, out->mutable_oldest());
-    return Found::kMessage;
-  }
-
- private:
-  const std::shared_ptr<const void> held_;
-  const Engines& engines_;
-  const Listeners::Listener listener_;
-  uint64_t seen_ = 0;
-};
+void ToProto(const Engines::Served& served, v1::ServedInfo* out) {
+  out->set_engine(served.engine.name);
+  out->set_kind(std::string(ToString(served.engine.kind)));
+  deltawire::ToProto(served.engine.served, out->mutable_id());
+  out->set_served_unix_nanos(served.engine.served_unix_nanos);
+  out->set_pause_seconds(served.engine.last_pause_seconds);
+  deltawire::ToProto(served.all, out->mutable_all());
+  deltawire::ToProto(served.oldest, out->mutable_oldest());
+}
 
 void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_name(view.name);
@@ -160,7 +126,10 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_unix_nanos(UnixNanos());
   const bool exposed = !IsLoopback(o.control) || (o.serve && !IsLoopback(o.bulk));
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
-  if (access_->guards()) response->set_security(access_->Describe());
+  if (access_->guards()) {
+    const bool tls = access_->credentials()->serves_tls();
+    response->set_security(access_->Describe() + (tls ? "; kernel TLS: " + net::KernelTls() : ""));
+  }
   response->set_receiver_id(daemon_.receiver_id());
   response->set_kernels(
       fmt::format("{}, {} threads", kernels::Best().name, daemon_.pool_threads()));
@@ -256,7 +225,13 @@ grpc::ServerWriteReactor<v1::CommitInfo>* ReceiverServiceImpl::WatchVersions(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_ASSIGN_OR_RETURN(Replica * replica, Find(*context, request->model()));
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
-        return std::make_unique<CommitWatch>(std::move(held), *replica, std::move(news));
+        return std::make_unique<ChangeSource<v1::CommitInfo, Commit>>(
+            std::move(held), replica->OnCommit(std::move(news)),
+            [replica](uint64_t seen) { return replica->CommitAfter(seen); },
+            [replica](const Commit& commit, v1::CommitInfo* out) {
+              ToProto(commit, out);
+              out->set_directory(replica->options().directory.string());
+            });
       });
 }
 
@@ -269,7 +244,10 @@ grpc::ServerWriteReactor<v1::ServedInfo>* ReceiverServiceImpl::WatchServed(
         Engines* const engines = daemon_.EnginesOf(request->model());
         if (engines == nullptr) return NoEngines(request->model());
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
-        return std::make_unique<ServedWatch>(std::move(held), *engines, std::move(news));
+        return std::make_unique<ChangeSource<v1::ServedInfo, Engines::Served>>(
+            std::move(held), engines->OnServed(std::move(news)),
+            [engines](uint64_t seen) { return engines->ServedAfter(seen); },
+            [](const Engines::Served& served, v1::ServedInfo* out) { ToProto(served, out); });
       });
 }
 

@@ -43,11 +43,13 @@ struct ModelDescription {
 struct PullWish {
   Hash128 fingerprint;  ///< of the receiver's layout
   uint32_t streams = 1;
-  CoderSpeeds decode;        ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;   ///< of the chunks that the sender is taken to have
-  Identity at;               ///< where the pull shall end; epoch 0: at the newest
-  Identity incoming;         ///< the incoming version that is to be pulled; epoch 0: a complete one
-  uint64_t ahead_bytes = 0;  ///< of it, before it is published: only deltas, and so many; 0: all
+  CoderSpeeds decode;       ///< of all streams together; 0: not known
+  uint64_t owned_hash = 0;  ///< hash of the chunks that this receiver takes the sender to own
+  Identity at;              ///< where the pull shall end; epoch 0: at the newest
+  Identity incoming;        ///< the incoming version that is to be pulled; epoch 0: a complete one
+  /// Before `incoming` is published only deltas of it may come, and so many bytes of them at most;
+  /// 0: whole chunks may come too, and all of them.
+  uint64_t ahead_bytes = 0;
   /// Chunks that came with other bytes than their digest says; at most wire::kMaxSuspects.
   std::vector<uint32_t> suspects;
 };
@@ -94,8 +96,8 @@ class Upstream {
   virtual const std::string& address() const = 0;
   /// Of several addresses the one that is used now.
   virtual std::string in_use() const { return address(); }
-  /// The newest state as the sender itself tells of it, also while a relay is in use, which may be
-  /// behind; nullopt: it does not tell, or is not heard of now.
+  /// The newest state that the sender itself has told of. While a relay is in use, the relay may be
+  /// behind it. nullopt: this upstream does not hear from the sender itself, or not now.
   virtual std::optional<Identity> sender_newest() const { return std::nullopt; }
   /// The least time that a call has taken, so a round trip or a little more; 0: not known.
   virtual double round_trip() const { return 0; }

@@ -2,17 +2,14 @@
 // receivers that follow relays. The receivers are real ones, with a directory each, but share this
 // process and its worker threads; the relays are daemons.
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <limits>
-#include <semaphore>
 
+#include "bench/fanout/scene.h"
 #include "bench/fanout/waits.h"
 #include "bench/fanout/watches.h"
-#include "bench/harness/bench.h"
-#include "bench/harness/buffers.h"
-#include "bench/loopback/cluster.h"
 #include "common/base/log.h"
 #include "common/net/pull_client.h"
+#include "proto/convert.h"
 #include "receiver/grpc_upstream.h"
 #include "receiver/replica.h"
 #include "tests/support/eventually.h"
@@ -23,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kModel = Cluster::kModel;
-constexpr std::chrono::seconds kPatience{300};
 constexpr double kMostKiBPerReceiver = 256;
 constexpr size_t kWaitKilobytes = 16'000;  // seconds over a link of 1 Mbit/s for each delta
 
@@ -38,28 +34,6 @@ void Declare(CLI::App& app, Options& options) {
   app.add_option("--relay-megabytes", options.relay_megabytes, "The same, of the cases of relays")
       ->check(CLI::Range(1, 1 << 14));
 }
-
-size_t ThreadsOf(pid_t pid) {
-  const fs::directory_iterator tasks(fmt::format("/proc/{}/task", pid));
-  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
-}
-
-// Waits for the moment at which the last of many receivers has committed a version.
-class Arrivals {
- public:
-  void Expect(uint64_t version, size_t receivers) {
-    missing_ = receivers;
-    version_ = version;
-  }
-  void Committed(uint64_t version) {
-    if (version == version_ && --missing_ == 0) all_.release();
-  }
-  bool Wait() { return all_.try_acquire_for(kPatience); }
-
- private:
-  std::atomic<uint64_t> version_ = 0, missing_ = 0;
-  std::binary_semaphore all_{0};
-};
 
 // Receivers that follow one sender.
 class Swarm {
@@ -87,7 +61,7 @@ class Swarm {
         return;
       }
       receiver::Replica* raw = replicas_.emplace_back(*std::move(replica)).get();
-      raw->OnReady([this, raw] { arrivals.Committed(raw->Ready().id.version); });
+      raw->OnReady([this, raw] { arrivals_.Of(raw->Ready().id.version); });
     }
   }
   ~Swarm() {
@@ -97,7 +71,10 @@ class Swarm {
     io_.Stop();
   }
 
-  size_t size() const { return replicas_.size(); }
+  /// The next version, until every receiver has it.
+  Status Step(const std::string& name, Scene& scene, Series& s) {
+    return scene.Step(name, arrivals_, replicas_.size(), s);
+  }
   /// Waits until every receiver has the first version, in a case's name.
   Status AwaitFirst(const std::string& name) const {
     DW_RETURN_IF_ERROR(failed_);
@@ -120,9 +97,8 @@ class Swarm {
     return static_cast<double>(last - first) * 1e-9;
   }
 
-  Arrivals arrivals;
-
  private:
+  Arrivals arrivals_;
   ThreadPool pool_;
   net::IoThreads io_;
   CoderRates rates_;
@@ -130,88 +106,31 @@ class Swarm {
   Status failed_;
 };
 
-// A sender, and a trainer that changes one element in a hundred of its model.
-class Scene {
- public:
-  explicit Scene(size_t kilobytes)
-      : source_{"fanout", *Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}}), {}, {}} {}
-  static StatusOr<std::unique_ptr<Scene>> Make(size_t kilobytes,
-                                               std::vector<std::string> sender_options = {}) {
-    auto scene = std::make_unique<Scene>(kilobytes);
-    DW_ASSIGN_OR_RETURN(scene->scratch_, ScratchDir::Create());
-    DW_ASSIGN_OR_RETURN(scene->weights_, Weights::Create(scene->source_, scene->root() / "trainer",
-                                                         1, 0, scene->pool_));
-    const ClusterOptions options{.receiver = false, .sender = std::move(sender_options)};
-    scene->cluster_.emplace(scene->root(), scene->source_, options, scene->pool_);
-    DW_RETURN_IF_ERROR(scene->cluster_->Begin(scene->weights_->content()));
-    return scene;
-  }
-  const fs::path& root() const { return scratch_->path(); }
-  uint64_t bytes() const { return source_.layout.total_bytes(); }
-  testing::SenderProcess& sender() { return cluster_->sender(); }
-  uint64_t bytes_sent() { return cluster_->SenderStatus().bytes_sent(); }
-
-  uint64_t version() const { return cluster_->version(); }
-  v1::SenderModelStatus status() { return cluster_->SenderStatus(); }
-  /// A round trip of the control port: a call that does next to nothing.
-  double RoundTrip() {
-    v1::GetNewestRequest request;
-    request.set_model(kModel);
-    v1::GetNewestResponse response;
-    grpc::ClientContext context;
-    const auto start = SteadyClock::now();
-    return cluster_->sender().pulls().GetNewest(&context, request, &response).ok()
-               ? SecondsSince(start)
-               : 0;
-  }
-
-  /// Publishes the next version and waits until all of `swarm` have it. Adds the seconds of the
-  /// publish, and until all have it from its beginning and from the trainer's last write.
-  Status Step(const std::string& name, Swarm& swarm, Series& s) {
-    const uint64_t version = cluster_->version() + 1;
-    swarm.arrivals.Expect(version, swarm.size());
-    weights_->Flip(0.01);
-    const auto start = SteadyClock::now();
-    DW_ASSIGN_OR_RETURN(const Publication published, cluster_->Publish(weights_->content()));
-    s.Add("trainer", published.seconds);
-    if (!swarm.arrivals.Wait()) {
-      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
-    }
-    s.Add("all since begin", SecondsSince(start));
-    s.Add("all since ready", SecondsSince(published.ready));
-    return absl::OkStatus();
-  }
-
- private:
-  ThreadPool pool_{1};
-  std::unique_ptr<ScratchDir> scratch_;
-  const ModelSource source_;
-  std::unique_ptr<Weights> weights_;
-  std::optional<Cluster> cluster_;
-};
+// A round trip of the control port: a call that does next to nothing. Seconds.
+StatusOr<double> RoundTrip(Scene& scene) {
+  v1::GetNewestRequest request;
+  request.set_model(kModel);
+  v1::GetNewestResponse response;
+  grpc::ClientContext context;
+  const auto start = SteadyClock::now();
+  const grpc::Status asked = scene.sender().pulls().GetNewest(&context, request, &response);
+  DW_RETURN_IF_ERROR(FromGrpc(asked, "sender: GetNewest"));
+  return SecondsSince(start);
+}
 
 Status Followers(const Options& options, Bench& bench, size_t count, double& one_receiver) {
   const std::string name = fmt::format("followers/{}", count);
   if (!bench.Asked(name) && count != 1) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto scene, Scene::Make(options.kilobytes));
-  const pid_t pid = scene->sender().child().pid();
-  const size_t threads_before = ThreadsOf(pid);
-  const uint64_t memory_before = testing::AnonymousBytes(pid);
-
   Swarm swarm(scene->root(), scene->sender().control(), count);
   DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
   DW_ASSIGN_OR_RETURN(const Series series,
-                      bench.Measure([&](Series& s) { return scene->Step(name, swarm, s); }));
+                      bench.Measure([&](Series& s) { return swarm.Step(name, *scene, s); }));
   bench.Add(name, 1, series,
             {Value("publish -> all committed", "all since begin"),
              Value("trainer's publish", "trainer")});
   bench.AddRatio(name, "against one receiver", series, "all since begin", one_receiver);
-  const double added =
-      static_cast<double>(testing::AnonymousBytes(pid)) - static_cast<double>(memory_before);
-  bench.AddValue(name, "sender's threads", static_cast<double>(ThreadsOf(pid)), "", 0,
-                 fmt::format("{} before", threads_before));
-  bench.AddValue(name, "sender's memory each", added / 1024 / static_cast<double>(count), "KiB",
-                 count >= 100 ? kMostKiBPerReceiver : 0);
+  scene->AddCost(name, count, count >= 100 ? kMostKiBPerReceiver : 0, bench);
   return absl::OkStatus();
 }
 
@@ -245,7 +164,7 @@ Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_o
   Swarm leaf(scene->root(), upstream, 1, 4);
   DW_RETURN_IF_ERROR(leaf.AwaitFirst(name));
   DW_ASSIGN_OR_RETURN(const Series series,
-                      bench.Measure([&](Series& s) { return scene->Step(name, leaf, s); }));
+                      bench.Measure([&](Series& s) { return leaf.Step(name, *scene, s); }));
   bench.Add(name, 1, series, {Value("ready -> committed", "all since ready")});
   bench.AddRatio(name, "against depth 1", series, "all since ready", depth_one, kMostAgainstOne);
   return absl::OkStatus();
@@ -264,7 +183,7 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
     const fs::path root = scene->root() / "round";
     fs::create_directories(root);
-    const uint64_t before = scene->bytes_sent();
+    const uint64_t before = scene->status().bytes_sent();
     const auto start = SteadyClock::now();
     {
       const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", scene->sender().control());
@@ -272,7 +191,7 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
       DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
       s.Add("all", SecondsSince(start));
     }
-    const auto sent = static_cast<double>(scene->bytes_sent() - before);
+    const auto sent = static_cast<double>(scene->status().bytes_sent() - before);
     most_bytes = std::max(most_bytes, sent / static_cast<double>(scene->bytes()));
     fs::remove_all(root);
     return absl::OkStatus();
@@ -296,8 +215,9 @@ Status Group(const Options& options, Bench& bench, size_t count) {
   Swarm swarm(scene->root(), scene->sender().control(), count, 1, 2);
   DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    s.Add("round trip", scene->RoundTrip());
-    DW_RETURN_IF_ERROR(scene->Step(name, swarm, s));
+    DW_ASSIGN_OR_RETURN(const double round_trip, RoundTrip(*scene));
+    s.Add("round trip", round_trip);
+    DW_RETURN_IF_ERROR(swarm.Step(name, *scene, s));
     s.Add("spread", swarm.Spread(scene->version()));
     const auto ended = [&] {
       const v1::GroupOutcome& last = scene->status().groups(0).last();

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "bench/harness/buffers.h"
-#include "bench/loopback/cluster.h"
+#include "bench/fanout/scene.h"
 #include "tests/support/eventually.h"
 #include "tests/support/proxy.h"
 
@@ -17,7 +16,6 @@ using std::chrono::milliseconds;
 constexpr size_t kPublishes = 200;
 constexpr milliseconds kStepTime{20};  // of the trainer, between two publishes
 constexpr uint64_t kSlowBytesPerS = 125'000;
-constexpr milliseconds kPatience{60'000};
 
 struct Scenario {
   const char* name;
@@ -104,8 +102,7 @@ Status TrainerWaits(Bench& bench, size_t kilobytes) {
   if (!bench.AnyAsked(names)) return absl::OkStatus();
   ThreadPool pool(1);
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  const ModelSource source{
-      "fanout", *Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}}), {}, {}};
+  const ModelSource source = SmallModel(kilobytes);
   DW_ASSIGN_OR_RETURN(const auto weights,
                       Weights::Create(source, scratch->path() / "trainer", bench.seed, 0, pool));
   std::vector<std::unique_ptr<Followed>> all;

@@ -3,11 +3,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "bench/harness/parallel.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
-#include "proto/convert.h"
 
 namespace deltawire::bench {
 namespace fs = std::filesystem;
@@ -95,9 +95,21 @@ StatusOr<Publication> Cluster::Publish(Bytes content) {
     out.begin_seconds = SecondsSince(start);
     const auto begun = SteadyClock::now();
     const Layout& layout = source_.layout;
-    DW_RETURN_IF_ERROR(ForAll(pool_, layout.size(), [&](size_t t) {
+    const auto write = [&](size_t t) {
       return offload->Write(t, content.subspan(layout.offset(t), layout.bytes(t)));
-    }));
+    };
+    if (options_.trainer_bytes_per_s == 0) {
+      DW_RETURN_IF_ERROR(ForAll(pool_, layout.size(), write));
+    }
+    double bytes = 0;
+    for (size_t t = 0; t < layout.size() && options_.trainer_bytes_per_s > 0; ++t) {
+      // A tensor is whole, and its bytes are marked, when its last byte has come.
+      bytes += static_cast<double>(layout.bytes(t));
+      std::this_thread::sleep_until(
+          begun + std::chrono::duration_cast<SteadyClock::duration>(
+                      std::chrono::duration<double>(bytes / options_.trainer_bytes_per_s)));
+      DW_RETURN_IF_ERROR(write(t));
+    }
     out.write_seconds = SecondsSince(begun);
     out.ready = SteadyClock::now();
     DW_RETURN_IF_ERROR(offload->Ready());
@@ -118,17 +130,9 @@ StatusOr<v1::CommitInfo> Cluster::WaitCommitted() {
 }
 
 StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
-  v1::SyncRequest request;
-  request.set_model(kModel);
-  request.set_force_full(force_full);
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  const auto reader = receiver_->stub().Sync(&context, request);
-  v1::SyncUpdate last;
-  for (v1::SyncUpdate update; reader->Read(&update);) last = update;
-  const Status status = FromGrpc(reader->Finish(), "receiver: Sync");
-  if (!status.ok()) return Failed(status);
+  const auto updates = receiver_->Sync(force_full);
+  if (!updates.ok()) return Failed(updates.status());
+  const v1::SyncUpdate& last = updates->back();
   if (ParseReceiverPhase(last.phase()) != ReceiverPhase::kCommitted) {
     return Failed(Errorf(StatusCode::kInternal, "Sync ended in phase \"{}\"", last.phase()));
   }
@@ -136,19 +140,7 @@ StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
 }
 
 Status Cluster::Follow(bool follow) {
-  if (receiver_ == nullptr) return absl::OkStatus();
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  if (follow) {
-    v1::ResumeRequest request;
-    request.set_model(kModel);
-    v1::ResumeResponse response;
-    return FromGrpc(receiver_->stub().Resume(&context, request, &response), "receiver: Resume");
-  }
-  v1::PauseRequest request;
-  request.set_model(kModel);
-  v1::PauseResponse response;
-  return FromGrpc(receiver_->stub().Pause(&context, request, &response), "receiver: Pause");
+  return receiver_ == nullptr ? absl::OkStatus() : receiver_->SetPaused(!follow);
 }
 
 std::string Cluster::Compare(Bytes content) const {

@@ -1,5 +1,6 @@
-// Who wants to be told of a change: callbacks, called from a snapshot and without a lock.
-// Owner: what changes. Threads: any. Cost: a call for each. Errors: none.
+// Callbacks that are called whenever something changes, each of them without this object's lock.
+// Owner: the object that changes. Threads: any. Cost: a copy of the list for each change. No
+// errors.
 #pragma once
 
 #include <functional>
@@ -15,7 +16,7 @@ class Listeners {
  public:
   using Listener = std::shared_ptr<const std::function<void()>>;
 
-  /// Called at each change until the result is dropped, and once that may be afterwards.
+  /// `call` is called at each change until the result is dropped, and perhaps once after that.
   [[nodiscard]] Listener Add(std::function<void()> call) {
     auto listener = std::make_shared<const std::function<void()>>(std::move(call));
     std::lock_guard lock(mu_);

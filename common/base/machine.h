@@ -16,7 +16,7 @@ namespace deltawire {
 /// less.
 std::optional<uint64_t> AvailableMachineMemory(const std::filesystem::path& proc = "/proc");
 
-/// Another one after every start of the machine, and the same in all its containers.
+/// An id that is new after every start of the machine, and the same in all its containers.
 StatusOr<std::string> BootId(const std::filesystem::path& proc = "/proc");
 
 }  // namespace deltawire

@@ -34,8 +34,8 @@ enum class EngineFailure : uint8_t {
 };
 std::string_view ToString(EngineFailure what);
 
-/// After so many versions the plug-ins have compared all of an engine's memory, if not told
-/// otherwise.
+/// How many versions it takes a plug-in to compare all of an engine's memory once, if the options
+/// do not say.
 constexpr uint32_t kEngineCheckEvery = 64;
 
 struct EngineOptions {
@@ -47,7 +47,7 @@ struct EngineOptions {
   std::string directory;             ///< disk-delta: absolute
   bool overwrite = false;            ///< disk-delta: positions and bytes in place of XOR
   uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
-  uint32_t check_every = kEngineCheckEvery;  ///< of plug-ins, by --engine-check-every; 0: never
+  uint32_t check_every = kEngineCheckEvery;  ///< by --engine-check-every; 0: never
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
 /// The engine's name in statuses, unique within a model: "127.0.0.1:8000/path", the program and its

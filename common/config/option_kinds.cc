@@ -18,6 +18,19 @@ void AddText(CLI::App& app, const std::string& name, std::string_view type, cons
       ->option_text(Shown(type, *target));
 }
 
+CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& type,
+                     const std::string& help, std::function<Status(const std::string& text)> add) {
+  const auto add_all = [name, add = std::move(add)](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      const Status status = add(text);
+      if (!status.ok()) throw CLI::ValidationError(name, std::string(MessageOf(status)));
+    }
+  };
+  return app.add_option_function<std::vector<std::string>>(name, add_all, help)
+      ->allow_extra_args(false)
+      ->option_text(type);
+}
+
 void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target) {
   const auto set = [name, target](const std::string& text) {
     const auto endpoint = ParseEndpoint(text);

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,10 @@ std::string Shown(std::string_view type, const T& value) {
 /// Declares a string option. `check` refuses a value or brings it into its final form.
 void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
              std::string* target, Status (*check)(std::string& text));
+/// Declares an option that may be given again and again. `add` is called with one value after the
+/// other; its error refuses the option.
+CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& type,
+                     const std::string& help, std::function<Status(const std::string& text)> add);
 void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target);
 /// `min` and `max` are allowed.
 void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,

@@ -3,10 +3,12 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/model_name.h"
 #include "common/config/command_line.h"
 #include "common/config/option_kinds.h"
+#include "common/config/options_parts.h"
 
 namespace deltawire {
 namespace {
@@ -18,10 +20,6 @@ constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;
-constexpr uint32_t kMaxEngineRetries = 1000;
-constexpr uint32_t kMaxEngineCheckEvery = 1'000'000;
-constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
-                                             EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
 void AddCodec(CLI::App& app, std::optional<kernels::Codec>* target) {
@@ -171,69 +169,6 @@ Status CheckSite(const ReceiverOptions& o) {
   return {};
 }
 
-void AddEngines(CLI::App& app, ReceiverOptions& o) {
-  const auto add = [&o](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      if (text.empty()) continue;  // none, as in the sample file
-      auto engine = ParseEngine(text);
-      if (!engine.ok()) {
-        throw CLI::ValidationError("--engine", std::string(MessageOf(engine.status())));
-      }
-      o.engines.push_back(*std::move(engine));
-    }
-  };
-  app.add_option_function<std::vector<std::string>>(
-         "--engine", add,
-         "Bring this engine to each committed version; KIND: vllm, vllm-reload, sglang, "
-         "sglang-reload, http (TARGET http://HOST:PORT), exec (TARGET: a program and arguments) or "
-         "disk-delta (TARGET: a directory); again for each further engine")
-      ->allow_extra_args(false)
-      ->option_text("[MODEL:]KIND=TARGET ...");
-  const auto set_failure = [&o](const std::string& text) {
-    for (const EngineFailure what : kEngineFailures) {
-      if (text == ToString(what)) o.engine_failure = what;
-    }
-  };
-  app.add_option_function<std::string>(
-         "--engine-failure", set_failure,
-         "When an update of an engine fails: retry, rollback (serve the version before), "
-         "stay-paused or take-out")
-      ->check(CLI::IsMember({"retry", "rollback", "stay-paused", "take-out"}))
-      ->option_text(Shown("WHAT", ToString(o.engine_failure)));
-  AddNumber(app, "--engine-retries", "Try a version again so many times on an engine", 0,
-            kMaxEngineRetries, &o.engine_retries);
-  AddNumber(app, "--engine-check-every",
-            "Compare all of an engine's memory with its digests over so many versions; 0: never", 0,
-            kMaxEngineCheckEvery, &o.engine_check_every);
-  AddMillis(app, "--engine-timeout-ms", "A request to an engine that takes longer has failed", 100,
-            &o.engine_timeout);
-}
-
-Status CheckEngines(const ReceiverOptions& o) {
-  const auto model_of = [&o](const EngineOptions& engine) {
-    return engine.model.empty() ? o.models.front().name : engine.model;
-  };
-  for (size_t i = 0; i < o.engines.size(); ++i) {
-    const EngineOptions& engine = o.engines[i];
-    const auto named = [&](const ReceiverModelOptions& m) { return m.name == engine.model; };
-    if (engine.model.empty() && o.models.size() > 1) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "--engine: {} needs its model in front, MODEL:KIND=TARGET: there are {} models",
-                    NameOf(engine), o.models.size());
-    }
-    if (!engine.model.empty() && std::none_of(o.models.begin(), o.models.end(), named)) {
-      return Errorf(StatusCode::kInvalidArgument, "--engine: there is no model {}", engine.model);
-    }
-    const auto same = [&](const EngineOptions& other) {
-      return model_of(other) == model_of(engine) && NameOf(other) == NameOf(engine);
-    };
-    if (std::any_of(o.engines.begin(), o.engines.begin() + static_cast<ptrdiff_t>(i), same)) {
-      return Errorf(StatusCode::kInvalidArgument, "--engine: {} is named twice", NameOf(engine));
-    }
-  }
-  return {};
-}
-
 Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& text) {
   ReceiverModelOptions model;
   const size_t equals = text.find('=');
@@ -285,36 +220,6 @@ void AddFileGroup(CLI::App& app, std::string* target) {
   app.add_option("--file-group", *target,
                  "Group that may read the models' directories and files; empty: only their owner")
       ->option_text("GROUP");
-}
-
-void AddGroups(CLI::App& app, SenderOptions& o) {
-  const auto add = [&o](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      if (text.empty()) continue;  // none, as in the sample file
-      auto group = ParseGroup(text);
-      if (!group.ok()) {
-        throw CLI::ValidationError("--group", std::string(MessageOf(group.status())));
-      }
-      o.groups.push_back(*std::move(group));
-    }
-  };
-  app.add_option_function<std::vector<std::string>>(
-         "--group", add,
-         "Receivers that prepare a version and commit it on one word, or stay; again for each "
-         "further group")
-      ->allow_extra_args(false)
-      ->option_text("[MODEL:]NAME=ID[,ID...] ...");
-  AddSwitch(app, "group-commits",
-            "Every published version goes to each group so; off: when `deltawire sync --group` or "
-            "an orchestrator says so",
-            &o.group_commits);
-  AddMillis(app, "--group-timeout-ms",
-            "A group that has not prepared a version after so long stays as it is", 100,
-            &o.group_timeout);
-  AddSwitch(
-      app, "group-skip-absent",
-      "A group commits without members that are away for 10 s; they follow when they are back",
-      &o.group_skip_absent);
 }
 
 Status CheckCongestionControl(std::string& text) {
@@ -437,36 +342,24 @@ void Declare(CLI::App& app, SenderOptions& o) {
 }
 
 void Declare(CLI::App& app, ReceiverOptions& o) {
-  const auto add_models = [&o](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      const Status status = AddModel(&o.models, text);
-      if (!status.ok()) throw CLI::ValidationError("--model", std::string(MessageOf(status)));
-    }
-  };
   app.option_defaults()->group("Models");
-  app.add_option_function<std::vector<std::string>>(
-         "--model", add_models, "Keep this model, in DIR or DATA-DIR/NAME; at least one")
-      ->required()
-      ->allow_extra_args(false)
-      ->option_text("NAME[=DIR] ...");
+  AddEach(app, "--model", "NAME[=DIR] ...",
+          "Keep this model, in DIR or DATA-DIR/NAME; at least one",
+          [&o](const std::string& text) { return AddModel(&o.models, text); })
+      ->required();
   AddDataDir(app, &o.data_dir);
   AddFileGroup(app, &o.file_group);
   AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);
   app.option_defaults()->group("Network");
-  const auto add_senders = [&o](const std::vector<std::string>& texts) {
-    o.senders.clear();
-    for (const std::string& text : texts) {
-      const Status status = AddSender(&o.senders, text);
-      if (!status.ok()) throw CLI::ValidationError("--sender", std::string(MessageOf(status)));
-    }
-  };
-  app.add_option_function<std::vector<std::string>>(
-         "--sender", add_senders,
-         "The sender's control address, or a relay's, or several with commas between in order of "
-         "preference; again for each further agent of a trainer whose nodes each publish a part of "
-         "the model")
-      ->allow_extra_args(false)
-      ->option_text(Shown("HOST:PORT[,HOST:PORT...] ...", o.senders.front()));
+  AddEach(
+      app, "--sender", Shown("HOST:PORT[,HOST:PORT...] ...", o.senders.front()),
+      "The sender's control address, or a relay's, or several with commas between in order of "
+      "preference; again for each further agent of a trainer whose nodes each publish a part of "
+      "the model",
+      [&o, is_default = true](const std::string& text) mutable {
+        if (std::exchange(is_default, false)) o.senders.clear();
+        return AddSender(&o.senders, text);
+      });
   AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
           &o.receiver_id, CheckReceiverId);
   AddText(app, "--site", "NAME",

@@ -39,9 +39,9 @@ struct PullStats {
   uint32_t streams = 0;         ///< of all agents together
   double round_trip_seconds = 0;  ///< least of the streams'; 0: not known
   double best_bytes_per_s = 0;    ///< over the best 200 ms; 0: the pull was shorter
-  /// What went before the version was published: the other times begin after it.
+  /// The part of the pull before its version was published, where the other times begin.
   double ahead_seconds = 0;
-  uint64_t ahead_bytes = 0;  ///< of payload_bytes, those that had come by then
+  uint64_t ahead_bytes = 0;  ///< those of payload_bytes that had come by then
   /// Counted by the receiver. Its messages carry only the chunk counts, so at a sender bytes are 0.
   FormCounts forms;
   friend bool operator==(const PullStats&, const PullStats&) = default;

@@ -1,7 +1,7 @@
-// Works that share resources on virtual time: bytes on links, core-seconds, bytes of memory. At
-// each moment every resource is divided fairly among the works that want it, and each work goes on
-// as fast as the scarcest of its resources, or its own pace, allows. A plain value of one thread.
-// Cost: works times resources at each end of a work. Errors: none.
+// Simulates, on virtual time, work that shares resources: bytes on links, core-seconds, bytes of
+// memory. At each moment every resource is divided fairly among the pieces of work that want it,
+// and each piece goes on as fast as its scarcest resource, or its own pace, allows. A plain value
+// of one thread. Cost: pieces times resources, whenever a piece ends. Errors: none.
 #pragma once
 
 #include <cstddef>

@@ -29,8 +29,8 @@ struct Hop {
   double round_trip() const { return local ? site->local_round_trip : site->round_trip; }
 };
 std::vector<Hop> HopsOf(const Fleet& fleet);
-/// How many streams a pull of this hop takes, when the pulls before it have shown as much of its
-/// way: by the receiver's own rule where the site does not say.
+/// How many streams a pull of this hop takes: as many as its site states, else by the receiver's
+/// own rule from `way`, which the pulls before it have measured.
 uint32_t StreamsOf(const Hop& hop, const net::LinkRecord& way);
 /// Whether a hop's pulls run while those of its upstream do: a relay passes on what comes to it.
 inline bool PassedOn(const Hop& hop) { return hop.upstream >= 0; }
@@ -41,9 +41,9 @@ const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const 
 uint32_t EncodeThreads(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop);
 uint32_t DecodeThreads(const Hop& hop);
 
-/// The part of the encoding for hop `h` that is a pull's own: what a node made for one pull is kept
-/// for all that want it, also those of other hops, up to the cache's limit. `pulls` has one for
-/// each hop.
+/// The share, 0 to 1, of the payloads of a pull at hop `h` that a node encodes for this pull alone.
+/// It has encoded the others for earlier pulls, also of other hops, and they are still in its
+/// cache. `pulls` has one for each hop.
 double EncodedAnew(const Fleet& fleet, const std::vector<Hop>& hops,
                    const std::vector<PullCost>& pulls, size_t h);
 

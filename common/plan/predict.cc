@@ -92,7 +92,7 @@ class Predictor {
     return coding;
   }
 
-  // As a ServedPull and a pull client do when it has ended.
+  // Keeps what a ServedPull and a pull client would have measured by the end of a pull.
   void Learn(size_t h, const Forecast& f) {
     const PullCost& pull = f.pulls[h];
     const double seconds = StageSeconds(f.timeline.hops[h], Stage::kTransfer);

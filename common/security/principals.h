@@ -16,7 +16,7 @@
 
 namespace deltawire::security {
 
-/// A set of these is a sum. Whoever has any of them may also observe.
+/// A set of roles is their sum, a Roles. Whoever has any role may also observe.
 enum class Role : uint8_t { kObserver = 1, kReceiver = 2, kTrainer = 4, kOperator = 8 };
 using Roles = uint8_t;
 inline constexpr Roles kAllRoles = 15;
@@ -44,8 +44,8 @@ class PrincipalTable {
   explicit PrincipalTable(std::vector<Principal> principals, Roles anonymous_roles,
                           bool require_certificate);
 
-  /// Who shows these. `certificate` has the names in the peer's verified certificate, if it has
-  /// one. Null: nobody that the table knows, or a certificate that would do for two principals.
+  /// The principal that one of `names`, those in a verified certificate, belongs to; that has this
+  /// token; or this name. Null: the table knows nobody, or the certificate would do for two.
   const Principal* ByCertificate(const std::vector<std::string>& names) const;
   const Principal* ByToken(std::string_view token) const;
   const Principal* ByName(std::string_view name) const;

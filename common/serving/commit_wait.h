@@ -20,7 +20,7 @@ class CommitWait {
     bool part = false;
   };
   struct Step {
-    std::optional<Attachments::Census> tell;  ///< it has changed, or is the first
+    std::optional<Attachments::Census> tell;  ///< set when it is new since the last Look
     /// `at_least` receivers are attached and all of them have committed the version or a later one
     /// of the newest one's lineage and epoch.
     bool over = false;

@@ -1,5 +1,6 @@
-// A payload that a stream wants and another thread is making: whether it is made, and whom to wake
-// then. Owner: both, by shared_ptr. Threads: any. Cost: none. Errors: none.
+// A payload that one stream wants and another thread is making. It tells the stream whether the
+// payload is made, or wakes it when it is. Owner: both, by shared_ptr. Threads: any. Cost: none.
+// Errors: none.
 #pragma once
 
 #include <functional>
@@ -11,7 +12,7 @@ namespace deltawire {
 
 class PayloadElsewhere {
  public:
-  /// Of whoever makes it; it may also have failed.
+  /// Called by the thread that makes the payload, when it is made or has failed.
   void Made() {
     std::function<void()> wake;
     {

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -18,8 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from daemons import Daemons, free_port  # noqa: E402
-from scrapes import scrape, scrape_all  # noqa: E402
+from scrapes import scrape_pair  # noqa: E402
 
 # ---- options -------------------------------------------------------------------------------------
 
@@ -126,34 +124,10 @@ def metric_rows(text: str) -> list[list[str]]:
 
 
 def metrics_page(programs: pathlib.Path) -> str:
-    shm = pathlib.Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="deltawire-docs-", dir=shm if shm.is_dir() else None
-    ) as at:
-        root = pathlib.Path(at)
-        with Daemons(root, programs) as daemons:
-            ports = {"sender": free_port(), "receiver": free_port()}
-            control = daemons.start_sender(
-                root / "s", "--metrics-listen", f"127.0.0.1:{ports['sender']}"
-            )
-            receiver = daemons.start_receiver(
-                [control], "m", root / "r", "--metrics-listen", f"127.0.0.1:{ports['receiver']}",
-                "--engine", "exec=/bin/true",
-            )  # fmt: skip
-            model = root / "model"
-            model.mkdir()
-            header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}})
-            content = len(header).to_bytes(8, "little") + header.encode() + bytes(64)
-            (model / "model.safetensors").write_bytes(content)
-            scrape(ports["sender"])  # answers: the daemon is up, and its socket is there
-            run(programs / "deltawire", "publish", model, "--model", "m", "--version", 1,
-                "--socket", root / "s" / "trainer.sock")  # fmt: skip
-            receiver.await_version(1)
-            texts = {side: scrape_all(side, port) for side, port in ports.items()}
     out = ["# Metrics\n", "`--metrics-listen HOST:PORT` makes a daemon answer Prometheus at "
            "`/metrics`. [Alerts and a dashboard](../operations.md#metrics-and-alerts) go by these "
            "names.\n"]  # fmt: skip
-    for side, text in texts.items():
+    for side, text in scrape_pair(programs).items():
         out += [
             f"## {side.capitalize()}\n",
             table(["name", "kind", "labels", "what"], metric_rows(text)),

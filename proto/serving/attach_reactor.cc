@@ -172,7 +172,7 @@ StreamTurn::Next AttachReactor::Look() {
     return turn_.FoundEnd(absl::CancelledError(due.status().message()));
   }
   if (due->event) ToProto(*due->event, &event_);
-  std::unique_ptr<grpc::Alarm> before;  // goes without the lock
+  std::unique_ptr<grpc::Alarm> before;  // destroyed without the lock
   std::lock_guard lock(mu_);
   if (due->event) return turn_.Found();
   const Turn next = turn_.FoundNothing();

@@ -9,7 +9,7 @@
 namespace deltawire::receiver {
 namespace {
 
-constexpr size_t kPieceBytes = 1 << 20;  // that are encoded at once, so that they stay in a cache
+constexpr size_t kPieceBytes = 1 << 20;  // what is encoded at once: it stays in a cache
 constexpr int kLevel = 1;                // zstd's; the format's other writers use it too
 
 /// One zstd frame that states its content's size.

@@ -255,7 +255,8 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (refused && (answer.spoiled || (traits_.reload_spoils && Reads(call)))) spoiled_ = true;
     if (refused) next = Instead(call, answer.why);
     if (!next && checking_ && checked_) {
-      // Nothing is left open by a refused clear; one whose answer was cut is repeated.
+      // The check is done, and only the call that clears up after it has failed. If the engine
+      // refused it, nothing is open there; if the answer was lost, the call is made again.
       closing_ = unclear_ = !refused;
       step_.reset();
       return EndCheck("");
@@ -290,7 +291,8 @@ void EngineCourse::Drifted(EngineCall call, const std::string& why, Time now) {
   ++totals_.drifts;
   totals_.error = fmt::format("{}: {}", ToString(call), why);
   if (checking_) EndCheck(why, true);
-  // What it answers from is none of the versions, and no rollback may lead back there.
+  // The engine's memory is none of the versions now, so it serves none, and no rollback may lead
+  // back to this state.
   served_ = weights_ = {};
   unclear_ = unclear_ || call == EngineCall::kCheck;
   if (policy_.failure == EngineFailure::kStayPaused || policy_.failure == EngineFailure::kTakeOut) {
@@ -324,7 +326,8 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
   if (checking_) {
     step_.reset();
     closing_ = traits_.sessions;
-    // It goes on with what it serves, and is probed: it may be another process by now.
+    // The engine goes on with what it serves. It is probed at once, since the call may have failed
+    // because another process has taken its place.
     probe_at_ = now;
     return EndCheck(std::exchange(totals_.error, {}));
   }

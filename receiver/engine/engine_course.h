@@ -59,8 +59,8 @@ class EngineCourse {
     uint64_t updates = 0, failures = 0;
     uint64_t retries = 0;  ///< calls and whole attempts that were repeated after a failure
     uint64_t drifts = 0;   ///< times that its memory was found to be other than what was written
-    uint64_t checks_ended = 0;  ///< of those that were asked for, the last one that has ended
-    std::string check_error;    ///< of that one: what it found, or why there was none; else empty
+    uint64_t checks_ended = 0;  ///< number of the last requested check that has ended
+    std::string check_error;    ///< what that check found, or why it could not be made
     bool check_drifted = false;
   };
 

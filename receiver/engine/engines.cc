@@ -89,7 +89,7 @@ StatusOr<std::optional<Engines::Served>> Engines::ServedAfter(uint64_t seen) con
                                     .oldest = OldestServed(all),
                                     .serial = event.serial});
     }
-    seen = event.serial;  // lost meanwhile, or on to a version whose own event comes
+    seen = event.serial;  // the engine was lost, or serves a later version, which has an event
   }
 }
 
@@ -107,7 +107,8 @@ std::vector<Engines::Checked> Engines::Check(const std::function<bool()>& gone) 
       continue;
     }
     bool left = false;
-    // Whoever is on the way to a version is waited for; who was given up may never serve it.
+    // An engine on its way to a version is waited for. One that the receiver has given up may never
+    // serve a version again, so it is not.
     while (view.checks_ended < *asked[i] && !left && MayServe(view.state)) {
       std::unique_lock lock(mu_);
       left = stopping_ || gone();

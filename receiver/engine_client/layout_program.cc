@@ -41,7 +41,8 @@ struct Span {
   uint32_t tensor;
 };
 
-/// Calls fn(spans that overlap one another, by chains) for all of them; most are alone.
+/// Calls fn(cluster, its last byte) for each cluster of spans that overlap one another, directly or
+/// through others of the cluster. Most clusters are one span.
 template <typename Fn>
 void ForEachCluster(std::vector<Span> spans, const Fn& fn) {
   std::sort(spans.begin(), spans.end(),
@@ -57,7 +58,7 @@ void ForEachCluster(std::vector<Span> spans, const Fn& fn) {
   }
 }
 
-/// Some byte of a tensor stands in two boxes.
+/// Whether some byte of a tensor is in two of its boxes.
 bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   if (boxes.size() < 2) return false;
   std::vector<Span> spans;
@@ -77,9 +78,10 @@ bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   return found;
 }
 
-/// Refuses a byte of the storage that two elements would have. Cost: nothing for a box alone whose
-/// strides show it; else a bit of memory for each unit from the cluster's first byte to its last
-/// one, and a few nanoseconds for each run and for each 64 units of a run.
+/// Refuses boxes that put two elements into one byte of the storage. Cost: nothing for a box that
+/// is alone and whose strides show that it does not; else a bit of memory for each unit from the
+/// cluster's first byte to its last one, and a few nanoseconds for each run and each 64 units of
+/// it.
 Status CheckClaims(const Layout& layout, const std::string& storage, std::span<const Span> cluster,
                    uint64_t last) {
   if (cluster.size() == 1 && cluster[0].box->storage_nests()) return absl::OkStatus();
@@ -196,6 +198,64 @@ Run OrderedBox::RunAt(uint64_t at) const {
     run.storage_offset += digits[i] * static_cast<uint64_t>(dims_[i].dst_stride);
   }
   return run;
+}
+
+kernels::StridedCopy OrderedBox::CopyFrom(size_t dim, uint64_t src, uint64_t dst) const {
+  kernels::StridedCopy copy;
+  copy.src_offset = static_cast<int64_t>(src);
+  copy.dst_offset = static_cast<int64_t>(dst);
+  copy.run_bytes = run_bytes_;
+  for (size_t d = dim; d < dims_.size(); ++d, ++copy.dims) {
+    copy.counts[copy.dims] = dims_[d].count;
+    copy.src_strides[copy.dims] = static_cast<int64_t>(dims_[d].src_stride);
+    copy.dst_strides[copy.dims] = dims_[d].dst_stride;
+  }
+  return copy;
+}
+
+kernels::StridedCopy OrderedBox::copy() const { return CopyFrom(0, offset_, dst_offset_); }
+
+void OrderedBox::Pieces(uint64_t begin, uint64_t end,
+                        std::vector<kernels::StridedCopy>* pieces) const {
+  PiecesFrom(0, offset_, dst_offset_, begin, end, pieces);
+}
+
+void OrderedBox::PiecesFrom(size_t dim, uint64_t src, uint64_t dst, uint64_t begin, uint64_t end,
+                            std::vector<kernels::StridedCopy>* pieces) const {
+  // Of the tensor, from the first byte of this part of the box to its last one.
+  uint64_t inner = run_bytes_;
+  for (size_t d = dims_.size(); d-- > dim + 1;) inner += (dims_[d].count - 1) * dims_[d].src_stride;
+  uint64_t span = inner;
+  if (dim < dims_.size()) span += (dims_[dim].count - 1) * dims_[dim].src_stride;
+  if (src >= end || src + span <= begin) return;
+  if (src >= begin && src + span <= end) {
+    pieces->push_back(CopyFrom(dim, src, dst));
+    return;
+  }
+  if (dim == dims_.size()) {
+    const uint64_t first = std::max(src, begin), last = std::min(src + run_bytes_, end);
+    kernels::StridedCopy run = CopyFrom(dim, first, dst + (first - src));
+    run.run_bytes = last - first;
+    pieces->push_back(run);
+    return;
+  }
+  // Indices of this dimension that lie inside are one piece; those at both ends are taken apart.
+  const auto [count, stride, dst_stride] = dims_[dim];
+  uint64_t at = src < begin ? (begin - src) / stride : 0;
+  const auto step = [&](uint64_t i) {
+    PiecesFrom(dim + 1, src + i * stride, dst + i * static_cast<uint64_t>(dst_stride), begin, end,
+               pieces);
+  };
+  if (src + at * stride < begin) step(at++);
+  const uint64_t first = at;
+  while (at < count && src + at * stride + inner <= end) ++at;
+  if (at > first) {
+    kernels::StridedCopy inside =
+        CopyFrom(dim, src + first * stride, dst + first * static_cast<uint64_t>(dst_stride));
+    inside.counts[0] = at - first;
+    pieces->push_back(inside);
+  }
+  if (at < count) step(at);
 }
 
 StatusOr<LayoutProgram> LayoutProgram::Create(const Layout& layout, std::vector<Storage> storages,

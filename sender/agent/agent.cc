@@ -21,7 +21,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
           .huge_pages = options.huge_pages,
           .file_group = options.file_group,
           .eager_diff = options.eager_diff,
-          // What goes early goes as fast.
+          // Chunks that are sent early are sent in the codec fast.
           .send_early = options.send_early &&
                         options.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast,
           .gpu = options.gpu,

@@ -123,7 +123,7 @@ class Agent : public net::PullSource, public PullHost {
   Groups groups_;
   Assigner assigner_;
 
-  Mutex coming_mu_;  // so that what is told last is what was true last; before a model's lock
+  Mutex coming_mu_;  // held while receivers are told, to keep the order; before a model's lock
   mutable Mutex mu_;
   CondVar cv_;  // a name left registering_, or the agent stops
   bool stopping_ = false;

@@ -70,7 +70,7 @@ class AssignCourse {
  private:
   struct Known {
     SiteReceiver last;
-    uint64_t order = 0;  ///< of several that could take a place, the one with the lowest does
+    uint64_t order = 0;  ///< the lowest goes first where several could take a place
     bool here = false;
     Time came{}, gone{};
     uint32_t deaths = 0;  ///< lately

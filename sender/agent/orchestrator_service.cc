@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/net/tls.h"
 #include "common/serving/commit_wait.h"
 #include "proto/convert.h"
 #include "proto/watch_reactor.h"
@@ -11,31 +12,6 @@
 
 namespace deltawire::sender {
 namespace {
-
-class VersionWatch final : public WatchSource<v1::VersionInfo> {
- public:
-  VersionWatch(std::shared_ptr<const void> held, Attachments& attachments, std::string model,
-               std::function<void()> news)
-      : held_(std::move(held)),
-        attachments_(attachments),
-        model_(std::move(model)),
-        listener_(attachments.Listen(model_, Attachments::Of::kVersions, std::move(news))) {}
-
-  StatusOr<Found> Next(v1::VersionInfo* out) override {
-    DW_ASSIGN_OR_RETURN(const auto change, attachments_.ChangeAfter(model_, seen_));
-    if (!change) return Found::kNothing;
-    seen_ = change->serial;
-    ToProto(change->info, out);
-    return Found::kMessage;
-  }
-
- private:
-  const std::shared_ptr<const void> held_;
-  const Attachments& attachments_;
-  const std::string model_;
-  const Attachments::Listener listener_;
-  uint64_t seen_ = 0;
-};
 
 class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
  public:
@@ -100,7 +76,10 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_unix_nanos(UnixNanos());
   const bool exposed = !IsLoopback(o.control) || !IsLoopback(o.bulk);
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
-  if (access_->guards()) response->set_security(access_->Describe());
+  if (access_->guards()) {
+    const bool tls = access_->credentials()->serves_tls();
+    response->set_security(access_->Describe() + (tls ? "; kernel TLS: " + net::KernelTls() : ""));
+  }
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
   response->mutable_rate_limits()->set_all(o.rate_limit);
@@ -181,8 +160,16 @@ grpc::ServerWriteReactor<v1::VersionInfo>* SenderServiceImpl::WatchVersions(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
-        return std::make_unique<VersionWatch>(std::move(held), agent_.attachments(),
-                                              request->model(), std::move(news));
+        Attachments& attachments = agent_.attachments();
+        return std::make_unique<ChangeSource<v1::VersionInfo, Attachments::Change>>(
+            std::move(held),
+            attachments.Listen(request->model(), Attachments::Of::kVersions, std::move(news)),
+            [&attachments, model = request->model()](uint64_t seen) {
+              return attachments.ChangeAfter(model, seen);
+            },
+            [](const Attachments::Change& change, v1::VersionInfo* out) {
+              ToProto(change.info, out);
+            });
       });
 }
 

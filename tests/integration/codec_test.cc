@@ -98,15 +98,9 @@ struct Setup {
   }
   v1::PullStats Sync() {
     REQUIRE(Eventually([&] { return receiver.Status().attached(); }));
-    v1::SyncRequest request;
-    request.set_model(kModel);
-    grpc::ClientContext context;
-    auto stream = receiver.stub().Sync(&context, request);
-    for (v1::SyncUpdate u; stream->Read(&u);) {
-    }
-    const grpc::Status status = stream->Finish();
-    INFO(status.error_message() << "\n" << ReadText(receiver.log()));
-    REQUIRE(status.ok());
+    const auto synced = receiver.Sync();
+    INFO(ReadText(receiver.log()));
+    REQUIRE(synced.status() == absl::OkStatus());
     CHECK(trainer.Compare(receiver.dir()) == "");
     return receiver.Status().last_pull();
   }
@@ -203,12 +197,7 @@ TEST_CASE("a rollback is a delta like any other, and later deltas can look back 
     s.Commit(v);
     if (v == 3) third = s.trainer.content();
   }
-  v1::RollbackRequest request;
-  request.set_model(kModel);
-  request.set_version(3);
-  v1::RollbackResponse response;
-  grpc::ClientContext context;
-  REQUIRE(s.sender.orchestrator().Rollback(&context, request, &response).ok());
+  REQUIRE(s.sender.Rollback(kModel, 3).status() == absl::OkStatus());
   REQUIRE(Eventually([&] { return s.receiver.Status().committed().epoch() == 2; }));
   s.trainer.content() = third;
   CHECK(s.trainer.Compare(s.receiver.dir()) == "");

@@ -1,116 +1,42 @@
 // Receivers that take a version while the trainer still writes it: real daemons, real sockets, real
 // SIGKILLs. The trainer marks half of its tensors and keeps the offload open until the receiver has
 // what could be diffed.
-#include <grpcpp/grpcpp.h>
-
-#include <catch2/catch.hpp>
 #include <cstring>
-#include <fstream>
 
 #include "common/layout/chunks.h"
-#include "common/shm/state_file.h"
-#include "proto/deltawire/v1/trainer.grpc.pb.h"
-#include "tests/support/daemons.h"
+#include "tests/integration/early_offload.h"
 
 namespace deltawire::testing {
 namespace {
 
-constexpr const char* kModel = "m";
-
-/// An offload by the plain calls, which says of each tensor at once that it is written.
-class Offload {
- public:
-  Offload(const SenderProcess& sender, const Trainer& trainer, uint64_t version)
-      : trainer_(trainer),
-        version_(version),
-        stub_(v1::TrainerService::NewStub(
-            grpc::CreateChannel("unix:" + sender.socket(), grpc::InsecureChannelCredentials()))) {
-    v1::BeginOffloadRequest request;
-    request.set_model(kModel);
-    request.set_version(version);
-    request.set_client(4711);
-    grpc::ClientContext context;
-    const grpc::Status begun = stub_->BeginOffload(&context, request, &grant_);
-    INFO(begun.error_message());
-    REQUIRE(begun.ok());
-  }
-  uint64_t attempt() const { return grant_.attempt(); }
-  /// Writes and marks the tensors from `first` to the one before `last`.
-  void Write(const std::vector<std::byte>& content, size_t first, size_t last) {
-    const Layout& layout = trainer_.layout();
-    v1::MarkWrittenRequest request;
-    request.set_model(kModel);
-    request.set_lease(grant_.lease());
-    std::fstream file(grant_.half_path(), std::ios::binary | std::ios::in | std::ios::out);
-    for (size_t t = first; t < last; ++t) {
-      file.seekp(static_cast<std::streamoff>(grant_.data_offset() + layout.offset(t)));
-      file.write(reinterpret_cast<const char*>(content.data() + layout.offset(t)),
-                 static_cast<std::streamsize>(layout.bytes(t)));
-      request.add_tensors(static_cast<uint32_t>(t));
-    }
-    file.close();
-    REQUIRE(file.good());
-    v1::MarkWrittenResponse response;
-    grpc::ClientContext context;
-    const grpc::Status marked = stub_->MarkWritten(&context, request, &response);
-    INFO(marked.error_message());
-    REQUIRE(marked.ok());
-  }
-  void Abandon() {
-    v1::AbandonOffloadRequest request;
-    request.set_model(kModel);
-    request.set_lease(grant_.lease());
-    request.set_reason("loss is not a number");
-    v1::AbandonOffloadResponse response;
-    grpc::ClientContext context;
-    REQUIRE(stub_->AbandonOffload(&context, request, &response).ok());
-  }
-  void Ready() {
-    v1::NotifyBufferReadyRequest request;
-    request.set_model(kModel);
-    request.set_version(version_);
-    request.set_world(1);
-    request.set_lease(grant_.lease());
-    request.set_wrote_all(true);
-    v1::NotifyBufferReadyResponse response;
-    grpc::ClientContext context;
-    const grpc::Status ready = stub_->NotifyBufferReady(&context, request, &response);
-    INFO(ready.error_message());
-    REQUIRE(ready.ok());
-  }
-
- private:
-  const Trainer& trainer_;
-  const uint64_t version_;
-  const std::unique_ptr<v1::TrainerService::Stub> stub_;
-  v1::BeginOffloadResponse grant_;
-};
-
-/// Chunks of either of the receiver's files that hold `version`.
-uint32_t Holding(const ReceiverProcess& receiver, uint64_t version) {
-  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
-  if (!state.ok()) return 0;
-  uint32_t n = 0;
-  for (uint32_t slot = 0; slot < 2; ++slot) {
-    for (uint32_t c = 0; c < state->shape().chunks; ++c) {
-      n += state->chunk_version(slot, c) == version;
-    }
-  }
-  return n;
-}
-
 /// A model that sender and receiver have at version 1, whose content then has changed.
 struct Scene {
   explicit Scene(const std::string& number_of_buffers, uint64_t seed,
-                 std::vector<std::string> of_receiver = {}, double change = 0.01)
+                 std::vector<std::string> of_receiver = {}, double change = 0.01,
+                 const std::vector<std::string>& of_sender = {})
       : buffers(number_of_buffers),
-        sender(root.path()),
+        sender(root.path(), of_sender),
         trainer(sender.socket(), kModel, 24, seed),
         receiver(root.path(), "r", sender.control(), kModel, With(std::move(of_receiver))) {
     REQUIRE(trainer.Publish(1).ok());
+    if (of_sender == std::vector<std::string>{"--group", "g=r"}) {
+      REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+      REQUIRE(GroupRound());
+    }
     REQUIRE(receiver.WaitCommitted(1));
     old = trainer.content();
     trainer.Step(change);
+  }
+  /// Brings group g to the newest version.
+  bool GroupRound() {
+    grpc::ClientContext context;
+    v1::TriggerSyncRequest request;
+    request.set_model(kModel);
+    request.set_group("g");
+    const auto stream = sender.orchestrator().TriggerSync(&context, request);
+    v1::SyncProgress update;
+    while (stream->Read(&update)) continue;
+    return stream->Finish().ok();
   }
   std::vector<std::string> With(std::vector<std::string> more) const {
     more.insert(more.end(), {"--buffers", buffers});
@@ -120,6 +46,26 @@ struct Scene {
   /// The first half of the tensors, or the second.
   void WriteFirst(Offload& offload) { offload.Write(trainer.content(), 0, half()); }
   void WriteRest(Offload& offload) { offload.Write(trainer.content(), half(), tensors()); }
+  /// An offload of version 2 whose first half is written, and has come to the receiver.
+  Offload HalfWay() {
+    Offload offload = Begin(2);
+    WriteFirst(offload);
+    AwaitEarly(2);
+    return offload;
+  }
+  /// The trainer writes the rest of version 2 and is ready, and the receiver commits it.
+  void Finish(Offload& offload) {
+    WriteRest(offload);
+    offload.Ready();
+    Follows(2);
+  }
+  /// The trainer changes its content again and publishes version 2 at once.
+  void PublishAnew() {
+    trainer.Step(0.02);
+    REQUIRE(trainer.Publish(2).ok());
+    Follows(2);
+    CHECK(receiver.Status().last_pull().chunks_full() == 0);
+  }
   size_t tensors() const { return trainer.layout().size(); }
   size_t half() const { return tensors() / 2; }
   /// Chunks of the first half of the tensors that have changed since version 1.
@@ -132,12 +78,13 @@ struct Scene {
     }
     return n;
   }
-  /// Waits until the receiver pulls, and has what was written, of a version that is not published.
-  /// With one buffer nobody but itself sees how much that is.
-  void AwaitEarly(uint64_t version) {
+  /// Waits until the receiver pulls `version`, which is not published, and has what was written of
+  /// it. With one buffer only the receiver itself knows how much that is. `kept`: from an earlier
+  /// pull.
+  void AwaitEarly(uint64_t version, bool kept = false) {
     const bool came = Eventually([&] {
       const auto status = receiver.Status();
-      return status.phase() == "pulling" && status.bytes_done() > 0 &&
+      return status.phase() == "pulling" && (status.bytes_done() > 0 || kept) &&
              (buffers == "1" || Holding(receiver, version) == changed());
     });
     INFO(ReadText(sender.log()) << ReadText(receiver.log()));
@@ -175,13 +122,9 @@ TEST_CASE("a receiver has what is written while the trainer writes the rest") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 301);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.ReadersSeeTheOld();
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
   const auto pull = s.receiver.Status().last_pull();
   CHECK(pull.ahead_bytes() > 0);
   CHECK(pull.ahead_bytes() <= pull.payload_bytes());
@@ -195,9 +138,7 @@ TEST_CASE("nothing of a version that the trainer gives up stays at a receiver") 
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 302);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   offload.Abandon();
   REQUIRE(
       Eventually([&] { return s.Says("came of version 2 before it was published is dropped"); }));
@@ -208,10 +149,7 @@ TEST_CASE("nothing of a version that the trainer gives up stays at a receiver") 
   s.ReadersSeeTheOld();
   // The same number with other bytes comes as deltas from what the receiver has committed.
   s.trainer.content() = s.old;
-  s.trainer.Step(0.02);
-  REQUIRE(s.trainer.Publish(2).ok());
-  s.Follows(2);
-  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
+  s.PublishAnew();
   CHECK(s.receiver.Status().commits() == 2);
 }
 
@@ -219,9 +157,7 @@ TEST_CASE("a tensor that is written again in another attempt arrives as it was w
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 303);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.trainer.Step(0.02);
   auto again = s.Begin(2);
   CHECK(again.attempt() != offload.attempt());
@@ -229,9 +165,7 @@ TEST_CASE("a tensor that is written again in another attempt arrives as it was w
   REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
   s.AwaitEarly(2);
   s.ReadersSeeTheOld();
-  s.WriteRest(again);
-  again.Ready();
-  s.Follows(2);
+  s.Finish(again);
   CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
@@ -240,30 +174,21 @@ TEST_CASE(
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 304);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.sender.Restart();
   REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
   CHECK(Holding(s.receiver, 2) == 0);
   s.ReadersSeeTheOld();
-  s.trainer.Step(0.02);
-  REQUIRE(s.trainer.Publish(2).ok());
-  s.Follows(2);
-  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
+  s.PublishAnew();
 }
 
 TEST_CASE("a receiver that is killed with a part of a version commits the whole of it") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 305);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
-  s.AwaitEarly(2);
+  auto offload = s.HalfWay();
   s.receiver.Restart();
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  s.Finish(offload);
   CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
@@ -271,45 +196,20 @@ TEST_CASE("callers of sync, verify and pause need not wait for the trainer") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
   Scene s(buffers, 306);
-  auto offload = s.Begin(2);
-  s.WriteFirst(offload);
+  auto offload = s.HalfWay();
+  const auto synced = s.receiver.Sync();
+  REQUIRE(synced.status() == absl::OkStatus());
+  CHECK(synced->back().phase() == "committed");
   s.AwaitEarly(2);
-  {
-    grpc::ClientContext context;
-    v1::SyncRequest request;
-    request.set_model(kModel);
-    const auto stream = s.receiver.stub().Sync(&context, request);
-    v1::SyncUpdate update;
-    while (stream->Read(&update)) continue;
-    CHECK(stream->Finish().ok());
-    CHECK(update.phase() == "committed");
-  }
-  s.AwaitEarly(2);
-  {
-    grpc::ClientContext context;
-    v1::VerifyRequest request;
-    v1::VerifyResponse response;
-    request.set_model(kModel);
-    CHECK(s.receiver.stub().Verify(&context, request, &response).ok());
-    CHECK(response.committed().version() == 1);
-  }
-  s.AwaitEarly(2);
-  {
-    grpc::ClientContext pause, resume;
-    v1::PauseRequest request;
-    v1::PauseResponse response;
-    request.set_model(kModel);
-    CHECK(s.receiver.stub().Pause(&pause, request, &response).ok());
-    s.ReadersSeeTheOld();
-    v1::ResumeRequest go_on;
-    v1::ResumeResponse goes_on;
-    go_on.set_model(kModel);
-    CHECK(s.receiver.stub().Resume(&resume, go_on, &goes_on).ok());
-  }
-  s.AwaitEarly(2);
-  s.WriteRest(offload);
-  offload.Ready();
-  s.Follows(2);
+  const auto verified = s.receiver.Verify(false);
+  REQUIRE(verified.status() == absl::OkStatus());
+  CHECK(verified->committed().version() == 1);
+  s.AwaitEarly(2, /*kept=*/true);
+  CHECK(s.receiver.SetPaused(true) == absl::OkStatus());
+  s.ReadersSeeTheOld();
+  CHECK(s.receiver.SetPaused(false) == absl::OkStatus());
+  s.AwaitEarly(2, /*kept=*/true);
+  s.Finish(offload);
 }
 
 TEST_CASE("the only file keeps its name until what outgrows staging is published") {
@@ -365,6 +265,54 @@ TEST_CASE("a relay passes on what is written, and what is given up") {
   CHECK(s.trainer.Compare(leaf.dir()) == "");
   CHECK(leaf.Status().last_pull().ahead_bytes() > 0);
   CHECK(leaf.Status().last_pull().chunks_full() == 0);
+}
+
+TEST_CASE("a member of a group has what is written, and commits it on the word") {
+  const std::string buffers = GENERATE("1", "2");
+  const bool given_up = GENERATE(false, true);
+  CAPTURE(buffers, given_up);
+  Scene s(buffers, 310, {"--no-follow"}, 0.01, {"--group", "g=r", "--group-commits"});
+  if (given_up) {
+    auto offload = s.HalfWay();
+    offload.Abandon();
+    REQUIRE(
+        Eventually([&] { return s.Says("came of version 2 before it was published is dropped"); }));
+    s.ReadersSeeTheOld();
+    s.trainer.Step();
+  }
+  auto offload = s.HalfWay();
+  s.ReadersSeeTheOld();
+  s.Finish(offload);
+  const auto pull = s.receiver.Status().last_pull();
+  CHECK(pull.ahead_bytes() > 0);
+  CHECK(pull.chunks_full() == 0);
+  CHECK(s.receiver.Status().commits() == 2);
+  const auto status = s.sender.Status(kModel);
+  REQUIRE(status.groups_size() == 1);
+  CHECK(status.groups(0).commits() == 2);
+  CHECK(status.groups(0).last().late() == 0);
+}
+
+TEST_CASE("a version that has come to a member stays there until its group asks for it") {
+  const std::string buffers = GENERATE("1", "2");
+  const bool third = GENERATE(false, true);
+  CAPTURE(buffers, third);
+  Scene s(buffers, 315, {}, 0.01, {"--group", "g=r"});
+  auto offload = s.HalfWay();
+  s.WriteRest(offload);
+  offload.Ready();
+  const bool ready = Eventually([&] { return s.receiver.Status().phase() == "prepared"; });
+  INFO(ReadText(s.sender.log()) << ReadText(s.receiver.log()));
+  REQUIRE(ready);
+  CHECK(s.receiver.Status().committed().version() == 1);
+  s.ReadersSeeTheOld();
+  if (third) {
+    s.trainer.Step();
+    REQUIRE(s.trainer.Publish(3).ok());
+  }
+  REQUIRE(s.GroupRound());
+  s.Follows(third ? 3 : 2);
+  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
 TEST_CASE("without --send-early a version comes when it is published") {

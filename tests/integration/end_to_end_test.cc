@@ -16,29 +16,9 @@ namespace {
 constexpr const char* kModel = "m";
 
 v1::VerifyResponse Verify(ReceiverProcess& receiver, bool repair) {
-  v1::VerifyRequest request;
-  request.set_model(kModel);
-  request.set_repair(repair);
-  v1::VerifyResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = receiver.stub().Verify(&context, request, &response);
-  INFO(status.error_message());
-  REQUIRE(status.ok());
-  return response;
-}
-
-StatusOr<std::vector<v1::SyncUpdate>> Sync(ReceiverProcess& receiver, bool full = false) {
-  v1::SyncRequest request;
-  request.set_model(kModel);
-  request.set_force_full(full);
-  grpc::ClientContext context;
-  auto stream = receiver.stub().Sync(&context, request);
-  std::vector<v1::SyncUpdate> updates;
-  for (v1::SyncUpdate u; stream->Read(&u);) updates.push_back(u);
-  const grpc::Status status = stream->Finish();
-  if (!status.ok())
-    return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
-  return updates;
+  const auto verified = receiver.Verify(repair);
+  REQUIRE(verified.status() == absl::OkStatus());
+  return *verified;
 }
 
 }  // namespace
@@ -96,7 +76,7 @@ TEST_CASE("a receiver that lags gets one folded delta, one that joins late the w
   REQUIRE(trainer.Publish(1).ok());
   ReceiverProcess laggard(root.path(), "laggard", sender.control(), kModel, {"--no-follow"});
   REQUIRE(Eventually([&] { return laggard.Status().attached(); }));
-  REQUIRE(Sync(laggard).ok());
+  REQUIRE(laggard.Sync().ok());
   uint64_t sum = 0;
   for (uint64_t v = 2; v <= 9; ++v) {
     trainer.Step(0.01);
@@ -105,7 +85,7 @@ TEST_CASE("a receiver that lags gets one folded delta, one that joins late the w
     sum += published->delta_bytes;
   }
   CHECK(laggard.Status().committed().version() == 1);
-  REQUIRE(Sync(laggard).ok());
+  REQUIRE(laggard.Sync().ok());
   CHECK(laggard.Status().committed().version() == 9);
   CHECK(trainer.Compare(laggard.dir()) == "");
   const auto pull = laggard.Status().last_pull();
@@ -162,15 +142,9 @@ TEST_CASE("rollback publishes the earlier bytes as the next epoch") {
     REQUIRE(trainer.Publish(v).ok());
   }
   REQUIRE(receiver.WaitCommitted(4));
-  v1::RollbackRequest request;
-  request.set_model(kModel);
-  request.set_version(2);
-  v1::RollbackResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
-  INFO(status.error_message());
-  REQUIRE(status.ok());
-  CHECK(response.info().id().epoch() == 2);
+  const auto back = sender.Rollback(kModel, 2);
+  REQUIRE(back.status() == absl::OkStatus());
+  CHECK(back->id().epoch() == 2);
   REQUIRE(Eventually([&] { return receiver.Status().committed().epoch() == 2; }));
   CHECK(receiver.Status().committed().version() == 2);
   CHECK(receiver.Status().last_pull().chunks_full() == 0);
@@ -184,10 +158,7 @@ TEST_CASE("rollback publishes the earlier bytes as the next epoch") {
   REQUIRE(Eventually([&] { return receiver.Status().committed().version() == 3; }));
   CHECK(trainer.Compare(receiver.dir()) == "");
 
-  request.set_version(77);
-  grpc::ClientContext again;
-  CHECK(sender.orchestrator().Rollback(&again, request, &response).error_code() ==
-        grpc::StatusCode::NOT_FOUND);
+  CHECK(sender.Rollback(kModel, 77).status().code() == StatusCode::kNotFound);
 }
 
 TEST_CASE("tensors declared unchanged are carried over") {
@@ -256,21 +227,13 @@ TEST_CASE("one sender serves several models, a paused receiver stays where it is
   CHECK(one.Compare(r1.dir()) == "");
   CHECK(two.Compare(r2.dir()) == "");
 
-  v1::PauseRequest pause;
-  pause.set_model("one");
-  v1::PauseResponse paused;
-  grpc::ClientContext pause_context;
-  REQUIRE(r1.stub().Pause(&pause_context, pause, &paused).ok());
+  REQUIRE(r1.SetPaused(true) == absl::OkStatus());
   one.Step();
   REQUIRE(one.Publish(2).ok());
   REQUIRE(Eventually([&] { return r1.Status().newest().version() == 2; }));
   CHECK(r1.Status().committed().version() == 1);
   CHECK(r1.Status().phase() == "paused");
-  v1::ResumeRequest resume;
-  resume.set_model("one");
-  v1::ResumeResponse resumed;
-  grpc::ClientContext resume_context;
-  REQUIRE(r1.stub().Resume(&resume_context, resume, &resumed).ok());
+  REQUIRE(r1.SetPaused(false) == absl::OkStatus());
   REQUIRE(r1.WaitCommitted(2));
   CHECK(one.Compare(r1.dir()) == "");
 }

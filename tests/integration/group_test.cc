@@ -144,13 +144,7 @@ TEST_CASE(
   REQUIRE(f.AllAttached());
   REQUIRE(f.Sync("g").status() == absl::OkStatus());
   f.Step();
-  {
-    v1::PauseRequest request;
-    request.set_model(kModel);
-    v1::PauseResponse response;
-    grpc::ClientContext context;
-    REQUIRE(f.members[1]->stub().Pause(&context, request, &response).ok());
-  }
+  REQUIRE(f.members[1]->SetPaused(true) == absl::OkStatus());
   const auto paused = f.Sync("g");
   INFO(f.logs());
   CHECK(paused.status().code() == StatusCode::kAborted);

@@ -82,14 +82,7 @@ class Nodes {
   /// The node's rank dies before it begins this version: its next offload is the trainer's second.
   void Miss(size_t i, uint64_t version) { ++begun_[{i, version}]; }
   void Rollback(size_t i, uint64_t version) {
-    v1::RollbackRequest request;
-    request.set_model(kModel);
-    request.set_version(version);
-    v1::RollbackResponse response;
-    grpc::ClientContext context;
-    const auto status = senders_[i]->orchestrator().Rollback(&context, request, &response);
-    INFO(status.error_message());
-    REQUIRE(status.ok());
+    REQUIRE(senders_[i]->Rollback(kModel, version).status() == absl::OkStatus());
   }
 
   std::unique_ptr<ReceiverProcess> Receiver(std::vector<std::string> extra = {}) {
@@ -135,17 +128,10 @@ uint64_t Allocated(const std::filesystem::path& file) {
   return static_cast<uint64_t>(info.st_blocks) * 512;
 }
 
+/// The version that a call of Sync has brought.
 StatusOr<uint64_t> Sync(ReceiverProcess& receiver) {
-  v1::SyncRequest request;
-  request.set_model(kModel);
-  grpc::ClientContext context;
-  auto stream = receiver.stub().Sync(&context, request);
-  v1::SyncUpdate last;
-  for (v1::SyncUpdate u; stream->Read(&u);) last = u;
-  const grpc::Status status = stream->Finish();
-  if (!status.ok())
-    return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
-  return last.target().version();
+  DW_ASSIGN_OR_RETURN(const auto updates, receiver.Sync());
+  return updates.back().target().version();
 }
 
 }  // namespace

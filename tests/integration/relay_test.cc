@@ -1,12 +1,10 @@
 // Receivers that serve other receivers: real daemons, real sockets, real SIGKILLs. Every leaf's
 // bytes are compared with the trainer's, and its names with the sender's.
-#include <grpcpp/grpcpp.h>
 #include <signal.h>
 
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "common/layout/model_dir.h"
 #include "tests/support/bad_memory.h"
 #include "tests/support/certificates.h"
 #include "tests/support/http_get.h"
@@ -15,53 +13,59 @@
 namespace deltawire::testing {
 namespace {
 
-void Pause(ReceiverProcess& receiver) {
-  v1::PauseRequest request;
-  request.set_model(kModel);
-  v1::PauseResponse response;
-  grpc::ClientContext context;
-  REQUIRE(receiver.stub().Pause(&context, request, &response).ok());
-}
-
-void Resume(ReceiverProcess& receiver) {
-  v1::ResumeRequest request;
-  request.set_model(kModel);
-  v1::ResumeResponse response;
-  grpc::ClientContext context;
-  REQUIRE(receiver.stub().Resume(&context, request, &response).ok());
-}
-
-Status Rollback(SenderProcess& sender, uint64_t version) {
-  v1::RollbackRequest request;
-  request.set_model(kModel);
-  request.set_version(version);
-  v1::RollbackResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
-  return status.ok() ? absl::OkStatus() : absl::InternalError(status.error_message());
-}
-
-/// A leaf in the middle of its first pull from a relay; its second upstream is the sender.
-struct MidPull {
-  MidPull(uint64_t seed, const std::vector<std::string>& of_relay)
+/// A sender and its trainer, and a relay, which has the sender's first version once it is
+/// published.
+struct Relayed {
+  Relayed(uint64_t seed, size_t megabytes, const std::vector<std::string>& of_relay = {})
       : sender(root.path()),
-        trainer(sender.socket(), kModel, 24, seed),
-        relay(root.path(), "relay", sender.control(), kModel, Serving(of_relay)),
-        leaf(root.path(), "leaf", UpstreamsOnceServed(), kModel) {
-    REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
-    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+        trainer(sender.socket(), kModel, megabytes, seed),
+        relay(root.path(), "relay", sender.control(), kModel, Serving(of_relay)) {}
+  void Publish(uint64_t version) { REQUIRE(trainer.Publish(version).ok()); }
+  void Step(uint64_t version) {
+    trainer.Step();
+    Publish(version);
   }
-  /// The leaf's, when the relay has a version for it.
-  std::string UpstreamsOnceServed() {
-    REQUIRE(trainer.Publish(1).ok());
+  /// The first version, until the relay has it.
+  void Begin(uint64_t version = 1) {
+    Publish(version);
     REQUIRE(Follows(sender, relay));
-    return relay.control() + "," + sender.control();
   }
+  /// A sender without its files begins a new lineage.
+  void BeginAnew() {
+    sender.child().Kill();
+    std::filesystem::remove_all(sender.dir());
+    std::filesystem::create_directories(sender.dir());
+    sender.Start();
+    Step(3);
+  }
+  /// The receiver has what was published, byte for byte.
+  void Reaches(ReceiverProcess& receiver) {
+    REQUIRE(Follows(sender, receiver));
+    CHECK(trainer.Compare(receiver.dir()) == "");
+  }
+  uint64_t sent() { return sender.Status(kModel).bytes_sent(); }
+  /// The upstreams of a leaf that prefers the relay.
+  std::string either() const { return relay.control() + "," + sender.control(); }
 
   ShmDir root;
   SenderProcess sender;
   Trainer trainer;
-  ReceiverProcess relay, leaf;
+  ReceiverProcess relay;
+};
+
+/// A leaf in the middle of its first pull from a relay; its second upstream is the sender.
+struct MidPull : Relayed {
+  MidPull(uint64_t seed, const std::vector<std::string>& of_relay)
+      : Relayed(seed, 24, of_relay), leaf(root.path(), "leaf", OnceServed(), kModel) {
+    REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
+    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+  }
+  std::string OnceServed() {
+    Begin();
+    return either();
+  }
+
+  ReceiverProcess leaf;
 };
 
 }  // namespace
@@ -69,260 +73,194 @@ struct MidPull {
 TEST_CASE("leaves of a relay get whole models, deltas, a rollback and a new lineage") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 24, 101);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                        Serving({"--buffers", buffers}));
-  ReceiverProcess a(root.path(), "a", relay.control(), kModel);
-  ReceiverProcess b(root.path(), "b", relay.control(), kModel);
+  Relayed s(101, 24, {"--buffers", buffers});
+  ReceiverProcess a(s.root.path(), "a", s.relay.control(), kModel);
+  ReceiverProcess b(s.root.path(), "b", s.relay.control(), kModel);
   const auto all_follow = [&] {
-    for (ReceiverProcess* leaf : {&relay, &a, &b}) {
-      REQUIRE(Follows(sender, *leaf));
-      REQUIRE(trainer.Compare(leaf->dir()) == "");
-    }
+    for (ReceiverProcess* receiver : {&s.relay, &a, &b}) s.Reaches(*receiver);
   };
-  REQUIRE(trainer.Publish(1).ok());
+  s.Publish(1);
   all_follow();
-  CHECK(ReadText(a.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+  CHECK(ReadText(a.dir() / "config.json") == ReadText(s.relay.dir() / "config.json"));
   // The sender has been pulled once, and knows of one receiver.
-  CHECK(sender.Status(kModel).receivers() == 1);
-  CHECK(sender.Status(kModel).bytes_sent() == trainer.layout().total_bytes());
+  CHECK(s.sender.Status(kModel).receivers() == 1);
+  CHECK(s.sent() == s.trainer.layout().total_bytes());
 
   for (uint64_t v = 2; v <= 6; ++v) {
-    trainer.Step();
-    REQUIRE(trainer.Publish(v).ok());
+    s.Step(v);
     all_follow();
     // What the relay got as deltas goes on as deltas.
     CHECK(a.Status().last_pull().chunks_full() == 0);
     CHECK(a.Status().last_pull().chunks_delta() > 0);
   }
-  CHECK(sender.Status(kModel).bytes_sent() == relay.Status().bytes_received());
+  CHECK(s.sent() == s.relay.Status().bytes_received());
 
-  const auto before = trainer.content();
-  trainer.Step();
-  REQUIRE(trainer.Publish(7).ok());
+  const auto before = s.trainer.content();
+  s.Step(7);
   all_follow();
-  trainer.content() = before;
-  REQUIRE(Rollback(sender, 6) == absl::OkStatus());
+  s.trainer.content() = before;
+  REQUIRE(s.sender.Rollback(kModel, 6).status() == absl::OkStatus());
   all_follow();
   CHECK(a.Status().committed().epoch() == 2);
   CHECK(b.Status().last_pull().chunks_full() == 0);
 
-  // A sender without its files begins a new lineage.
   const std::string lineage = a.Status().committed().lineage();
-  sender.child().Kill();
-  std::filesystem::remove_all(sender.dir());
-  std::filesystem::create_directories(sender.dir());
-  sender.Start();
-  trainer.Step();
-  REQUIRE(trainer.Publish(3).ok());
+  s.BeginAnew();
   all_follow();
   CHECK(a.Status().committed().lineage() != lineage);
 }
 
 TEST_CASE("a leaf keeps its deltas when it falls several versions behind a relay") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 12, 102);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
-  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, leaf));
+  Relayed s(102, 12);
+  ReceiverProcess leaf(s.root.path(), "leaf", s.relay.control(), kModel);
+  s.Publish(1);
+  REQUIRE(Follows(s.sender, leaf));
   leaf.child().Kill();
   for (uint64_t v = 2; v <= 5; ++v) {
-    trainer.Step();
-    REQUIRE(trainer.Publish(v).ok());
-    REQUIRE(Follows(sender, relay));
+    s.Step(v);
+    REQUIRE(Follows(s.sender, s.relay));
   }
   leaf.Start();
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
+  s.Reaches(leaf);
   CHECK(leaf.Status().last_pull().chunks_full() == 0);  // folded from four deltas
   CHECK(leaf.Status().last_pull().chunks_delta() > 0);
 }
 
 TEST_CASE("a relay serves what it holds while its sender is away, also after a restart") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 12, 103);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  const std::string published = Published(sender);
-  sender.child().Kill();
-  relay.Restart();
-  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  Relayed s(103, 12);
+  s.Begin();
+  const std::string published = Published(s.sender);
+  s.sender.child().Kill();
+  s.relay.Restart();
+  ReceiverProcess leaf(s.root.path(), "leaf", s.relay.control(), kModel);
   REQUIRE(leaf.WaitCommitted(1));
   CHECK(NameOf(leaf.Status().committed()) == published);
-  CHECK(trainer.Compare(leaf.dir()) == "");
-  CHECK(ReadText(leaf.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+  CHECK(s.trainer.Compare(leaf.dir()) == "");
+  CHECK(ReadText(leaf.dir() / "config.json") == ReadText(s.relay.dir() / "config.json"));
 }
 
 TEST_CASE("a relay is killed in the middle of a pull, and the leaf resumes when it is back") {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     CAPTURE(seed);
-    ShmDir root;
-    SenderProcess sender(root.path());
-    Trainer trainer(sender.socket(), kModel, 24, seed);
-    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                          Serving({"--rate-limit", "20MB"}));
-    REQUIRE(trainer.Publish(1).ok());
-    REQUIRE(Follows(sender, relay));
-    ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+    Relayed s(seed, 24, {"--rate-limit", "20MB"});
+    s.Begin();
+    ReceiverProcess leaf(s.root.path(), "leaf", s.relay.control(), kModel);
     REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 2 * seed; }));
-    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
-    relay.Restart();
-    REQUIRE(Follows(sender, leaf));
-    CHECK(trainer.Compare(leaf.dir()) == "");
+    REQUIRE(Arrived(leaf, 1) < ChunksOf(s.trainer));
+    s.relay.Restart();
+    s.Reaches(leaf);
     // What had arrived was not fetched again.
-    CHECK(leaf.Status().last_pull().chunks_full() <= ChunksOf(trainer) - 2 * seed);
+    CHECK(leaf.Status().last_pull().chunks_full() <= ChunksOf(s.trainer) - 2 * seed);
   }
 }
 
 TEST_CASE("a leaf goes on at its second upstream with the chunks that are missing, and returns") {
   MidPull s(104, {"--rate-limit", "20MB"});
-  const uint64_t before = s.sender.Status(kModel).bytes_sent();
+  const uint64_t before = s.sent();
   s.relay.child().Kill();
-  REQUIRE(Follows(s.sender, s.leaf));
-  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
-  const uint64_t fetched = s.sender.Status(kModel).bytes_sent() - before;
+  s.Reaches(s.leaf);
+  const uint64_t fetched = s.sent() - before;
   CHECK(fetched > 0);
   CHECK(fetched < s.trainer.layout().total_bytes());
   // With the relay away, versions come from the sender.
-  s.trainer.Step();
-  REQUIRE(s.trainer.Publish(2).ok());
+  s.Step(2);
   REQUIRE(Follows(s.sender, s.leaf));
   // The relay is back, and has caught up: the leaf attaches to it again.
   s.relay.Start();
   REQUIRE(Follows(s.sender, s.relay));
   REQUIRE(Eventually([&] { return s.sender.Status(kModel).receivers() == 1; }));
-  const uint64_t sent = s.sender.Status(kModel).bytes_sent();
-  const uint64_t received = s.relay.Status().bytes_received();
-  s.trainer.Step();
-  REQUIRE(s.trainer.Publish(3).ok());
-  REQUIRE(Follows(s.sender, s.leaf));
-  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
-  CHECK(s.sender.Status(kModel).bytes_sent() - sent ==
-        s.relay.Status().bytes_received() - received);
+  const uint64_t sent = s.sent(), received = s.relay.Status().bytes_received();
+  s.Step(3);
+  s.Reaches(s.leaf);
+  CHECK(s.sent() - sent == s.relay.Status().bytes_received() - received);
 }
 
 TEST_CASE("a leaf leaves a relay that tells of nothing new, and returns when it has caught up") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 4, 108);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
-  REQUIRE(Follows(sender, leaf));
-  REQUIRE(sender.Status(kModel).receivers() == 1);
-  Pause(relay);
-  trainer.Step();
-  REQUIRE(trainer.Publish(2).ok());
-  REQUIRE(Follows(sender, leaf));
-  CHECK(relay.Status().committed().version() == 1);
-  Resume(relay);
-  REQUIRE(Follows(sender, relay));
+  Relayed s(108, 4);
+  s.Begin();
+  ReceiverProcess leaf(s.root.path(), "leaf", s.either(), kModel);
+  REQUIRE(Follows(s.sender, leaf));
+  REQUIRE(s.sender.Status(kModel).receivers() == 1);
+  REQUIRE(s.relay.SetPaused(true) == absl::OkStatus());
+  s.Step(2);
+  REQUIRE(Follows(s.sender, leaf));
+  CHECK(s.relay.Status().committed().version() == 1);
+  REQUIRE(s.relay.SetPaused(false) == absl::OkStatus());
+  REQUIRE(Follows(s.sender, s.relay));
   REQUIRE(Eventually([&] { return Says(leaf, "which is well again"); }));
-  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+  REQUIRE(Eventually([&] { return s.sender.Status(kModel).receivers() == 1; }));
 }
 
 TEST_CASE("a leaf does not go back to a lineage that was left when the new one's sender is gone") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 4, 109);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
-  REQUIRE(trainer.Publish(100).ok());
-  REQUIRE(Follows(sender, relay));
-  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
-  REQUIRE(Follows(sender, leaf));
+  Relayed s(109, 4);
+  s.Begin(100);
+  ReceiverProcess leaf(s.root.path(), "leaf", s.either(), kModel);
+  REQUIRE(Follows(s.sender, leaf));
   const std::string old = leaf.Status().committed().lineage();
-  Pause(relay);
-  // The trainer begins anew, and only the leaf hears of it.
-  sender.child().Kill();
-  std::filesystem::remove_all(sender.dir());
-  std::filesystem::create_directories(sender.dir());
-  sender.Start();
-  trainer.Step();
-  REQUIRE(trainer.Publish(3).ok());
-  REQUIRE(Follows(sender, leaf));
+  REQUIRE(s.relay.SetPaused(true) == absl::OkStatus());
+  s.BeginAnew();  // only the leaf hears of it
+  REQUIRE(Follows(s.sender, leaf));
   const std::string now = leaf.Status().committed().lineage();
   REQUIRE(now != old);
-  REQUIRE(relay.Status().committed().lineage() == old);
-  sender.child().Kill();
+  REQUIRE(s.relay.Status().committed().lineage() == old);
+  s.sender.child().Kill();
   REQUIRE(Eventually([&] {
     return leaf.Status().message().find("which was left for lineage " + now) != std::string::npos;
   }));
   CHECK(leaf.Status().committed().lineage() == now);
-  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(s.trainer.Compare(leaf.dir()) == "");
 }
 
 TEST_CASE("a relay that is stopped while a leaf pulls ends well, and the leaf goes on elsewhere") {
   MidPull s(112, {"--rate-limit", "10MB"});
   s.relay.child().Signal(SIGTERM);
   CHECK(s.relay.child().Wait(std::chrono::seconds(10)) == 0);
-  REQUIRE(Follows(s.sender, s.leaf));
-  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
+  s.Reaches(s.leaf);
 }
 
 TEST_CASE("a relay with one buffer keeps its leaves while it changes the file") {
   MidPull s(111, {"--buffers", "1", "--rate-limit", "20MB"});
-  s.trainer.Step();
-  REQUIRE(s.trainer.Publish(2).ok());
+  s.Step(2);
   REQUIRE(Follows(s.sender, s.relay));
-  REQUIRE(Follows(s.sender, s.leaf));
-  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
+  s.Reaches(s.leaf);
   // Nothing but the relay's pulls has crossed the link to the sender.
-  CHECK(s.sender.Status(kModel).bytes_sent() == s.relay.Status().bytes_received());
+  CHECK(s.sent() == s.relay.Status().bytes_received());
 }
 
 TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 12, 105);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                        Serving({"--scrub-bytes-per-s", "0"}));
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  Flip(relay.dir() / "model.safetensors", trainer.layout(), 300'000);
-  REQUIRE(trainer.Compare(relay.dir()) != "");
-  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
-  CHECK(Says(relay, "is not served until it was fetched anew"));
-  REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
-  CHECK(relay.Status().repaired_chunks() == 1);
+  Relayed s(105, 12, {"--scrub-bytes-per-s", "0"});
+  s.Begin();
+  Flip(s.relay.dir() / "model.safetensors", s.trainer.layout(), 300'000);
+  REQUIRE(s.trainer.Compare(s.relay.dir()) != "");
+  ReceiverProcess leaf(s.root.path(), "leaf", s.relay.control(), kModel);
+  s.Reaches(leaf);
+  CHECK(Says(s.relay, "is not served until it was fetched anew"));
+  REQUIRE(Eventually([&] { return s.trainer.Compare(s.relay.dir()) == ""; }));
+  CHECK(s.relay.Status().repaired_chunks() == 1);
 }
 
 TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version") {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
-    ShmDir root;
-    SenderProcess sender(root.path());
-    Trainer trainer(sender.socket(), kModel, 12, seed);
-    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                          Serving({"--buffers", random() % 2 == 0 ? "1" : "2"}));
+    Relayed s(seed, 12, {"--buffers", random() % 2 == 0 ? "1" : "2"});
     const bool failover = random() % 2 == 0;
-    ReceiverProcess leaf(root.path(), "leaf",
-                         relay.control() + (failover ? "," + sender.control() : ""), kModel);
+    ReceiverProcess leaf(s.root.path(), "leaf", failover ? s.either() : s.relay.control(), kModel);
     for (uint64_t version = 1; version <= 6; ++version) {
       CAPTURE(version);
-      trainer.Step();
-      REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+      s.trainer.Step();
+      REQUIRE(s.trainer.Publish(version).status() == absl::OkStatus());
       // A moment somewhere in the pulls, after the leaf has begun to say what it is doing.
       const uint32_t chunks = static_cast<uint32_t>(random() % 8);
       (void)Eventually([&] { return Arrived(leaf, version) >= chunks; },
                        std::chrono::milliseconds(random() % 300));
       const uint64_t who = random() % 4;
-      if (who == 0) sender.Restart();
-      if (who == 1) relay.Restart();
+      if (who == 0) s.sender.Restart();
+      if (who == 1) s.relay.Restart();
       if (who == 2) leaf.Restart();
     }
-    REQUIRE(Follows(sender, leaf));
-    CHECK(trainer.Compare(leaf.dir()) == "");
-    INFO(ReadText(leaf.log()) << ReadText(relay.log()) << ReadText(sender.log()));
+    s.Reaches(leaf);
+    INFO(ReadText(leaf.log()) << ReadText(s.relay.log()) << ReadText(s.sender.log()));
     // The counter begins anew with each process; the log does not.
     CHECK_FALSE(Says(leaf, "what it sent does not make up"));
   }

@@ -65,15 +65,7 @@ TEST_CASE("a receiver that does not follow keeps its weights until it is told to
   ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, args);
   Trainer trainer(sender.socket(), kModel, 4, 72);
   REQUIRE(trainer.Publish(1).ok());
-  const auto sync = [&] {
-    v1::SyncRequest request;
-    request.set_model(kModel);
-    grpc::ClientContext context;
-    auto stream = receiver.stub().Sync(&context, request);
-    for (v1::SyncUpdate u; stream->Read(&u);) {
-    }
-    return stream->Finish().ok();
-  };
+  const auto sync = [&] { return receiver.Sync().ok(); };
   REQUIRE(Eventually(sync));
   Flip(receiver.dir() / "model.safetensors", trainer.layout(), 300'000);
   REQUIRE(Eventually([&] { return receiver.Status().scrub_mismatches() == 1; }));

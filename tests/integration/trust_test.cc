@@ -315,14 +315,7 @@ TEST_CASE("a scalar that changes every step does not end what a rollback can rea
     REQUIRE(trainer.Publish(v).ok());
     REQUIRE(receiver.WaitCommitted(v));
   }
-  v1::RollbackRequest request;
-  request.set_model(kModel);
-  request.set_version(1);
-  v1::RollbackResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
-  INFO(status.error_message());
-  REQUIRE(status.ok());
+  REQUIRE(sender.Rollback(kModel, 1).status() == absl::OkStatus());
   trainer.content() = first;
   REQUIRE(Eventually([&] { return receiver.Status().committed().epoch() == 2; }));
   CHECK(trainer.Compare(receiver.dir()) == "");

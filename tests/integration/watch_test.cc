@@ -5,7 +5,6 @@
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <deque>
-#include <filesystem>
 #include <random>
 
 #include "tests/support/certificates.h"
@@ -18,10 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-size_t ThreadsOf(pid_t pid) {
-  const auto tasks = std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task");
-  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
-}
+constexpr size_t kMost = 512;  // watches of one caller
 
 std::unique_ptr<v1::SenderService::Stub> ConnectTo(const std::string& control) {
   return v1::SenderService::NewStub(Channel(control));
@@ -29,6 +25,14 @@ std::unique_ptr<v1::SenderService::Stub> ConnectTo(const std::string& control) {
 
 struct Watch : VersionWatch {
   explicit Watch(v1::SenderService::Stub& stub) : VersionWatch(stub, "m") {}
+  bool Reaches(uint64_t wanted) {
+    return Eventually([&] { return version() == wanted; });
+  }
+  /// Waits until the call has ended; returns how.
+  grpc::Status End() {
+    REQUIRE(Eventually([&] { return ended().has_value(); }));
+    return *ended();
+  }
 };
 
 struct Scene {
@@ -48,15 +52,15 @@ TEST_CASE("watches: hundreds of them hold no thread, and each gets to the newest
   Scene s;
   const auto stub = ConnectTo(s.sender.control());
   Watch first(*stub);
-  REQUIRE(Eventually([&] { return first.version() == 1; }));
+  REQUIRE(first.Reaches(1));
   const size_t before = ThreadsOf(s.sender.child().pid());
   std::deque<Watch> watches;
   for (int i = 0; i < 400; ++i) watches.emplace_back(*stub);
-  for (Watch& watch : watches) REQUIRE(Eventually([&] { return watch.version() == 1; }));
+  for (Watch& watch : watches) REQUIRE(watch.Reaches(1));
   // gRPC's own threads may be more or fewer by a few, whatever there is to do.
   CHECK(ThreadsOf(s.sender.child().pid()) < before + 50);
   for (uint64_t version = 2; version <= 5; ++version) s.Publish(version);
-  for (Watch& watch : watches) CHECK(Eventually([&] { return watch.version() == 5; }));
+  for (Watch& watch : watches) CHECK(watch.Reaches(5));
   CHECK(ThreadsOf(s.sender.child().pid()) < before + 50);
 }
 
@@ -93,14 +97,13 @@ TEST_CASE("watches: one caller has a limit, which is named, and one that ends ma
   // gRPC keeps calls back beyond so many of one connection, so there are several.
   std::vector<std::unique_ptr<v1::SenderService::Stub>> stubs;
   for (int i = 0; i < 2; ++i) stubs.push_back(ConnectTo(s.sender.control()));
-  constexpr size_t kMost = 512;
   std::deque<Watch> watches;
   for (size_t i = 0; i < kMost; ++i) watches.emplace_back(*stubs[i % 2]);
-  for (Watch& watch : watches) REQUIRE(Eventually([&] { return watch.version() == 1; }));
+  for (Watch& watch : watches) REQUIRE(watch.Reaches(1));
   Watch beyond(*stubs[0]);
-  REQUIRE(Eventually([&] { return beyond.ended().has_value(); }));
-  CHECK(beyond.ended()->error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
-  CHECK_THAT(beyond.ended()->error_message(), Contains("has 512 watches open, which is the most"));
+  const grpc::Status refused = beyond.End();
+  CHECK(refused.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  CHECK_THAT(refused.error_message(), Contains("has 512 watches open, which is the most"));
   CHECK_THAT(ReadText(s.sender.log()), Contains("a call was refused"));
   watches.pop_back();
   CHECK(Eventually([&] {
@@ -130,18 +133,17 @@ TEST_CASE("watches: the limit is a principal's, whatever its connections, and no
   };
   const auto first = as("one"), second = as("one"), other = as("two"), stranger = as("none");
   std::deque<Watch> watches;
-  for (size_t i = 0; i < 512; ++i) watches.emplace_back(i % 2 == 0 ? *first : *second);
-  for (Watch& watch : watches) REQUIRE(Eventually([&] { return watch.version() == 1; }));
+  for (size_t i = 0; i < kMost; ++i) watches.emplace_back(i % 2 == 0 ? *first : *second);
+  for (Watch& watch : watches) REQUIRE(watch.Reaches(1));
   Watch beyond(*second);
-  REQUIRE(Eventually([&] { return beyond.ended().has_value(); }));
-  CHECK(beyond.ended()->error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
-  CHECK_THAT(beyond.ended()->error_message(), Contains("one has 512 watches open"));
+  const grpc::Status refused = beyond.End();
+  CHECK(refused.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  CHECK_THAT(refused.error_message(), Contains("one has 512 watches open"));
   Watch of_other(*other);
-  CHECK(Eventually([&] { return of_other.version() == 1; }));
+  CHECK(of_other.Reaches(1));
   // The gate stands in front of watches as of other calls.
   Watch of_stranger(*stranger);
-  REQUIRE(Eventually([&] { return of_stranger.ended().has_value(); }));
-  CHECK(of_stranger.ended()->error_code() == grpc::StatusCode::PERMISSION_DENIED);
+  CHECK(of_stranger.End().error_code() == grpc::StatusCode::PERMISSION_DENIED);
 }
 
 TEST_CASE("watches: a sender and a receiver that stop end them, and say so") {
@@ -167,13 +169,10 @@ TEST_CASE("watches: a sender and a receiver that stop end them, and say so") {
   const auto stub = ConnectTo(s.sender.control());
   std::deque<Watch> watches;
   for (int i = 0; i < 50; ++i) watches.emplace_back(*stub);
-  for (Watch& watch : watches) REQUIRE(Eventually([&] { return watch.version() == 2; }));
+  for (Watch& watch : watches) REQUIRE(watch.Reaches(2));
   const auto begin = std::chrono::steady_clock::now();
   s.sender.child().Signal(SIGTERM);
-  for (Watch& watch : watches) {
-    REQUIRE(Eventually([&] { return watch.ended().has_value(); }));
-    CHECK(watch.ended()->error_code() == grpc::StatusCode::UNAVAILABLE);
-  }
+  for (Watch& watch : watches) CHECK(watch.End().error_code() == grpc::StatusCode::UNAVAILABLE);
   CHECK(std::chrono::steady_clock::now() - begin < 10s);
 }
 

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "common/layout/model_dir.h"
+#include "proto/convert.h"
 #include "proto/dial.h"
 
 namespace deltawire::testing {
@@ -31,6 +32,8 @@ Layout MixedLayout(size_t megabytes) {
   t.push_back({"scalar", DType::kF64, {}});
   return *Layout::Create(std::move(t));
 }
+
+constexpr std::chrono::minutes kLongCall{5};  // one that a whole pull may be waited for in
 
 void Prepare(grpc::ClientContext& context, std::chrono::milliseconds deadline) {
   context.set_deadline(std::chrono::system_clock::now() + deadline);
@@ -96,6 +99,11 @@ uint64_t AnonymousBytes(pid_t pid) {
   return 0;
 }
 
+size_t ThreadsOf(pid_t pid) {
+  const fs::directory_iterator tasks(fmt::format("/proc/{}/task", pid));
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
 SenderProcess::SenderProcess(const fs::path& root, std::vector<std::string> extra)
     : dir_(root / "sender"),
       log_(root / "sender.log"),
@@ -127,6 +135,18 @@ v1::SenderModelStatus SenderProcess::Status(const std::string& model) {
     return {};
   }
   return response.models(0);
+}
+
+StatusOr<v1::VersionInfo> SenderProcess::Rollback(const std::string& model, uint64_t version) {
+  v1::RollbackRequest request;
+  request.set_model(model);
+  request.set_version(version);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  Prepare(context, kLongCall);
+  DW_RETURN_IF_ERROR(
+      FromGrpc(orchestrator_->Rollback(&context, request, &response), "sender: Rollback"));
+  return response.info();
 }
 
 ReceiverProcess::ReceiverProcess(const fs::path& root, const std::string& id,
@@ -169,6 +189,45 @@ bool ReceiverProcess::WaitCommitted(uint64_t version, std::chrono::milliseconds 
         return s.committed().epoch() != 0 && s.committed().version() >= version;
       },
       deadline);
+}
+
+absl::Status ReceiverProcess::SetPaused(bool paused) {
+  grpc::ClientContext context;
+  Prepare(context, kLongCall);
+  if (paused) {
+    v1::PauseRequest request;
+    request.set_model(model_);
+    v1::PauseResponse response;
+    return FromGrpc(stub_->Pause(&context, request, &response), "receiver: Pause");
+  }
+  v1::ResumeRequest request;
+  request.set_model(model_);
+  v1::ResumeResponse response;
+  return FromGrpc(stub_->Resume(&context, request, &response), "receiver: Resume");
+}
+
+StatusOr<std::vector<v1::SyncUpdate>> ReceiverProcess::Sync(bool force_full) {
+  v1::SyncRequest request;
+  request.set_model(model_);
+  request.set_force_full(force_full);
+  grpc::ClientContext context;
+  Prepare(context, kLongCall);
+  const auto stream = stub_->Sync(&context, request);
+  std::vector<v1::SyncUpdate> updates;
+  for (v1::SyncUpdate update; stream->Read(&update);) updates.push_back(update);
+  DW_RETURN_IF_ERROR(FromGrpc(stream->Finish(), "receiver: Sync"));
+  return updates;
+}
+
+StatusOr<v1::VerifyResponse> ReceiverProcess::Verify(bool repair) {
+  v1::VerifyRequest request;
+  request.set_model(model_);
+  request.set_repair(repair);
+  v1::VerifyResponse response;
+  grpc::ClientContext context;
+  Prepare(context, kLongCall);
+  DW_RETURN_IF_ERROR(FromGrpc(stub_->Verify(&context, request, &response), "receiver: Verify"));
+  return response;
 }
 
 Trainer::Trainer(std::string socket, std::string model, size_t megabytes, uint64_t seed)

@@ -42,8 +42,10 @@ std::unique_ptr<cli::ChildProcess> Spawn(const std::string& program, std::vector
                                          const std::filesystem::path& log);
 
 std::string ReadText(const std::filesystem::path& path);
-/// Peak resident set of a live process in bytes that is not shared memory (VmHWM counts all).
+/// Resident memory of a live process that is its own, in bytes: shared memory does not count.
 uint64_t AnonymousBytes(pid_t pid);
+/// How many threads a live process has.
+size_t ThreadsOf(pid_t pid);
 
 /// The file of credentials that channels to daemons show, of those that are made from now on;
 /// empty: plaintext, and nothing is shown.
@@ -74,6 +76,8 @@ class SenderProcess {
   v1::SenderService::Stub& orchestrator() { return *orchestrator_; }
   v1::PullService::Stub& pulls() { return *pulls_; }
   v1::SenderModelStatus Status(const std::string& model);
+  /// Returns what the version is called in its new epoch.
+  StatusOr<v1::VersionInfo> Rollback(const std::string& model, uint64_t version);
 
  private:
   const std::filesystem::path dir_, log_;
@@ -104,6 +108,11 @@ class ReceiverProcess {
   /// Waits until `version` (or a newer one) is committed.
   bool WaitCommitted(uint64_t version,
                      std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  /// Pauses the model, or resumes it.
+  absl::Status SetPaused(bool paused);
+  /// Returns everything that was told until the model had committed.
+  StatusOr<std::vector<v1::SyncUpdate>> Sync(bool force_full = false);
+  StatusOr<v1::VerifyResponse> Verify(bool repair);
 
  private:
   const std::string id_, model_, sender_control_;

@@ -1,14 +1,15 @@
 """A plain encoder of docs/delta_format.md (version 3): fast and tight, with "Choice of parameters".
 
 Its payloads must equal the kernels' byte for byte. Definitions that both directions share (tables,
-classes, history, the arithmetic coder) come from delta_decoder.py. Deltas are lists of
-(element, signed difference), in order.
+classes, history, the arithmetic coder) come from delta_decoder.py and delta_tight.py. Deltas are
+lists of (element, signed difference), in order.
 """
 
-from delta_decoder import (EVEN, ONE, OCTAVE, P, H, ROW_OF_AGE, BLOCK, TIGHT, FAST, Coder,
-                           blocks_of, class_of, context_of, decode_fast, exponents, gaps_between,
-                           lanes_of, longer_probability, order, rice, rows_and_directions, sparse_bytes,
-                           survival, weight_of_code)
+from delta_decoder import (BLOCK, FAST, TIGHT, blocks_of, decode_fast, gaps_between, order, rice,
+                           sparse_bytes)
+from delta_tight import (EVEN, OCTAVE, ONE, P, H, ROW_OF_AGE, Coder, class_of, context_of,
+                         exponents, lanes_of, longer_probability, rows_and_directions, survival,
+                         weight_of_code)
 
 
 class BitWriter:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 import re
+import tempfile
 import time
 import urllib.request
 
-from daemons import DEADLINE_S
+from daemons import DEADLINE_S, Daemons, free_port, run
 
 # The stages that one version of a pair with an engine of the kind `exec` has, once each.
 STAGES = {
@@ -54,3 +57,30 @@ def scrape_all(name: str, port: int) -> str:
         if time.monotonic() > end:
             raise AssertionError(f"{name}: {ended(text)}, and not {wanted}")
     return text
+
+
+def scrape_pair(programs: pathlib.Path) -> dict[str, str]:
+    """What a sender and a receiver with an engine answer when they have moved a version."""
+    shm = pathlib.Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="deltawire-metrics-", dir=shm if shm.is_dir() else None
+    ) as at:
+        root = pathlib.Path(at)
+        with Daemons(root, programs) as daemons:
+            ports = {"sender": free_port(), "receiver": free_port()}
+            control = daemons.start_sender(
+                root / "s", "--metrics-listen", f"127.0.0.1:{ports['sender']}"
+            )
+            receiver = daemons.start_receiver(
+                [control], "m", root / "r", "--metrics-listen", f"127.0.0.1:{ports['receiver']}",
+                "--engine", "exec=/bin/true",
+            )  # fmt: skip
+            model = root / "model"
+            model.mkdir()
+            header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}})
+            content = len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+            (model / "model.safetensors").write_bytes(content)
+            run(programs / "deltawire", "publish", model, "--model", "m", "--version", 1,
+                "--socket", root / "s" / "trainer.sock")  # fmt: skip
+            receiver.await_version(1)
+            return {side: scrape_all(side, port) for side, port in ports.items()}

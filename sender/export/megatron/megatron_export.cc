@@ -16,7 +16,7 @@ namespace {
 // Size of the pieces in which a shard is placed; each piece is reported when it is in place.
 constexpr uint64_t kPlacedBytes = uint64_t{32} << 20;
 
-/// The tensors that parameters make.
+/// The HF tensors that the plan's parameters make.
 std::vector<uint32_t> TensorsOf(const mcore::Plan& plan) {
   std::set<uint32_t> tensors;
   for (const mcore::PlannedParam& planned : plan.planned()) {

@@ -200,7 +200,8 @@ TEST_CASE("a file that cannot be read is named") {
   CheckError(Sender({"--config", temp.path().c_str()}), {temp.path().native(), "directory"});
   CheckError(Sender({"--config", ""}), {"--config", "does not exist"});
   CheckError(Sender({"--config"}), {"--config"});
-  CheckError(Sender({"--config", kSenderSample, "--config", kSenderSample}), {"--config"});
+  const ConfigFile file("");
+  CheckError(Sender({"--config", file.path(), "--config", file.path()}), {"--config"});
 }
 
 }  // namespace

@@ -12,9 +12,6 @@
 
 namespace deltawire {
 
-inline constexpr const char* kSenderSample = DELTAWIRE_SAMPLE_DIR "/sender.toml";
-inline constexpr const char* kReceiverSample = DELTAWIRE_SAMPLE_DIR "/receiver.toml";
-
 inline Parsed<SenderOptions> Sender(std::vector<const char*> args) {
   args.insert(args.begin(), "deltawire-sender");
   return ParseSenderOptions(static_cast<int>(args.size()), args.data());

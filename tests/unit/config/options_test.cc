@@ -17,6 +17,9 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
+constexpr const char* kSenderSample = DELTAWIRE_SAMPLE_DIR "/sender.toml";
+constexpr const char* kReceiverSample = DELTAWIRE_SAMPLE_DIR "/receiver.toml";
+
 /// The long options that --help lists, without those that only a command line can have.
 std::set<std::string> OptionsInHelp(const std::string& help) {
   std::set<std::string> names;

@@ -21,6 +21,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import delta_decoder as decoder
 import delta_encoder as encoder
+import delta_tight as tight_codec
 from delta_decoder import Refused, need
 
 
@@ -82,7 +83,7 @@ class Case:
             need(len(ours) >= len(self.fast), "tight would be smaller, depth %d" % depth)
             return
         theirs = self.read("tight%d" % depth)
-        decode = lambda payload: decoder.decode_tight(payload, self.old, self.width, past)
+        decode = lambda payload: tight_codec.decode_tight(payload, self.old, self.width, past)
         need(decode(theirs) == changes, "tight decodes to another, depth %d" % depth)
         need(ours == theirs, "tight is another, depth %d" % depth)
         if self.n < 10000:
@@ -93,7 +94,7 @@ def check_foreign(directory, inputs):
     for name, depth in FOREIGN:
         case = Case(directory, inputs, entry_of(directory, name))
         payload = case.read("foreign%d" % depth)
-        changes = decoder.decode_tight(payload, case.old, case.width, case.past[:depth])
+        changes = tight_codec.decode_tight(payload, case.old, case.width, case.past[:depth])
         need(changes == case.decode_fast(case.fast), "foreign parameters of " + name)
     print("%d payloads with foreign parameters" % len(FOREIGN))
 
@@ -156,7 +157,7 @@ def check_doc(doc):
     old = b"".join(b"\x80\x00" if i % 10 == 0 else b"\x80\x3f" for i in range(300))
     changes = [(50, 1), (100, -1), (130, 1), (250, 3)]
     tight = example(doc, "tight, an example")
-    need(decoder.decode_tight(tight, old, 2) == changes, "the example of tight")
+    need(tight_codec.decode_tight(tight, old, 2) == changes, "the example of tight")
     need(encoder.encode_tight(changes, old, 2, 1) == tight, "the example of tight is another")
 
     dense = example(doc, "dense, an example")
@@ -168,7 +169,7 @@ def check_doc(doc):
         chunk, (digest, term, root) = int(row[0]), (int(field, 16) for field in row[1:])
         need(decoder.root_term(chunk, digest) == term, "the term of chunk %d" % chunk)
         record = struct.pack("<QQ", chunk, digest)
-        need(decoder.xxh3(record) == term, "the term of chunk %d is not XXH3-64" % chunk)
+        need(tight_codec.xxh3(record) == term, "the term of chunk %d is not XXH3-64" % chunk)
         digests[chunk] = digest
         need(decoder.root_of(digests) == root, "the root of chunks 0 to %d" % chunk)
     need(len(digests) == 3, "the example of root has three chunks")

@@ -86,10 +86,7 @@ TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.buffers = buffers});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
   REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e"); }));
   const auto waits = [&] {
     const ReplicaStatus status = s.replica->status();
@@ -117,10 +114,7 @@ TEST_CASE("what an engine holds beyond its time is taken from it") {
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.buffers = buffers});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
   const auto until = SteadyClock::now() + milliseconds(150);
   REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e", until); }));
   chunks = FakeAgent::Step(chunks, 9);
@@ -174,10 +168,7 @@ TEST_CASE("a pause soon after a restart in the middle of an update waits for the
 
 TEST_CASE("a version whose commit fails behind the weights' name is told of all the same") {
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks, 1, 100);
-  s.Start();
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks = s.Begin({}, 100);
   const auto first = s.replica->WaitCommit(0, kStays);
   REQUIRE(first);
   const auto list = s.dir.path() / ".deltawire.receiver" / "installed";
@@ -203,10 +194,8 @@ TEST_CASE("a version whose commit fails behind the weights' name is told of all 
 TEST_CASE("two files without leases: the delta of each version is kept, however many there were") {
   const testing::DeniedLeases denied(EINVAL);
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.staging_bytes = 400, .delta_file_bytes = 1 << 20, .buffers = 2});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks =
+      s.Begin({.staging_bytes = 400, .delta_file_bytes = 1 << 20, .buffers = 2});
   const auto deltas = s.dir.path() / kDeltaFolder;
   for (uint64_t v = 2; v <= 20; ++v) {
     CAPTURE(v);
@@ -225,10 +214,8 @@ TEST_CASE("two files without leases: the delta of each version is kept, however 
 
 TEST_CASE("with one file and the option copy, a reader keeps the old file") {
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.buffers = 1, .reader_grace = milliseconds(30), .copy_for_reader = true});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks =
+      s.Begin({.buffers = 1, .reader_grace = milliseconds(30), .copy_for_reader = true});
   const Reader reader(s.dir.path() / "model.safetensors");
   const std::string read = reader.bytes();
   for (uint64_t v = 2; v < 5; ++v) {
@@ -242,10 +229,7 @@ TEST_CASE("with one file and the option copy, a reader keeps the old file") {
 
 TEST_CASE("with two files the name is always there, and what a reader has does not change") {
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.buffers = 2});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks = s.Begin({.buffers = 2});
   std::atomic<bool> stop{false};
   std::atomic<int> missing{0}, opened{0};
   std::thread loader([&] {
@@ -275,10 +259,7 @@ TEST_CASE("weights and side files that somebody removes or changes are put back"
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);
   ReplicaRig s;
-  const auto chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks, 1, 5);
-  s.Start({.buffers = buffers});
-  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto chunks = s.Begin({.buffers = buffers}, 5);
   const std::string config = s.Read("config.json");
   std::filesystem::remove(s.dir.path() / "config.json");
   CHECK(Eventually([&] { return s.Read("config.json") == config; }, seconds(5)));

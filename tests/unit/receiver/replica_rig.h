@@ -51,12 +51,18 @@ struct ReplicaRig {
     REQUIRE(started.ok());
     replica = std::move(*started);
   }
-  /// Starts with one file, which is brought to version 1. Without leases, which the case is about,
-  /// says so and returns false.
-  bool StartsWithOneFile() {
-    agent().Publish({1, 1}, FakeAgent::Make(agent().layout(), 1));
-    Start({.buffers = 1});
+  /// Publishes version 1 and starts with it: returns its chunks when the replica has committed
+  /// them.
+  FakeAgent::Chunks Begin(ReplicaOptions options = {}, uint64_t side_files = 0) {
+    FakeAgent::Chunks chunks = FakeAgent::Make(agent().layout(), 1);
+    agent().Publish({1, 1}, chunks, 1, side_files);
+    Start(std::move(options));
     REQUIRE(Reaches(agent().identity()));
+    return chunks;
+  }
+  /// Begins with one file. Without leases, which the case is about, says so and returns false.
+  bool StartsWithOneFile() {
+    Begin({.buffers = 1});
     const bool leases = replica->status().buffers_why.find("fresh file") == std::string::npos;
     if (!leases) std::puts("SKIPPED: no leases here");
     return leases;

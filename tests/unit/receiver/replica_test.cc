@@ -20,10 +20,7 @@ constexpr Hash128 kC{15, 16};
 
 TEST_CASE("versions are followed, whole first and then by delta") {
   ReplicaRig s;
-  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start();
-  REQUIRE(s.Reaches(s.agent().identity()));
+  FakeAgent::Chunks chunks = s.Begin();
   CHECK(s.Holds(chunks));
   CHECK(s.agent().counts().chunks_full == chunks.size());
   for (uint64_t v = 2; v < 10; ++v) {
@@ -118,9 +115,7 @@ TEST_CASE("status says how many buffers there are, and why") {
 
 TEST_CASE("the same number with other bytes, by a sender that was wiped, is pulled") {
   ReplicaRig s;
-  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1), 1, 100);
-  s.Start();
-  REQUIRE(s.Reaches(s.agent().identity()));
+  s.Begin({}, 100);
   CHECK(s.Read("config.json") == "{\"side\": 100}");
   FakeAgent::Chunks other = FakeAgent::Make(s.agent().layout(), 2);
   other[0] = FakeAgent::Make(s.agent().layout(), 1)[0];
@@ -165,10 +160,7 @@ TEST_CASE("a chunk that never comes right is never committed, and named") {
 
 TEST_CASE("a sender that leaves a chunk of a delta out is noticed, and nothing is committed") {
   ReplicaRig s;
-  const auto first = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, first);
-  s.Start();
-  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto first = s.Begin();
   auto second = first;
   for (auto& c : second) c[0] ^= std::byte{1};
   s.agent().Set([](FakeAgent::Faults& f) { f.leave_out = {2}; });
@@ -234,10 +226,7 @@ TEST_CASE("a lost event, a mute sender and a broken connection are mended within
   for (const int fault : {0, 1, 2}) {
     CAPTURE(fault);
     ReplicaRig s;
-    FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-    s.agent().Publish({1, 1}, chunks);
-    s.Start();
-    REQUIRE(s.Reaches(s.agent().identity()));
+    FakeAgent::Chunks chunks = s.Begin();
     chunks = FakeAgent::Step(chunks, 5);
     s.agent().Set([fault](FakeAgent::Faults& f) {
       if (fault == 0) f.lose_events = 1;
@@ -291,10 +280,7 @@ TEST_CASE("a long pull is no silence: reports go on, with the last event's numbe
 
 TEST_CASE("pause returns when nothing changes, and ends a pull that has changed nothing") {
   ReplicaRig s;
-  const auto first = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, first);
-  s.Start();
-  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto first = s.Begin();
   const Identity before = s.committed();
   std::atomic<bool> at_end{false}, ended{false};
   s.agent().Set([&](FakeAgent::Faults& f) {
