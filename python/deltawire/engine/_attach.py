@@ -203,7 +203,9 @@ class Attachment:
             # What else the model holds may be elsewhere, and no box is about it.
             storages = [storage if s.keeper.device == device else (storage[0], 0, 0)
                         for storage, s in zip(storages, self.storages)]
-            on, stream = device.index or 0, torch.cuda.current_stream(device).cuda_stream
+            current = torch.cuda.current_stream(device)
+            current.synchronize()  # a load may still be under way there
+            on, stream = device.index or 0, current.cuda_stream
         self._weights.bind(storages, [tuple(box) for box in plan.boxes], on, stream)
         compared = self._weights.adopt()
         result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
