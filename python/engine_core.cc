@@ -128,7 +128,7 @@ class Weights {
   }
 
   void Bind(const std::vector<std::tuple<std::string, uintptr_t, uint64_t>>& storages,
-            const std::vector<ElementBox>& boxes) {
+            const std::vector<ElementBox>& boxes, int32_t device, uintptr_t stream) {
     std::vector<dw_engine_storage> memory;
     for (const auto& [name, address, bytes] : storages) {
       memory.push_back(
@@ -151,8 +151,12 @@ class Weights {
       box.place_strides = dst_strides.data();
       list.push_back(box);
     }
+    const dw_engine_device on{sizeof on, device, reinterpret_cast<void*>(stream)};
     Run([&] {
-      return dw_engine_bind(engine_, memory.data(), memory.size(), list.data(), list.size());
+      return device < 0
+                 ? dw_engine_bind(engine_, memory.data(), memory.size(), list.data(), list.size())
+                 : dw_engine_bind_device(engine_, memory.data(), memory.size(), list.data(),
+                                         list.size(), &on);
     });
     names_.clear();
     for (const auto& storage : storages) names_.push_back(std::get<0>(storage));
@@ -279,6 +283,9 @@ PYBIND11_MODULE(_core, m) {
       .def_readonly("payload_bytes", &dw_engine_update::payload_bytes)
       .def_readonly("chunks_healed", &dw_engine_update::chunks_healed);
 
+  m.def(
+      "find_device", [](int32_t device) { Run([&] { return dw_engine_find_device(device); }); },
+      py::arg("device"));
   py::class_<Weights>(m, "EngineWeights")
       .def(py::init<const std::string&, uint32_t>(), py::arg("directory"), py::arg("threads"))
       .def_property_readonly("fingerprint", &Weights::Fingerprint)
@@ -287,7 +294,8 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("held", &Weights::Held)
       .def_property_readonly("unmapped", &Weights::Unmapped)
       .def("wait_for_other", &Weights::WaitForOther, py::arg("known"), py::arg("seconds"))
-      .def("bind", &Weights::Bind, py::arg("storages"), py::arg("boxes"))
+      .def("bind", &Weights::Bind, py::arg("storages"), py::arg("boxes"), py::arg("device") = -1,
+           py::arg("stream") = 0)
       .def("adopt", &Weights::Adopt)
       .def("prepare", &Weights::Prepare)
       .def_property_readonly("changed", &Weights::Changed)

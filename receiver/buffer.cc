@@ -46,6 +46,11 @@ uint64_t Buffer::digest(uint32_t i) const {
   return base < 0 ? 0 : state_.chunk_digest(static_cast<uint32_t>(base), i);
 }
 
+uint64_t Buffer::committed_digest(uint32_t i) const {
+  const int front = front_;
+  return front < 0 ? 0 : state_.chunk_digest(static_cast<uint32_t>(front), i);
+}
+
 Bytes Buffer::base(uint32_t i) const {
   const int base = Base(i);
   return base < 0 ? Bytes() : ChunkOf(base, i);

@@ -152,6 +152,9 @@ class Buffer {
                              const std::function<bool()>& stop);
 
   // For receivers that this one serves (receiver/relay).
+  /// Chunk i's digest in the committed file, whatever an update that was broken off has brought to
+  /// the other one. 0: no file has the name.
+  uint64_t committed_digest(uint32_t i) const;
   /// The committed file. While somebody reads it, no update changes its bytes: the update goes to a
   /// fresh file, or with one file is not begun. Null when no file has the name.
   std::shared_ptr<ServedFile> Serve();

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 std::vector<uint64_t> DigestsOf(const Buffer& buffer) {
   std::vector<uint64_t> digests(buffer.chunks().size());
-  for (uint32_t i = 0; i < digests.size(); ++i) digests[i] = buffer.digest(i);
+  for (uint32_t i = 0; i < digests.size(); ++i) digests[i] = buffer.committed_digest(i);
   return digests;
 }
 

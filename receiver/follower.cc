@@ -6,6 +6,12 @@
 namespace deltawire::receiver {
 namespace {
 
+bool Held(const Follower::Target& target, const Follower::Situation& s) {
+  const Identity& whole = target.whole;
+  return whole.lineage == s.committed.lineage && whole.id == s.committed.id &&
+         (!target.root_known || whole.root == s.committed.root);
+}
+
 void PutLittleEndian(uint64_t value, std::vector<std::byte>& out) {
   for (int i = 0; i < 8; ++i) out.push_back(static_cast<std::byte>(value >> (8 * i)));
 }
@@ -96,6 +102,8 @@ Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
   a.heard = true;
   Learn(agent, event.newest);
   a.incoming = event.incoming;
+  a.forgotten = false;
+  if (!a.incoming.version.empty()) a.written = a.incoming.version.attempt;
   return absl::OkStatus();
 }
 
@@ -191,17 +199,106 @@ StateId Follower::OldestNewest() const {
   return oldest;
 }
 
-bool Follower::Joins(const Situation& s) const {
+bool Follower::HasPublished(const FollowedAgent& agent, const Identity& part) {
+  return std::ranges::any_of(agent.known, [&](const Identity& known) { return IsOf(part, known); });
+}
+
+bool Follower::Published(std::span<const Identity> parts) const {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!HasPublished(agents_[i], parts[i])) return false;
+  }
+  return true;
+}
+
+bool Follower::Has(size_t agent, const Identity& part) const {
+  const FollowedAgent& a = agents_[agent];
+  return IsOf(part, a.incoming.version) || HasPublished(a, part);
+}
+
+bool Follower::WillNotCome(const FollowedAgent& a, const Identity& part) {
+  const Identity& coming = a.incoming.version;
+  if (a.forgotten || IsOf(part, coming) || HasPublished(a, part)) return false;
+  if (a.written == part.attempt) return true;
+  // Of an agent that has said nothing yet. What it has published may be the same number of an
+  // attempt before, which is written anew.
+  const bool gone_on = !coming.empty() && coming.id.version >= part.id.version;
+  return gone_on || !(a.newest.lineage == part.lineage) || a.newest.id.epoch != part.id.epoch ||
+         a.newest.id > part.id;
+}
+
+bool Follower::GivenUp(std::span<const Identity> parts) const {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (WillNotCome(agents_[i], parts[i])) return true;
+  }
+  return false;
+}
+
+void Follower::ForgetIncoming(const Target& target) {
+  for (size_t i = 0; i < target.parts.size(); ++i) {
+    FollowedAgent& a = agents_[i];
+    if (!IsOf(target.parts[i], a.incoming.version)) continue;
+    a.incoming = {};
+    a.forgotten = true;
+  }
+}
+
+std::optional<Follower::Target> Follower::Coming(const Situation& s) const {
+  if (s.requested || s.suspects || s.paused) return std::nullopt;
+  if (!options_.follow && !s.member) return std::nullopt;
+  return agents_.size() == 1 ? ComingToOne(s) : ComingToAll(s);
+}
+
+std::optional<Follower::Target> Follower::ComingToOne(const Situation& s) const {
   const FollowedAgent& a = agents_.front();
   const Identity& version = a.incoming.version;
-  if (agents_.size() > 1 || version.empty() || s.requested || s.suspects) return false;
-  if (!options_.follow || s.paused || (s.checking && version.root == 0)) return false;
+  if (version.empty() || (s.checking && version.root == 0)) return std::nullopt;
   // Where there is something complete to pull, that comes first: the deltas of what comes begin
   // after it.
   const Identity& base = a.incoming.base;
-  if (!base.empty() && !(base == s.committed)) return false;
-  if (version.lineage == s.committed.lineage) return version.id > s.committed.id;
-  return !(version.lineage == a.newest.lineage) || version.id > a.newest.id;
+  if (!base.empty() && !(base == s.committed)) return std::nullopt;
+  const bool later = version.lineage == s.committed.lineage ? version.id > s.committed.id
+                     : version.lineage == a.newest.lineage  ? version.id > a.newest.id
+                                                            : true;
+  if (!later || IsLater(s.held(), version)) return std::nullopt;
+  return Target{
+      .whole = version, .root_known = version.root != 0, .parts = {version}, .incoming = true};
+}
+
+std::optional<Follower::Target> Follower::Written(const Identity& version, bool one_file) const {
+  Target target{.incoming = true};
+  for (const FollowedAgent& a : agents_) {
+    const Identity& coming = a.incoming.version;
+    const bool told = coming.root == 0 && coming.attempt == version.attempt &&
+                      coming.id.version == version.id.version;
+    const Identity* known = told ? nullptr : Known(a, version);
+    // What is published is not kept to the staging, and the others may never publish theirs.
+    if (known != nullptr && one_file) return std::nullopt;
+    if (const Identity* part = told ? &coming : known) {
+      target.parts.push_back(*part);
+      continue;
+    }
+    const Identity expected{
+        a.newest.lineage, {a.newest.id.epoch, version.id.version}, 0, version.attempt};
+    if (a.forgotten || WillNotCome(a, expected)) return std::nullopt;
+    target.awaited.push_back(target.parts.size());
+    target.parts.push_back(expected);
+  }
+  target.whole = Combine(target.parts);
+  target.whole.root = 0;
+  return target;
+}
+
+std::optional<Follower::Target> Follower::ComingToAll(const Situation& s) const {
+  const auto common = s.checking ? std::nullopt : Common();
+  if (!common || !Held(*common, s)) return std::nullopt;
+  for (const FollowedAgent& a : agents_) {
+    const Identity& version = a.incoming.version;
+    // Only an attempt ties parts together before they have roots.
+    if (version.empty() || version.root != 0 || version.attempt == 0) continue;
+    auto target = Written(version, s.one_file);
+    if (target && IsLater(target->whole, s.committed)) return target;
+  }
+  return std::nullopt;
 }
 
 Follower::Choice Follower::Next(const Situation& s, Time now) const {
@@ -211,12 +308,10 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     choice.why = fmt::format("not attached to sender {}", a.address);
     return choice;
   }
-  if (Joins(s)) {
-    const Identity& version = agents_.front().incoming.version;
+  if (auto coming = Coming(s)) {
     choice.pull = now >= pull_at_;
     choice.again = pull_at_;
-    choice.target = {
-        .whole = version, .root_known = version.root != 0, .parts = {version}, .incoming = true};
+    choice.target = *std::move(coming);
     return choice;
   }
   const auto target = Common();
@@ -232,10 +327,9 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     return choice;
   }
   const Identity& whole = target->whole;
-  const bool same_history = whole.lineage == s.committed.lineage;
-  const bool same = same_history && whole.id == s.committed.id &&
-                    (!target->root_known || whole.root == s.committed.root);
-  const bool older = same_history && whole.id < s.committed.id;
+  const bool same = Held(*target, s);
+  // Also of a buffer in the middle of an update: a relay may be behind what it was before.
+  const bool older = IsLater(s.held(), whole);
   choice.target = *target;
   if (s.requested) {
     choice.pull = true;
@@ -245,7 +339,7 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     choice.why = fmt::format(
         "the sender's newest is {}, older than the {} held here; waiting for a newer one "
         "(`deltawire sync --full` takes the older)",
-        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.committed));
+        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.held()));
   }
   if (const StateId all = OldestNewest(); choice.why.empty() && whole.id < all) {
     choice.why = fmt::format(
@@ -254,10 +348,22 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
         ToString(whole), NewestOfEach());
   }
   if (!options_.follow || s.paused) return choice;
-  if (!s.suspects && (same || older)) return choice;
+  // Bad chunks wait for an upstream that is not behind: what it has would be taken as a whole.
+  if (older || (same && !s.suspects)) return choice;
   choice.why.clear();
   choice.pull = now >= pull_at_;
   choice.again = pull_at_;
+  return choice;
+}
+
+Follower::Choice Follower::Ahead(const Situation& s, Time now) const {
+  Choice choice;
+  auto coming = attached() ? Coming(s) : std::nullopt;
+  if (!coming || !coming->unwritten()) return choice;
+  choice.pull = now >= pull_at_;
+  choice.again = pull_at_;
+  choice.target = *std::move(coming);
+  choice.target.exact = true;
   return choice;
 }
 

@@ -78,9 +78,6 @@ class Follower {
   const Identity& newest(size_t agent) const { return agents_[agent].newest; }
   /// The version that is coming to the agent, as its last event said; epoch 0: none.
   const Identity& incoming(size_t agent) const { return agents_[agent].incoming.version; }
-  /// A pull of the version that is coming to the agent has ended without it. Until the next event
-  /// it is not known whether it still comes.
-  void ForgetIncoming(size_t agent) { agents_[agent].incoming = {}; }
 
   // Pulls.
   struct Target {
@@ -88,18 +85,35 @@ class Follower {
     bool root_known = false;      ///< every part's root is known
     std::vector<Identity> parts;  ///< by agent; root 0 for a state that was never reported here
     bool exact = false;           ///< nothing else will do, also of a single agent
-    bool incoming = false;        ///< it is still on its way to the agent
+    bool incoming = false;        ///< it, or a part of it, is still on its way to the agents
+    /// Agents that say nothing of their parts yet. Such a part is named as it will be.
+    std::vector<size_t> awaited = {};
     /// The trainer still writes it: it may be given up, and nothing that a reader sees may change.
     bool unwritten() const { return incoming && whole.root == 0; }
   };
+  /// A pull of what was coming has ended without it. Until an agent's next event it is not known
+  /// whether its part still comes.
+  void ForgetIncoming(const Target& target);
+  /// Whether the agent has published `part`, or says that it is on its way.
+  bool Has(size_t agent, const Identity& part) const;
+  /// Whether one of these parts, by agent, will not come: its agent says so no more, or has gone
+  /// on.
+  bool GivenUp(std::span<const Identity> parts) const;
+  /// Whether all agents have published these parts.
+  bool Published(std::span<const Identity> parts) const;
   /// Exactly `state`, of a single agent.
   static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
   struct Situation {
-    Identity committed;  ///< of the whole model; epoch 0: none
+    Identity committed;   ///< of the whole model; epoch 0: none
+    Identity last_whole;  ///< the same, and that of a buffer which is in the middle of an update
     bool paused = false;
     bool requested = false;  ///< a caller waits for a sync
     bool suspects = false;   ///< chunks were found bad and must be fetched again
     bool checking = false;   ///< a caller waits for a check of the weights, for which pulls end
+    bool member = false;     ///< of a group, which makes versions ready whether or not it follows
+    bool one_file = false;   ///< an update that does not fit into the staging takes the file's name
+    /// No older state of its lineage is to take its place.
+    const Identity& held() const { return committed.empty() ? last_whole : committed; }
   };
   struct Choice {
     bool pull = false;
@@ -112,6 +126,8 @@ class Follower {
   Choice Towards(const Identity& state, Time now) const {
     return {.pull = now >= pull_at_, .target = Exactly(state), .why = {}, .again = pull_at_};
   }
+  /// What the trainer still writes, for one who is to make exactly that ready for its group.
+  Choice Ahead(const Situation& situation, Time now) const;
   /// The newest state that all agents have published under one attempt; nullopt: none.
   std::optional<Target> Common() const;
   /// A pull has ended. `reached`: what is committed now is no earlier than what was to be pulled;
@@ -129,6 +145,8 @@ class Follower {
     uint64_t last_event = 0;
     Identity newest;
     IncomingNews incoming;       ///< as the last event said
+    bool forgotten = false;      ///< `incoming` was forgotten since
+    uint64_t written = 0;        ///< attempt of the last `incoming`, however long ago
     std::deque<Identity> known;  ///< states of newest's lineage and epoch, rising; newest is last
     Backoff backoff;
   };
@@ -138,8 +156,15 @@ class Follower {
   /// The whole model's state to which `part` belongs; nullopt if some agent does not have it.
   std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
-  /// Whether the version that is coming to the only agent can be pulled from what is held.
-  bool Joins(const Situation& situation) const;
+  static bool HasPublished(const FollowedAgent& agent, const Identity& part);
+  static bool WillNotCome(const FollowedAgent& agent, const Identity& part);
+  /// The version on its way to the agents that can be pulled from what is held; nullopt: none.
+  std::optional<Target> Coming(const Situation& situation) const;
+  std::optional<Target> ComingToOne(const Situation& situation) const;
+  std::optional<Target> ComingToAll(const Situation& situation) const;
+  /// The whole of which `version` is the part that the trainer writes at one agent; nullopt: at
+  /// another one that attempt will not come.
+  std::optional<Target> Written(const Identity& version, bool one_file) const;
 
   const Options options_;
   std::vector<FollowedAgent> agents_;

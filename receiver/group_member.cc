@@ -24,6 +24,7 @@ void GroupMember::Told(const GroupWord& word) {
   // A round that is tried again must not wait each time until the same state is found gone.
   if (!(word.commit == word_.commit)) gone_.clear();
   word_ = word;
+  unasked_ = unasked_ && bound() && word.prepare.empty();
 }
 
 bool GroupMember::Gone(const Identity& state) const {
@@ -40,7 +41,8 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
   const bool decided = prepared && prepared_ == word_.commit;
   const bool open = prepared && prepared_ == word_.prepare;
   // A pause is as if the receiver had gone: it commits when it is resumed.
-  if (prepared && (s.paused || s.suspects || (!decided && !open))) return {.what = Do::kDrop};
+  const bool wanted = decided || open || unasked_;
+  if (prepared && (s.paused || s.suspects || !wanted)) return {.what = Do::kDrop};
   if (!bound()) return {.what = Do::kFollow};
   if (s.paused) return {.what = Do::kHold};
   if (decided) return {.what = Do::kCommit, .goal = prepared_};
@@ -54,7 +56,12 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
   }
   const std::string of = fmt::format("group {}", word_.name);
   if (word_.prepare.empty()) {
-    if (gone_.empty()) return {.what = Do::kHold};
+    if (prepared) {
+      return {.what = Do::kHold,
+              .why = fmt::format("{}: {} has come, and waits for the group's word", of,
+                                 ToString(prepared_))};
+    }
+    if (gone_.empty()) return {.what = Do::kHold, .idle = true};
     return {
         .what = Do::kHold,
         .why = fmt::format("{}: {} is not to be had any more; waiting for the next version that "
@@ -67,7 +74,7 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
                                ToString(prepared_))};
   }
   if (refused()) return {.what = Do::kHold, .why = fmt::format("{}: {}", of, refusal_)};
-  if (Holds(s.committed, word_.prepare)) return {.what = Do::kHold};
+  if (Holds(s.committed, word_.prepare)) return {.what = Do::kHold, .idle = true};
   return {.what = Do::kPrepare, .goal = word_.prepare};
 }
 
@@ -104,8 +111,9 @@ StatusOr<Identity> GroupMember::SyncGoal(const Situation& s) const {
       word_.name);
 }
 
-void GroupMember::Prepared(const Identity& state) {
+void GroupMember::Prepared(const Identity& state, bool unasked) {
   prepared_ = state;
+  unasked_ = unasked && bound() && word_.prepare.empty();
   failures_ = 0;
 }
 

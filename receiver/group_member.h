@@ -28,6 +28,7 @@ class GroupMember {
     Do what = Do::kFollow;
     Identity goal;
     std::string why;
+    bool idle = false;  ///< of kHold: what the trainer still writes may be made ready meanwhile
   };
   /// What the replica is and holds.
   struct Situation {
@@ -49,8 +50,9 @@ class GroupMember {
   StatusOr<Identity> SyncGoal(const Situation& s) const;
 
   // What became of a choice.
-  /// The replica holds `state` ready.
-  void Prepared(const Identity& state);
+  /// The replica holds `state` ready. `unasked`: it came while it was written, and the group may
+  /// ask for it any time.
+  void Prepared(const Identity& state, bool unasked = false);
   /// What was prepared was given up.
   void NotPrepared() { prepared_ = {}; }
   const Identity& prepared() const { return prepared_; }
@@ -70,6 +72,7 @@ class GroupMember {
 
   GroupWord word_;
   Identity prepared_;           // epoch 0: nothing
+  bool unasked_ = false;        // ... and no word has named any state since
   uint64_t refused_round_ = 0;  // the round whose state cannot be prepared here
   std::string refusal_;         // why it cannot; empty: no round was refused
   /// States that no upstream has any more, to judge by its answers: the decided one, or the one

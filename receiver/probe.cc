@@ -213,6 +213,12 @@ constexpr RelayRow kRelayRows[] = {
      [](const Relay::Served& s) { return static_cast<double>(s.pulls.refused); }},
     {"deltawire_receiver_relay_log_bytes", "Delta log in use", Kind::kGauge,
      [](const Relay::Served& s) { return static_cast<double>(s.log_bytes); }},
+    {"deltawire_receiver_relay_encoded_cache_bytes",
+     "Encoded payloads that are kept for other pulls", Kind::kGauge,
+     [](const Relay::Served& s) { return static_cast<double>(s.encoded.bytes); }},
+    {"deltawire_receiver_relay_encoded_cache_evictions_total",
+     "Payloads that gave way to newer ones, and are made anew for the next pull that wants them",
+     Kind::kCounter, [](const Relay::Served& s) { return static_cast<double>(s.encoded.evicted); }},
 };
 
 void AddRelay(const Daemon& daemon, std::vector<Sample>& samples) {

@@ -29,8 +29,10 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
       ends_(agents_.size()),
       links_(agents_.size()),
       grants_(agents_.size()),
-      side_files_(agents_.size()) {
+      side_files_(agents_.size()),
+      told_(agents_.size(), uint8_t{1}) {
   if (wish_.force_full) env_.sink.Drop();
+  for (const size_t agent : wish_.target.awaited) told_[agent] = 0;
 }
 
 Status PullRound::Advance() {
@@ -77,8 +79,15 @@ void PullRound::Cancel() {
     std::lock_guard lock(mu_);
     cancelled_ = true;
     running = running_;
+    cv_.notify_all();
   }
   for (const auto& transport : running) transport->Cancel();
+}
+
+void PullRound::Told(size_t agent) {
+  std::lock_guard lock(mu_);
+  told_[agent] = 1;
+  cv_.notify_all();
 }
 
 bool PullRound::Asked(size_t agent) const {
@@ -87,11 +96,31 @@ bool PullRound::Asked(size_t agent) const {
   return std::any_of(bad_.begin(), bad_.end(), [&](uint32_t c) { return owned.contains(c); });
 }
 
-StatusOr<PullRound::Part> PullRound::OpenPart(size_t agent, const PullWish& wish) {
+PullWish PullRound::WishFor(size_t i) const {
+  const RoundAgent& agent = agents_[i];
+  const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), agent.streams);
+  PullWish wish{.fingerprint = env_.buffer.layout().fingerprint(),
+                .streams = agent.streams,
+                .decode = env_.rates.DecodeSpeeds(threads),
+                .owned_hash = agent.owned_hash};
+  if (Exact()) wish.at = wish_.target.parts[i];
+  if (wish_.target.incoming && repairs_ == 0) {
+    wish.incoming = wish_.target.parts[i];
+    wish.ahead_bytes = ahead_bytes_;
+  }
+  for (const uint32_t c : suspects_) {
+    if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
+      wish.suspects.push_back(c);
+    }
+  }
+  return wish;
+}
+
+Status PullRound::OpenPart(Part& part, const PullWish& wish) {
   // Connections that are older when the grant comes are made anew: who listens gives those that say
   // nothing two seconds.
   constexpr std::chrono::seconds kFresh{1};
-  const RoundAgent& a = agents_[agent];
+  const RoundAgent& a = agents_[part.agent];
   net::PullTarget target{.host = a.bulk_host,
                          .port = a.bulk_port,
                          .fingerprint = wish.fingerprint,
@@ -99,25 +128,25 @@ StatusOr<PullRound::Part> PullRound::OpenPart(size_t agent, const PullWish& wish
                          .stream_timeout = env_.stream_timeout,
                          .link = a.link,
                          .sockets = env_.sockets};
-  Part part;
-  part.agent = agent;
   const auto began = SteadyClock::now();
+  std::shared_ptr<net::PullTransport> ahead;
   if (env_.connect_ahead && !a.bulk_host.empty()) {
-    part.transport = env_.transport(target);
-    part.transport->Connect();
+    ahead = env_.transport(target);
+    ahead->Connect();
   }
   DW_ASSIGN_OR_RETURN(part.grant, a.upstream->OpenPull(env_.model, wish));
-  grants_[agent] = part.grant;
+  grants_[part.agent] = part.grant;
   const bool there = part.grant.host == a.bulk_host && part.grant.port == a.bulk_port;
-  if (part.transport != nullptr && there && SteadyClock::now() - began < kFresh) {
+  if (ahead != nullptr && there && SteadyClock::now() - began < kFresh) {
+    part.transport = std::move(ahead);
     part.transport->SetTicket(part.grant.ticket);
-    return part;
+    return absl::OkStatus();
   }
   target.host = part.grant.host;
   target.port = part.grant.port;
   target.ticket = part.grant.ticket;
   part.transport = env_.transport(std::move(target));
-  return part;
+  return absl::OkStatus();
 }
 
 Status PullRound::Open() {
@@ -127,34 +156,30 @@ Status PullRound::Open() {
   if (forwards) {
     env_.forward->Open(env_.buffer, wish_.target.whole, MakeHave(), agents_.size() > 1);
   }
+  // Before the publish the only file must not change, so what may come fits into the staging.
+  const bool stages = wish_.target.unwritten() && !env_.buffer.at_once();
+  ahead_bytes_ = stages ? std::max<uint64_t>(1, env_.sink.staging_room() / agents_.size()) : 0;
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;
-    const RoundAgent& agent = agents_[i];
-    const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), agent.streams);
-    PullWish wish{.fingerprint = env_.buffer.layout().fingerprint(),
-                  .streams = agent.streams,
-                  .decode = env_.rates.DecodeSpeeds(threads),
-                  .owned_hash = agent.owned_hash};
-    if (Exact()) wish.at = wish_.target.parts[i];
-    if (wish_.target.incoming && repairs_ == 0) {
-      wish.incoming = wish_.target.parts[i];
-      if (wish_.target.unwritten() && !env_.buffer.at_once()) {
-        wish.ahead_bytes = env_.sink.staging_room();
-      }
-    }
-    for (const uint32_t c : suspects_) {
-      if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
-        wish.suspects.push_back(c);
-      }
-    }
-    DW_ASSIGN_OR_RETURN(Part part, OpenPart(i, wish));
-    history = std::max(history, part.grant.history);
-    if (forwards) {
-      env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);
-    }
-    part.sink = std::make_unique<PartSink>(env_.sink, agent.owned, Name(i),
+    Part part;
+    part.agent = i;
+    part.sink = std::make_unique<PartSink>(env_.sink, agents_[i].owned, Name(i),
                                            [this, i](uint64_t bytes) { env_.progress(i, bytes); });
+    const bool awaited = repairs_ == 0 && std::ranges::count(wish_.target.awaited, i) != 0;
+    if (!awaited) {
+      DW_RETURN_IF_ERROR(OpenPart(part, WishFor(i)));
+      if (!Exact() && IsLater(wish_.floor, part.grant.newest)) {
+        return Errorf(StatusCode::kUnavailable,
+                      "{}: it has {} and is behind {}, which was held here (`deltawire sync "
+                      "--full` takes the older)",
+                      Name(i), ToString(part.grant.newest), ToString(wish_.floor));
+      }
+      history = std::max(history, part.grant.history);
+      if (forwards) {
+        env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);
+      }
+    }
     parts_.push_back(std::move(part));
   }
   if (repairs_ == 0) {
@@ -198,30 +223,83 @@ Status PullRound::RunParts() {
   {
     std::lock_guard lock(mu_);
     if (cancelled_) return absl::CancelledError("the pull was ended");
-    for (const Part& part : parts_) running_.push_back(part.transport);
-  }
-  // A failing part does not end the others, since what they bring is not fetched again.
-  const auto run = [this, &have](Part& part) {
-    wire::Have own = have;
-    own.held = wish_.force_full ? Identity{} : agents_[part.agent].held;
-    const Follower::Target& target = wish_.target;
-    // The history names deltas by the whole's ids, which only an agent with the same epoch knows.
-    const bool own_ids = target.parts[part.agent].id.epoch == target.whole.id.epoch;
-    if (own.held.empty() || !own_ids) own.history.clear();
-    if (own.history.empty()) {
-      for (auto& entry : own.chunks) entry.depth = 0;
+    for (const Part& part : parts_) {
+      if (part.transport != nullptr) running_.push_back(part.transport);
     }
-    part.end = part.transport->Run(own, *part.sink);
-  };
+    moving_ = running_.size();
+  }
   std::vector<Thread> threads;
   for (size_t n = 1; n < parts_.size(); ++n) {
-    threads.emplace_back([&run, &part = parts_[n]] { run(part); });
+    threads.emplace_back([this, &have, &part = parts_[n]] { RunPart(part, have); });
   }
-  if (!parts_.empty()) run(parts_.front());
+  if (!parts_.empty()) RunPart(parts_.front(), have);
   for (Thread& thread : threads) thread.join();
   std::lock_guard lock(mu_);
   running_.clear();
   return cancelled_ ? absl::CancelledError("the pull was ended") : absl::OkStatus();
+}
+
+void PullRound::RunPart(Part& part, const wire::Have& have) {
+  if (part.transport == nullptr) {
+    if (Status there = AwaitPart(part); !there.ok()) {
+      part.end = std::move(there);
+      return;
+    }
+  }
+  wire::Have own = have;
+  own.held = wish_.force_full ? Identity{} : agents_[part.agent].held;
+  const Follower::Target& target = wish_.target;
+  // The history names deltas by the whole's ids, which only an agent with the same epoch knows.
+  const bool own_ids = target.parts[part.agent].id.epoch == target.whole.id.epoch;
+  if (own.held.empty() || !own_ids) own.history.clear();
+  if (own.history.empty()) {
+    for (auto& entry : own.chunks) entry.depth = 0;
+  }
+  part.end = part.transport->Run(own, *part.sink);
+  // A failing part does not end the others, since what they bring is not fetched again. But the
+  // others of an unwritten version would wait for the trainer.
+  if (!part.end.ok() && target.unwritten()) EndOthers(part);
+  std::lock_guard lock(mu_);
+  --moving_;
+  cv_.notify_all();
+}
+
+Status PullRound::AwaitPart(Part& part) {
+  const auto over = [&] { return cancelled_ || broke_; };
+  {
+    std::unique_lock lock(mu_);
+    cv_.wait(lock, [&] { return over() || told_[part.agent] != 0 || moving_ == 0; });
+    if (over()) return absl::CancelledError("the pull was ended");
+    if (told_[part.agent] == 0) {
+      return Errorf(StatusCode::kAborted, "{} has not published its part of {} yet",
+                    Name(part.agent), ToString(wish_.target.whole));
+    }
+    ++moving_;
+  }
+  Status opened = OpenPart(part, WishFor(part.agent));
+  if (!opened.ok()) EndOthers(part);
+  std::lock_guard lock(mu_);
+  if (opened.ok() && over()) opened = absl::CancelledError("the pull was ended");
+  if (opened.ok()) {
+    running_.push_back(part.transport);
+  } else {
+    --moving_;
+    cv_.notify_all();
+  }
+  return opened;
+}
+
+void PullRound::EndOthers(const Part& part) {
+  std::vector<std::shared_ptr<net::PullTransport>> others;
+  {
+    std::lock_guard lock(mu_);
+    if (broke_) return;
+    broke_ = part.agent;
+    others = running_;
+    cv_.notify_all();
+  }
+  std::erase(others, part.transport);
+  for (const auto& transport : others) transport->Cancel();
 }
 
 Status PullRound::Transfer() {
@@ -232,6 +310,7 @@ Status PullRound::Transfer() {
   if (env_.sink.history_misfit()) env_.history.Forget();
   for (const Part& part : parts_) {
     if (!ended.ok()) break;
+    if (broke_ && *broke_ != part.agent) continue;
     ended = part.end.ok() ? CheckEnd(part) : part.end.status();
     if (!ended.ok() && agents_.size() > 1) {
       ended = Annotate(ended, fmt::format("agent {}", Name(part.agent)));
@@ -273,6 +352,7 @@ void PullRound::NoteLinks() {
   stats_.streams = 0;
   double trip = 0, rate = 0;
   for (const Part& part : parts_) {
+    if (part.transport == nullptr) continue;
     const net::LinkSample& link = links_[part.agent] = part.transport->link();
     stats_.streams += static_cast<uint32_t>(agents_[part.agent].streams);
     trip = std::max(trip, link.link.round_trip_seconds);

@@ -114,6 +114,8 @@ class PullRound {
     bool force_full = false;
     /// Make all ready before anything changes that a reader sees; see prepared().
     bool hold = false;
+    /// A single agent that grants an older state of this one's lineage is behind; empty: it may.
+    Identity floor;
   };
 
   /// `agents` are in the target's order. Several agents are asked for exactly the target, a single
@@ -127,6 +129,8 @@ class PullRound {
   Status Advance();
   /// Ends a running transfer, and makes every later one fail.
   void Cancel();
+  /// An agent that was awaited says that it has its part, or that it is on its way.
+  void Told(size_t agent);
 
   // After kTransfer: the state that the buffer will have, as a whole and by agent.
   Identity whole() const { return Combine(ends_); }
@@ -154,13 +158,14 @@ class PullRound {
     size_t agent = 0;
     PullGrant grant;
     std::unique_ptr<PartSink> sink;
-    std::shared_ptr<net::PullTransport> transport;
+    std::shared_ptr<net::PullTransport> transport;  ///< null: its agent is awaited
     StatusOr<net::PullEnd> end = absl::UnknownError("not run");
   };
 
   Status Take(Step step);
+  PullWish WishFor(size_t agent) const;
   /// Asks the agent for its part, and connects meanwhile if it is known where to.
-  StatusOr<Part> OpenPart(size_t agent, const PullWish& wish);
+  Status OpenPart(Part& part, const PullWish& wish);
   /// Env::writable, whose time is no step's.
   Status Writable();
   Status Open();
@@ -173,6 +178,12 @@ class PullRound {
   bool Asked(size_t agent) const;
   wire::Have MakeHave() const;
   Status RunParts();
+  void RunPart(Part& part, const wire::Have& have);
+  /// Opens the part when its agent has told of it. kAborted: the other agents have sent all without
+  /// that, so what is left can be pulled when it is published.
+  Status AwaitPart(Part& part);
+  /// Asks for nothing more: `part` has failed, and what the others wait for may never come.
+  void EndOthers(const Part& part);
   Status CheckEnd(const Part& part);
   /// Sets what went before the target was published apart from the transfer.
   void NoteAhead();
@@ -210,9 +221,14 @@ class PullRound {
   bool root_mismatch_ = false;
   Status fault_ = absl::CancelledError("no agent is at fault");
   uint64_t bytes_expected_ = 0;
+  uint64_t ahead_bytes_ = 0;  // see PullWish; for each agent
 
   Mutex mu_;
+  CondVar cv_;                 // for AwaitPart
+  std::vector<uint8_t> told_;  // by agent: its part need not be awaited
+  size_t moving_ = 0;          // parts that are open
   bool cancelled_ = false;
+  std::optional<size_t> broke_;  // the agent whose part has ended all others
   std::vector<std::shared_ptr<net::PullTransport>> running_;
 };
 

@@ -372,10 +372,13 @@ std::string Replica::WhyBuffers() const {
 
 Follower::Situation Replica::Situation() const {
   return {.committed = status_.committed,
+          .last_whole = last_whole_,
           .paused = paused_ && !half_updated_,
           .requested = requests_.waiting(),
           .suspects = !suspects_.empty(),
-          .checking = verifies_ > 0};
+          .checking = verifies_ > 0,
+          .member = member_.bound(),
+          .one_file = status_.buffers == 1};
 }
 
 void Replica::SetMessage(const Status& failed, TraceId trace) {

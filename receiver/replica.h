@@ -225,7 +225,9 @@ class Replica {
   // Pulls (replica_pull.cc).
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
-  StatusOr<Follower::Target> AskNewest();
+  /// `or_older`: also a state that is older than what is held. REQUIRES (both): mu_ not held.
+  StatusOr<Follower::Target> AskNewest(bool or_older);
+  Identity Held() const;
   // Of versions that the trainer still writes (replica_early.cc).
   /// Whether what came of an unwritten version is of one that is neither written any more nor
   /// published. REQUIRES: mu_ held.
@@ -236,6 +238,9 @@ class Replica {
   void DropEarlyUnless(const Identity& next);
   /// Ends a pull of an unwritten version: it could take long, and somebody wants the buffer.
   void EndEarlyPull();
+  /// Whether an agent says that its part of the version of a running pull will not come (the pull
+  /// from a single agent ends by itself), or its group wants something else.
+  bool EarlyPullIsOver() const;
   /// When the upstream said that the version of the running pull is published.
   std::optional<PullRound::Env::Published> PublishedAt() const;
   /// Decides how many streams the next pull from each agent has.
@@ -351,14 +356,18 @@ class Replica {
   DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
   int root_mismatches_ = 0;  // consecutive ones
-  Identity early_;           // the unwritten version whose pull has brought something; empty: none
+  Follower::Target
+      early_;     // the unwritten version whose pull has brought something; no parts: none
   Status fault_;  // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
   bool behind_ = false;       // the hidden one of two files is not at the committed version
   bool serve_again_ = false;  // the downstream could not take what is committed
   std::atomic<bool> reader_in_the_way_{false};
-  std::atomic<bool> holding_{false};      // the running round is to be prepared
+  std::atomic<bool> holding_{false};  // the running round is to be prepared
+  /// Some agent may still give up its part of what the running round brings, so that the only file
+  /// keeps its name.
+  std::atomic<bool> keeps_name_{false};
   std::atomic<bool> cannot_hold_{false};  // it would have to change what a reader sees
   struct PreparedRound {
     std::shared_ptr<PullRound> round;
@@ -394,11 +403,12 @@ class Replica {
   std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
   double readers_waited_ = 0;  // since the pull began; a wait that goes on is not in it
   std::optional<SteadyClock::time_point> waiting_since_;  // for readers, now
-  TraceId message_of_;                // the version that status_.message is about
-  std::shared_ptr<PullRound> round_;  // the running round; null: none
-  Identity round_target_;             // what it pulls
-  bool round_incoming_ = false;       // ... which is still on its way to the upstream
-  bool round_unwritten_ = false;      // ... and to its sender
+  TraceId message_of_;                 // the version that status_.message is about
+  std::shared_ptr<PullRound> round_;   // the running round; null: none
+  Identity round_target_;              // what it pulls
+  std::vector<Identity> round_parts_;  // ... from each agent
+  bool round_incoming_ = false;        // ... which is still on its way to the upstream
+  bool round_unwritten_ = false;       // ... and to its sender
   std::optional<PullRound::Env::Published> round_published_;  // what was unwritten, now published
   uint32_t failed_in_row_ = 0;                                // pulls, since one ended as it should
   RelayNews upstream_news_;         // what a single upstream last said as a relay

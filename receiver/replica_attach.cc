@@ -63,7 +63,7 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   if (!TakeEvent(agent, attachment, event)) return;
-  if (event.sync_request != 0) EndEarlyPull();
+  if (event.sync_request != 0 || EarlyPullIsOver()) EndEarlyPull();
   TellNews();
 }
 
@@ -100,12 +100,16 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
     if (round_ != nullptr && round_unwritten_ && !round_published_ &&
-        IsOf(round_target_, event.newest)) {
+        follower_.Published(round_parts_)) {
       round_published_ = {Clock::now(), status_.bytes_done};
+      keeps_name_ = false;
     }
   }
   if (const Identity& coming = event.incoming.version; !coming.empty()) {
     if (!(TraceOf(coming) == TraceOf(before_coming))) Told(coming);
+  }
+  if (round_ != nullptr && round_unwritten_ && follower_.Has(agent, round_parts_[agent])) {
+    round_->Told(agent);
   }
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});

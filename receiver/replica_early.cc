@@ -5,10 +5,7 @@
 
 namespace deltawire::receiver {
 
-bool Replica::EarlyIsOver() const {
-  return !early_.empty() && !IsOf(early_, follower_.incoming(0)) &&
-         !IsOf(early_, follower_.newest(0));
-}
+bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
 
 void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
   pulling_ = true;
@@ -21,9 +18,10 @@ void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
 }
 
 void Replica::DropEarlyUnless(const Identity& next) {
-  if (early_.empty() || IsOf(early_, next)) return;
+  const Identity& early = early_.whole;
+  if (early.empty() || IsOf(early, next)) return;
   LogInfo("model {}: what came of {} before it was published is dropped {}", options_.model,
-          ToString(early_), ToString(TraceOf(early_)));
+          ToString(early), ToString(TraceOf(early)));
   early_ = {};
   sink_->Discard();
   buffer_->Discard();
@@ -37,6 +35,16 @@ void Replica::EndEarlyPull() {
     if (round_unwritten_ && !round_published_) round = round_;
   }
   if (round != nullptr) round->Cancel();
+}
+
+bool Replica::EarlyPullIsOver() const {
+  std::lock_guard lock(mu_);
+  if (!round_unwritten_) return false;
+  if (agents_.size() > 1) return follower_.GivenUp(round_parts_);
+  const GroupMember::Choice group = member_.Next(MemberSituation());
+  if (!holding_) return group.what != GroupMember::Do::kFollow;
+  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(round_target_, group.goal);
+  return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
 }
 
 std::optional<PullRound::Env::Published> Replica::PublishedAt() const {

@@ -24,6 +24,10 @@ Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
       if (follower_.attached()) plan.choice = follower_.Towards(group.goal, now);
       break;
     case GroupMember::Do::kHold:
+      if (group.idle) plan.choice = follower_.Ahead(Situation(), now);
+      if (plan.choice.pull) plan.what = GroupMember::Do::kPrepare;
+      plan.choice.why = std::move(group.why);
+      break;
     case GroupMember::Do::kCommit:
     case GroupMember::Do::kDrop:
       plan.choice.why = std::move(group.why);

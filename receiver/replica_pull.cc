@@ -49,7 +49,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   fault_ = absl::CancelledError("not pulled");
   cannot_hold_ = false;
   if (!batch.empty()) {
-    auto asked = AskNewest();
+    auto asked = AskNewest(batch.force_full);
     pulled = asked.status();
     if (asked.ok()) target = std::move(*asked);
   }
@@ -63,7 +63,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
     pulled = WaitWritable();
   }
   if (pulled.ok()) early_ = {};
-  if (target.unwritten() && !pulled.ok()) early_ = target.whole;
+  if (target.unwritten() && !pulled.ok()) early_ = target;
   // Of several agents' pulls nobody knows whose was at fault.
   if (agents_.size() > 1 && !pulled.ok()) fault_ = absl::CancelledError("one of several");
   for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
@@ -71,16 +71,15 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, status_.committed);
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
-  const bool withdrawn =
-      target.incoming && !paused && (absl::IsAborted(pulled) || absl::IsCancelled(pulled));
+  // Nor is one that a member cannot make ready: it says so when its group asks for it.
+  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || cannot_hold_;
+  const bool withdrawn = target.incoming && !paused && !pulled.ok() && ended;
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
   }
-  if (target.incoming && !pulled.ok() && IsOf(target.whole, follower_.incoming(0))) {
-    follower_.ForgetIncoming(0);
-  }
+  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(target);
   if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
-  if (target.exact && !paused) NoteForGroup(pulled, target.whole, hold);
+  if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
   NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
   Answer(lock, batch, pulled);
   lock.unlock();
@@ -153,7 +152,12 @@ void Replica::TellLost(std::span<const uint32_t> chunks) {
   if (options_.downstream != nullptr && !chunks.empty()) options_.downstream->Distrusted(chunks);
 }
 
-StatusOr<Follower::Target> Replica::AskNewest() {
+Identity Replica::Held() const {
+  std::lock_guard lock(mu_);
+  return Situation().held();
+}
+
+StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   {
     std::lock_guard lock(mu_);
     if (member_.bound()) {
@@ -176,7 +180,8 @@ StatusOr<Follower::Target> Replica::AskNewest() {
   Follower::Situation situation = Situation();
   situation.requested = true;
   Follower::Choice choice = follower_.Next(situation, Clock::now());
-  if (choice.pull) return std::move(choice.target);
+  const bool older = IsLater(situation.held(), choice.target.whole);
+  if (choice.pull && (or_older || !older)) return std::move(choice.target);
   return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
 }
 
@@ -246,15 +251,16 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
                      .writable = [this] { return WaitWritable(); },
                      .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
                      .published = [this] { return PublishedAt(); }};
+  const Identity floor = force_full ? Identity{} : Held();
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   // What is held for a group's word may never be committed, and a forced pull may bring an older
   // version: neither is for those who follow. Of several agents' parts only the whole is served on,
   // and not before its name is known.
-  const bool named = agents_.size() == 1 || target.root_known;
+  const bool named = agents_.size() == 1 || target.root_known || target.unwritten();
   if (!force_full && !hold && named) env.forward = forwarding_.get();
   const auto round = std::make_shared<PullRound>(
       env, std::move(agents),
-      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold});
+      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
   {
     std::lock_guard lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
@@ -267,15 +273,20 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     status_.bytes_total = delta_bytes;
     round_ = round;
     round_target_ = target.whole;
+    round_parts_ = target.parts;
     round_incoming_ = target.incoming;
     round_unwritten_ = target.unwritten();
     round_published_.reset();
+    keeps_name_ = target.unwritten() && agents_.size() > 1 && !buffer_->at_once();
+    // What was said since the target was chosen.
+    for (const size_t agent : target.awaited) {
+      if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
+    }
   }
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
           ToString(buffer_->committed()), ToString(TraceOf(target.whole)));
   const Status ended = Drive(*round, hold);
-  holding_ = false;
   if (hold && ended.ok()) {
     LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
             HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
@@ -284,10 +295,12 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     TellLost(buffer_->TakeLost());
     std::lock_guard lock(mu_);
     round_.reset();
+    holding_ = false;
     prepared_ = PreparedRound{round, began};
-    member_.Prepared(round->whole());
+    member_.Prepared(round->whole(), target.incoming);
     return ended;
   }
+  holding_ = false;
   return EndRound(*round, began, ended);
 }
 
@@ -304,6 +317,7 @@ Status Replica::Drive(PullRound& round, bool hold) {
     ended = round.Advance();
     EndChange();
     if (transfers && ended.ok()) {
+      keeps_name_ = false;
       LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
               ToString(round.whole()), HumanBytes(round.stats().payload_bytes),
               round.stats().chunks_full + round.stats().chunks_delta,
@@ -409,6 +423,11 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
 }
 
 Status Replica::Touch() {
+  if (keeps_name_) {
+    return absl::AbortedError(
+        "what an agent has published does not fit into the staging, and is pulled when all have "
+        "published");
+  }
   if (holding_) DW_RETURN_IF_ERROR(TouchForGroup());
   DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
   if (begun) return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "receiver/service.h"
 
 #include "common/base/human.h"
+#include "common/net/tls.h"
 #include "proto/convert.h"
 #include "proto/watch_reactor.h"
 
@@ -125,7 +126,10 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_unix_nanos(UnixNanos());
   const bool exposed = !IsLoopback(o.control) || (o.serve && !IsLoopback(o.bulk));
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
-  if (access_->guards()) response->set_security(access_->Describe());
+  if (access_->guards()) {
+    const bool tls = access_->credentials()->serves_tls();
+    response->set_security(access_->Describe() + (tls ? "; kernel TLS: " + net::KernelTls() : ""));
+  }
   response->set_receiver_id(daemon_.receiver_id());
   response->set_kernels(
       fmt::format("{}, {} threads", kernels::Best().name, daemon_.pool_threads()));

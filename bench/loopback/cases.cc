@@ -48,7 +48,9 @@ constexpr const char* kAdam = "delta_sync/adam";
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
 constexpr size_t kPublishesARun = 4;     // while a receiver pulls
 constexpr unsigned kWord = 2;            // bytes of what a pair list changes
-constexpr double kDaemonMiB = 256;       // of memory beyond buffers and the log, at most
+// What a GPU's copy engine brings over PCIe 4 (25 GB/s) to 50 cores, two of which are here.
+constexpr double kTrainerBytesPerS = 1e9;
+constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
 
 double BitsPerChange(const PublishedVersion& info) {
   return static_cast<double>(info.delta_bytes + info.full_bytes) * 8 /
@@ -361,6 +363,12 @@ std::vector<Group> AllGroups() {
        {Sync("delta_sync/1%/buffers=1", 0.01, 1 / 0.9), First("first_byte/buffers=1")}},
       {{.buffers = 2},
        {Sync("delta_sync/1%/buffers=2", 0.01, 1 / 0.5), First("first_byte/buffers=2")}},
+      // The same where the trainer's bytes come at the pace of a GPU's copy engine and take no
+      // core.
+      {{.buffers = 1, .trainer_bytes_per_s = kTrainerBytesPerS},
+       {Sync("delta_sync/1%/buffers=1/paced", 0.01, 1 / 0.9), First("first_byte/buffers=1/paced")}},
+      {{.buffers = 2, .trainer_bytes_per_s = kTrainerBytesPerS},
+       {Sync("delta_sync/1%/buffers=2/paced", 0.01, 1 / 0.5), First("first_byte/buffers=2/paced")}},
       // The same where receivers get nothing before the publish.
       {{.buffers = 1, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=1/late", 0.01)}},
       {{.buffers = 2, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=2/late", 0.01)}},

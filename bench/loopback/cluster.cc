@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "bench/harness/parallel.h"
 #include "common/base/human.h"
@@ -94,9 +95,21 @@ StatusOr<Publication> Cluster::Publish(Bytes content) {
     out.begin_seconds = SecondsSince(start);
     const auto begun = SteadyClock::now();
     const Layout& layout = source_.layout;
-    DW_RETURN_IF_ERROR(ForAll(pool_, layout.size(), [&](size_t t) {
+    const auto write = [&](size_t t) {
       return offload->Write(t, content.subspan(layout.offset(t), layout.bytes(t)));
-    }));
+    };
+    if (options_.trainer_bytes_per_s == 0) {
+      DW_RETURN_IF_ERROR(ForAll(pool_, layout.size(), write));
+    }
+    double bytes = 0;
+    for (size_t t = 0; t < layout.size() && options_.trainer_bytes_per_s > 0; ++t) {
+      // A tensor is whole, and its bytes are marked, when its last byte has come.
+      bytes += static_cast<double>(layout.bytes(t));
+      std::this_thread::sleep_until(
+          begun + std::chrono::duration_cast<SteadyClock::duration>(
+                      std::chrono::duration<double>(bytes / options_.trainer_bytes_per_s)));
+      DW_RETURN_IF_ERROR(write(t));
+    }
     out.write_seconds = SecondsSince(begun);
     out.ready = SteadyClock::now();
     DW_RETURN_IF_ERROR(offload->Ready());

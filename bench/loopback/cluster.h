@@ -17,8 +17,11 @@ namespace deltawire::bench {
 struct ClusterOptions {
   bool receiver = true;
   size_t streams = 4;
-  int buffers = 0;                       ///< the receiver's; 0: as it chooses
-  bool tls = false;                      ///< on both ports, with certificates at both ends
+  int buffers = 0;   ///< the receiver's; 0: as it chooses
+  bool tls = false;  ///< on both ports, with certificates at both ends
+  /// At which the trainer's bytes come, with little processor time, as from a GPU's copy engine. 0:
+  /// as fast as the pool copies.
+  double trainer_bytes_per_s = 0;
   std::vector<std::string> sender = {};  ///< further options
 };
 
@@ -44,7 +47,8 @@ class Cluster {
   /// when it has committed that first version.
   Status Begin(Bytes content);
   Status Register();
-  /// Writes `content` tensor by tensor with the pool's threads, as the next version.
+  /// Writes `content` tensor by tensor, as the next version: with the pool's threads, or with one
+  /// at the trainer's rate.
   StatusOr<Publication> Publish(Bytes content);
   void StartReceiver();
   /// Waits until the receiver has committed the version that was published last.

@@ -15,6 +15,9 @@ namespace deltawire {
 
 class TokenBucket {
  public:
+  /// What was not taken for so long may be taken at once.
+  static constexpr std::chrono::milliseconds kBurst{100};
+
   /// `bytes_per_s` 0 means no limit.
   explicit TokenBucket(uint64_t bytes_per_s) : rate_(static_cast<double>(bytes_per_s)) {}
 
@@ -45,7 +48,6 @@ class TokenBucket {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kBurst{100};
   static constexpr uint64_t kLeastPiece = 4096;
   const double rate_;
   std::atomic<int64_t> senders_{0};

@@ -1,7 +1,7 @@
 // How fast this process codes chunks, and how small they become: running averages of real work that
 // start from a short calibration, and the sums that the metrics show.
 // Owner: the daemon; outlives every user. Threads: any thread may call any method.
-// Cost: a few atomics per chunk; Calibrate takes some milliseconds.
+// Cost: a few atomics per chunk; Calibrate takes some ten milliseconds.
 #pragma once
 
 #include <atomic>

@@ -74,7 +74,10 @@ asio::awaitable<ErrorCode> ByteStream::Handshake() {
   while (true) {
     ERR_clear_error();
     const int rc = SSL_do_handshake(ssl_.get());
-    if (rc == 1) co_return ErrorCode();
+    if (rc == 1) {
+      NoteKernelTls(ssl_.get());
+      co_return ErrorCode();
+    }
     const ErrorCode ec = co_await Await(rc);
     if (ec) co_return ec;
   }

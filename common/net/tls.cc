@@ -5,6 +5,8 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 
+#include <atomic>
+#include <fstream>
 #include <utility>
 
 #include "common/base/log.h"
@@ -15,6 +17,14 @@ namespace {
 using security::CredentialMaterial;
 
 constexpr size_t kReadAhead = size_t{256} << 10;
+
+struct KernelStreams {
+  std::atomic<uint64_t> streams{0}, sending{0}, receiving{0};
+};
+KernelStreams& Kernel() {
+  static KernelStreams all;
+  return all;
+}
 
 std::string NextError() {
   const unsigned long code = ERR_get_error();
@@ -145,6 +155,30 @@ std::vector<std::string> PeerNames(const SSL* ssl) {
   }
   GENERAL_NAMES_free(all);
   return names;
+}
+
+void NoteKernelTls(const SSL* ssl) {
+  KernelStreams& all = Kernel();
+  ++all.streams;
+  if (BIO_get_ktls_send(SSL_get_wbio(ssl))) ++all.sending;
+  if (BIO_get_ktls_recv(SSL_get_rbio(ssl))) ++all.receiving;
+}
+
+std::string KernelTls() {
+  const KernelStreams& all = Kernel();
+  if (all.sending > 0 && all.receiving > 0) return "yes, both ways";
+  if (all.sending > 0) return "yes, what is sent";
+  if (all.receiving > 0) return "yes, what is received";
+#ifdef OPENSSL_NO_KTLS
+  return "no, OpenSSL was built without it";
+#else
+  std::ifstream protocols("/proc/sys/net/ipv4/tcp_available_ulp");
+  for (std::string one; protocols >> one;) {
+    if (one != "tls") continue;
+    return all.streams == 0 ? "no stream yet" : "no, OpenSSL does not use it for these streams";
+  }
+  return "no, the kernel has none (its module tls)";
+#endif
 }
 
 std::string TlsErrors(const SSL* ssl) {

@@ -50,6 +50,12 @@ class Tls {
 /// The common name and the alternative names of the peer's verified certificate; none without one.
 std::vector<std::string> PeerNames(const SSL* ssl);
 
+/// To be called when a handshake has ended, for KernelTls().
+void NoteKernelTls(const SSL* ssl);
+/// Whether the kernel encrypts this process's streams, for displays: "yes, what is sent", or "no"
+/// and why.
+std::string KernelTls();
+
 /// OpenSSL's errors of this thread as one text for a message; empties the queue.
 std::string TlsErrors(const SSL* ssl);
 

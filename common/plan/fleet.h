@@ -73,6 +73,7 @@ struct Serving {
   std::optional<kernels::Codec> codec;  ///< none: auto
   uint32_t history = 4;
   double rate_limit = 0, rate_limit_per_receiver = 0;
+  double rate_limit_per_site = 0;  ///< the receivers of a Site say its name
 };
 
 struct Trainer : Node, Serving {

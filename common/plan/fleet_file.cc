@@ -240,6 +240,7 @@ class FleetReader {
     in.Integer("history", &s.history, 0, kernels::kMaxHistory);
     in.Quantity("rate-limit", ParseRate, &s.rate_limit);
     in.Quantity("rate-limit-per-receiver", ParseRate, &s.rate_limit_per_receiver);
+    in.Quantity("rate-limit-per-site", ParseRate, &s.rate_limit_per_site);
   }
 
   void ReadTrainer(Keys& in) {

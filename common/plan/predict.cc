@@ -1,6 +1,7 @@
 #include "common/plan/predict.h"
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 
 #include "common/delta/codec_choice.h"
@@ -12,6 +13,9 @@ namespace {
 // Versions until the estimates of links have settled; one rises by a tenth at most where coders
 // bound the pulls.
 constexpr int kVersions = 40;
+// Where codecs take turns since an estimate rises until another codec is worth it, versions differ:
+// of so many last ones that in the middle is foretold.
+constexpr size_t kLast = 15;
 
 double StageSeconds(const HopTimes& times, Stage stage) {
   for (const StageTime& s : times.stages) {
@@ -34,7 +38,15 @@ class Predictor {
     looked_back_.resize(result_.hops.size());
     result_.full = Version(true);
     // The first delta is coded by what the first pull measured, and so on.
-    for (int v = 0; v < kVersions; ++v) result_.delta = Version(false);
+    std::deque<Forecast> last;
+    for (int v = 0; v < kVersions; ++v) {
+      last.push_back(Version(false));
+      if (last.size() > kLast) last.pop_front();
+    }
+    const auto middle = last.begin() + kLast / 2;
+    std::ranges::nth_element(last, middle, {},
+                             [](const Forecast& f) { return f.timeline.seconds; });
+    result_.delta = std::move(*middle);
     return std::move(result_);
   }
 

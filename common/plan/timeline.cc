@@ -1,13 +1,13 @@
 #include "common/plan/timeline.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "common/base/token_bucket.h"
 #include "common/delta/codec_choice.h"
-#include "common/plan/flows.h"
+#include "common/plan/course.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
 
@@ -33,120 +33,6 @@ double NetworkRate(const Node& node) {
 
 double Threads(const Node& node) { return node.threads == 0 ? node.cores : node.threads; }
 
-/// The end of another job's step, and some seconds more.
-struct Moment {
-  size_t job = 0, step = 0;
-  double later = 0;
-};
-
-struct Step {
-  Stage stage{};
-  double delay = 0;
-  std::optional<Work> work;
-  /// Where set, `delay` follows from the seconds that the step before took.
-  std::function<double(double)> delay_after = nullptr;
-  /// Where set, the step ends then, or at once if that has passed.
-  std::optional<Moment> until = std::nullopt;
-};
-
-/// Stages that come one after the other, and what begins with them and when they have ended.
-struct Job {
-  std::string at;
-  std::vector<Step> steps;
-  std::vector<size_t> with, then;
-  std::vector<StageTime> times;
-  bool background = false;
-  size_t step = 0;
-  double wake = Flows::kNever;  // the end of a delay
-  double began = 0, took = 0;   // the step now, and the one before
-  std::vector<double> ends;     // of the steps that have ended
-  bool held = false;            // whether the last step with a Moment had to wait for it
-  double ended = 0;
-};
-
-class Course {
- public:
-  Flows flows;
-  std::vector<Job> jobs;
-
-  /// Runs jobs[0] and all that follows from it.
-  void Run() {
-    Begin(0);
-    while (true) {
-      double next = flows.NextEnd();
-      for (const Job& job : jobs) next = std::min(next, job.wake - now_);
-      if (next == Flows::kNever) return;
-      next = std::max(next, 0.0);
-      const std::vector<size_t> ended = flows.Advance(next);
-      now_ += next;
-      for (const size_t work : ended) {
-        const size_t job = of_work_.at(work);
-        jobs[job].times.back().bound_by = flows.BoundBy(work);
-        Next(job);
-      }
-      for (size_t i = 0; i < jobs.size(); ++i) {
-        if (jobs[i].wake <= now_) Next(i);
-      }
-    }
-  }
-
- private:
-  void Begin(size_t i) {
-    Job& job = jobs[i];
-    job.wake = Flows::kNever;
-    job.began = now_;
-    const Step& step = job.steps[job.step];
-    // A stage of several steps is one in the end.
-    if (job.times.empty() || job.times.back().stage != step.stage) {
-      job.times.push_back({step.stage, job.at, now_, 0, {}});
-    }
-    if (step.work) {
-      of_work_[flows.Start(*step.work)] = i;
-    } else if (step.until) {
-      Await(i);
-    } else {
-      job.wake = now_ + (step.delay_after ? step.delay_after(job.took) : step.delay);
-    }
-    if (job.step > 0) return;
-    for (const size_t next : std::vector<size_t>(job.with)) Begin(next);
-  }
-
-  void Await(size_t i) {
-    const Moment& moment = *jobs[i].steps[jobs[i].step].until;
-    const Job& other = jobs[moment.job];
-    if (other.ends.size() <= moment.step) return;  // Next wakes it
-    const double then = other.ends[moment.step] + moment.later;
-    jobs[i].held = then > now_;
-    jobs[i].wake = std::max(then, now_);
-  }
-
-  void WakeThoseThatAwait(size_t job) {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      const Job& j = jobs[i];
-      if (j.times.empty() || j.step >= j.steps.size() || !j.steps[j.step].until) continue;
-      const Moment& moment = *j.steps[j.step].until;
-      if (moment.job != job || jobs[job].ends.size() != moment.step + 1) continue;
-      Await(i);
-      jobs[i].held = true;
-    }
-  }
-
-  void Next(size_t i) {
-    Job& job = jobs[i];
-    job.wake = Flows::kNever;
-    job.times.back().seconds = now_ - job.times.back().begin;
-    job.took = now_ - job.began;
-    job.ended = now_;
-    job.ends.push_back(now_);
-    WakeThoseThatAwait(i);
-    if (++job.step < job.steps.size()) return Begin(i);
-    for (const size_t next : std::vector<size_t>(job.then)) Begin(next);
-  }
-
-  double now_ = 0;
-  std::map<size_t, size_t> of_work_;
-};
-
 /// What the nodes of one kind take from.
 struct NodeResources {
   size_t cores = 0;
@@ -170,10 +56,7 @@ class Builder {
       egress_ =
           Link("link of the trainer's site", 1, fleet_.trainer.rate, fleet_.trainer.price_per_gb);
     }
-    if (fleet_.trainer.rate_limit > 0) {
-      limits_[-1] =
-          course_.flows.AddResource("rate-limit of the trainer", fleet_.trainer.rate_limit);
-    }
+    DeclareLimit(-1, fleet_.trainer.rate_limit);
     for (size_t h = 0; h < hops_.size(); ++h) DeclareHop(h);
     DeclareJobs();
     course_.Run();
@@ -229,10 +112,34 @@ class Builder {
       site_links_[h] = Link("link of " + hop.site->name, hop.site->count, hop.site->rate,
                             hop.site->price_per_gb);
     }
-    if (hop.site->rate_limit > 0) {
-      limits_[static_cast<int>(h)] =
-          course_.flows.AddResource("rate-limit of " + hop.name, hop.site->rate_limit);
+    DeclareLimit(static_cast<int>(h), hop.site->rate_limit);
+    const double of_site = ServingOf(fleet_, hops_, hop).rate_limit_per_site;
+    if (of_site <= 0) return;
+    const size_t resource = course_.flows.AddResource(
+        "rate-limit-per-site of " + ServerOf(hop) + " for " + hop.site->name, of_site);
+    // One bucket for those of one site whom one node serves.
+    const double sharers = std::min(hop.on_link, hop.on_server);
+    site_limits_[h] = {resource, Beyond(of_site, sharers * LimitedBytes(h)), sharers};
+  }
+
+  /// Of a serving node, the trainer's (-1) or a hop's: what it sends to all.
+  void DeclareLimit(int server, double limit) {
+    if (limit <= 0) return;
+    double bytes = 0;
+    for (size_t h = 0; h < hops_.size(); ++h) {
+      if (hops_[h].upstream == server) bytes += hops_[h].on_server * LimitedBytes(h);
     }
+    const size_t resource = course_.flows.AddResource("rate-limit of " + NameOf(server), limit);
+    limits_[server] = {resource, Beyond(limit, bytes)};
+  }
+
+  /// Of one pull, what one serving node counts.
+  double LimitedBytes(size_t h) const { return costs_[h].wire_bytes / Agents(h); }
+
+  /// The share of `bytes` that is held back by a limit: what its burst leaves.
+  static double Beyond(double limit, double bytes) {
+    const double burst = limit * std::chrono::duration<double>(TokenBucket::kBurst).count();
+    return bytes > burst ? 1 - burst / bytes : 0;
   }
 
   void DeclareJobs() {
@@ -361,6 +268,11 @@ class Builder {
     return rate * fleet_.link_payload;
   }
 
+  std::string NameOf(int server) const {
+    return server < 0 ? "the trainer" : hops_[static_cast<size_t>(server)].name;
+  }
+  std::string ServerOf(const Hop& hop) const { return NameOf(hop.upstream); }
+
   double Agents(size_t h) const { return hops_[h].upstream < 0 ? fleet_.trainer.nodes : 1; }
   double Streams(size_t h) const { return hops_[h].streams * Agents(h); }
 
@@ -403,7 +315,12 @@ class Builder {
       work.uses.push_back({link->second, bytes, streams, hop.on_link});
     }
     if (const auto limit = limits_.find(hop.upstream); limit != limits_.end()) {
-      work.uses.push_back({limit->second, bytes / agents, 1, hop.on_server});
+      const auto& [resource, share, sharers] = limit->second;
+      work.uses.push_back({resource, share * LimitedBytes(h), 1, hop.on_server});
+    }
+    if (const auto limit = site_limits_.find(h); limit != site_limits_.end()) {
+      const auto& [resource, share, sharers] = limit->second;
+      work.uses.push_back({resource, share * LimitedBytes(h), 1, sharers});
     }
     SetPace(h, {coding / agents / coders, taking / takers}, &work);
     return work;
@@ -415,16 +332,14 @@ class Builder {
   void SetPace(size_t h, Busy busy, Work* work) const {
     const Hop& hop = hops_[h];
     const PullCost& cost = costs_[h];
-    const std::string server =
-        hop.upstream < 0 ? "the trainer" : hops_[static_cast<size_t>(hop.upstream)].name;
-    const Serving& serving = ServingOf(fleet_, hops_, hop);
-    const double limit = serving.rate_limit_per_receiver;
+    const std::string server = ServerOf(hop);
+    const double limit = ServingOf(fleet_, hops_, hop).rate_limit_per_receiver;
     const std::pair<double, std::string> paces[] = {
         {busy.coding, "coding threads of " + server},
         {busy.taking, "decoding threads of " + hop.name},
         {cost.wire_bytes * hop.round_trip() / (Streams(h) * hop.site->window),
          "window and round trip to " + hop.name},
-        {limit > 0 ? cost.wire_bytes / Agents(h) / limit : 0,
+        {limit > 0 ? Beyond(limit, LimitedBytes(h)) * LimitedBytes(h) / limit : 0,
          "rate-limit-per-receiver of " + server}};
     for (const auto& [seconds, name] : paces) {
       if (seconds <= work->least_seconds) continue;
@@ -464,6 +379,11 @@ class Builder {
     double count, rate, price_per_gb;
     size_t resource;
   };
+  struct DeclaredLimit {
+    size_t resource = 0;
+    double share = 1;    // of the bytes, those that wait
+    double sharers = 1;  // pulls of one hop that share it
+  };
   struct DeclaredNode {
     std::string name;
     double count;
@@ -484,7 +404,8 @@ class Builder {
   std::optional<size_t> egress_;
   std::vector<NodeResources> kinds_;
   std::map<size_t, size_t> site_links_;
-  std::map<int, size_t> limits_;
+  std::map<int, DeclaredLimit> limits_;
+  std::map<size_t, DeclaredLimit> site_limits_;
   std::vector<size_t> job_of_;
 };
 

@@ -6,19 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "common/base/stages.h"
+#include "common/plan/course.h"
 #include "common/plan/hops.h"
 #include "common/plan/pull_cost.h"
 
 namespace deltawire::plan {
-
-struct StageTime {
-  Stage stage{};     ///< publish, connect, transfer, apply or commit
-  std::string at;    ///< the trainer, or a hop's name
-  double begin = 0;  ///< seconds since the trainer was ready
-  double seconds = 0;
-  std::string bound_by;  ///< what it spent most of its time on
-};
 
 struct HopTimes {
   std::vector<StageTime> stages;

@@ -87,7 +87,7 @@ class SiteObserver {
 };
 
 struct AttachmentLimits {
-  std::chrono::milliseconds beat{500};      ///< the longest time between two events
+  std::chrono::milliseconds beat{1000};     ///< the longest time between two events
   std::chrono::milliseconds silence{3000};  ///< a receiver that says nothing for longer is detached
   size_t most = 4096;                       ///< attached receivers of all models
   size_t most_per_principal = 2048;

@@ -38,18 +38,23 @@ void EncodedCache::Keep(const Key& key, Value value) {
   const uint64_t bytes = SizeOf(value);
   if (first_bytes_ + bytes <= limit_ / 2) {
     first_bytes_ += bytes;
+    totals_->bytes += bytes;
     entries_[key].value = std::move(value);
     return;
   }
   while (!newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) {
     const auto oldest = entries_.find(newest_.front());
-    newest_bytes_ -= SizeOf(oldest->second.value);
+    const uint64_t given_up = SizeOf(oldest->second.value);
+    newest_bytes_ -= given_up;
+    totals_->bytes -= given_up;
     entries_.erase(oldest);
     newest_.pop_front();
     ++evicted_;
+    ++totals_->evicted;
   }
   if (first_bytes_ + newest_bytes_ + bytes > limit_) return;
   newest_bytes_ += bytes;
+  totals_->bytes += bytes;
   newest_.push_back(key);
   entries_[key].value = std::move(value);
 }

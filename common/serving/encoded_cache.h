@@ -5,12 +5,14 @@
 // the newest take the place of the oldest. Errors: none of its own.
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -50,7 +52,21 @@ class EncodedCache {
   };
   using Value = std::shared_ptr<const Encoded>;
 
-  explicit EncodedCache(uint64_t limit_bytes) : limit_(limit_bytes) {}
+  struct Counts {
+    uint64_t bytes = 0;    ///< that are kept now, kEntryBytes for each included
+    uint64_t evicted = 0;  ///< payloads that gave way to newer ones
+  };
+  /// Of all caches that were made with it: those of a model's states, old ones included that pulls
+  /// still hold.
+  struct Totals {
+    std::atomic<uint64_t> bytes{0}, evicted{0};
+    Counts counts() const { return {.bytes = bytes, .evicted = evicted}; }
+  };
+
+  explicit EncodedCache(uint64_t limit_bytes,
+                        std::shared_ptr<Totals> totals = std::make_shared<Totals>())
+      : limit_(limit_bytes), totals_(std::move(totals)) {}
+  ~EncodedCache() { totals_->bytes -= first_bytes_ + newest_bytes_; }
 
   struct Got {
     Value value;
@@ -67,10 +83,6 @@ class EncodedCache {
   /// Whether payloads were Put here, whose histories are longer than those that are used here.
   bool has_foreign() const;
 
-  struct Counts {
-    uint64_t bytes = 0;    ///< that are kept now, kEntryBytes for each included
-    uint64_t evicted = 0;  ///< payloads that gave way to newer ones
-  };
   Counts counts() const;
 
  private:
@@ -81,6 +93,7 @@ class EncodedCache {
   void Keep(const Key& key, Value value);  // REQUIRES: mu_ held
 
   const uint64_t limit_;
+  const std::shared_ptr<Totals> totals_;
   mutable Mutex mu_;
   std::map<Key, Entry> entries_;
   std::deque<Key> newest_;  // those of the second half, the oldest first

@@ -54,6 +54,8 @@ struct PullTerms {
   /// Of these, while the version is not published, only deltas, and so many bytes of them at most;
   /// 0: all that comes.
   uint64_t ahead_bytes = 0;
+  /// The pull ends at that version, and a newer one does not overtake it. REQUIRES: `incoming`.
+  bool ends_at_incoming = false;
   Identity granted;                ///< the state to end at, if none overtakes it: for the log
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   /// A frame that reads a half for longer than this is late, and the frames after it are copied.
@@ -168,6 +170,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// Whether frames are made from `state` now. Pins the first state that overtakes the pull.
   /// REQUIRES: mu_ held.
   bool AcceptOrPin(const std::shared_ptr<const Published>& state);
+  /// The version of terms_.incoming is published, as `state`. REQUIRES: mu_ held.
+  void PinSettled(const std::shared_ptr<const Published>& state);
   /// The next chunk of this stream that needs bytes; sets end_ when no stream has any left.
   /// REQUIRES: mu_ held.
   std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);

@@ -31,9 +31,12 @@ uint64_t StagedBytes(const IncomingVersion::Piece& piece) {
 
 void ServedPull::Came(bool all) {
   Callbacks wakes;
+  // The streams may look at it when the log does not reach back to it any more.
+  const auto settled = all ? terms_.incoming->Look(~size_t{0}).state : nullptr;
   {
     std::lock_guard lock(mu_);
     if (!ahead_) return;
+    if (settled != nullptr) PinSettled(settled);
     for (Stream& s : streams_) {
       if (!s.wake) continue;
       wakes.push_back(std::exchange(s.wake, nullptr));
@@ -41,6 +44,13 @@ void ServedPull::Came(bool all) {
     }
   }
   for (const auto& wake : wakes) wake();
+}
+
+void ServedPull::PinSettled(const std::shared_ptr<const Published>& state) {
+  if (!terms_.ends_at_incoming || pinned_ != nullptr) return;
+  pinned_ = state;
+  bytes_.Pin(state);
+  NeedWayBack();
 }
 
 std::optional<StatusOr<std::optional<net::OutFrame>>> ServedPull::NextAhead(
@@ -108,6 +118,7 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       case Step::kSettled:
         ahead_ = false;
         first_ = std::move(found.state);
+        PinSettled(first_);
         settled_ = Clock::now();
         break;
       case Step::kAbandoned:

@@ -31,7 +31,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   auto state = std::make_shared<Published>();
   state->info = info;
   state->half = half;
-  state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes);
+  state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes, encoded_);
   state->kept = std::make_shared<KeptChunks>(kept_chunks_);
   state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
   return state;

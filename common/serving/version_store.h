@@ -88,6 +88,8 @@ class VersionStore {
 
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
+  /// Of the caches of all states that somebody holds.
+  EncodedCache::Counts encoded() const { return encoded_->counts(); }
 
  private:
   /// A state before one of the log's deltas: log[i].from() is steps_[i].
@@ -105,6 +107,7 @@ class VersionStore {
   const Context context_;
   // Shared by all states; one model's bytes in all.
   const std::shared_ptr<KeptChunks::Budget> kept_chunks_;
+  const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
   mutable Mutex mu_;
   std::shared_ptr<const Published> newest_;
   std::shared_ptr<const Published> kept_;  // kept from before a restart

@@ -1,8 +1,8 @@
-// decode + apply + digest of one block by a team of lanes, on device and CPU; state is in the
-// team's shared memory (see team.h, also for threads). Unary codes are found by counting ones. To
-// find size codes, every lane starts at some bit and tells the next lane where its codes end, until
-// no start moves any more. Never reads or writes out of bounds, whatever the stream; not every
-// malformed stream is noticed, so validate first.
+// Decodes one block by a team of lanes, on device and CPU, and hands each change to a sink, such as
+// apply + digest; state is in the team's shared memory (see team.h, also for threads). Unary codes
+// are found by counting ones. To find size codes, every lane starts at some bit and tells the next
+// lane where its codes end, until no start moves any more. Never reads or writes out of bounds,
+// whatever the stream; not every malformed stream is noticed, so validate first.
 #pragma once
 
 #include "kernels/cuda/team.h"
@@ -145,11 +145,27 @@ struct Applied {
   bool ok = true;
 };
 
-/// Applies one lane's changes of a sparse block.
+/// A sink is called by every lane, each with other elements of the block: sink(element, difference)
+/// returns by how much the change makes the chunk's digest grow. This one changes a chunk's bytes.
 template <typename T>
+struct InPlace {
+  T* data = nullptr;        ///< of the block
+  uint32_t first_byte = 0;  ///< the block's offset in the chunk
+  KeyView key;
+
+  DW_HD uint64_t operator()(uint32_t element, T d) const {
+    const T before = data[element], after = static_cast<T>(before + d);
+    data[element] = after;
+    return DigestStep<T>(key, first_byte + element * static_cast<uint32_t>(sizeof(T)), before,
+                         after);
+  }
+};
+
+/// Hands one lane's changes of a sparse block to `sink`.
+template <typename T, typename Sink>
 DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sign, uint32_t size,
-                        uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane, T* data,
-                        uint32_t first_byte, const KeyView& key) {
+                        uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane,
+                        const Sink& sink) {
   constexpr uint64_t kLargest = kLargestMagnitude<T>;
   Applied result;
   bool placed = false;
@@ -173,35 +189,27 @@ DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sig
           return result;
         }
       }
-      const T d = static_cast<T>(negative ? 0 - magnitude : magnitude);
-      const T before = data[element], after = static_cast<T>(before + d);
-      data[element] = after;
-      result.digest += DigestStep<T>(key, first_byte + element * static_cast<uint32_t>(sizeof(T)),
-                                     before, after);
+      result.digest += sink(element, static_cast<T>(negative ? 0 - magnitude : magnitude));
     }
   }
   return result;
 }
 
-/// Adds one lane's differences of a raw block: those of every kLanes-th element.
-template <typename T>
-DW_HD uint64_t ApplyRawLane(const BitReader& in, uint32_t m, uint32_t lane, T* data,
-                            uint32_t first_byte, const KeyView& key) {
+/// Hands one lane's differences of a raw block to `sink`: those of every kLanes-th element.
+template <typename T, typename Sink>
+DW_HD uint64_t ApplyRawLane(const BitReader& in, uint32_t m, uint32_t lane, const Sink& sink) {
   constexpr uint32_t kBits = 8 * sizeof(T);
   uint64_t digest = 0;
   for (uint32_t i = lane; i < m; i += kLanes) {
     const T d = static_cast<T>(in.Load(i * kBits, kBits));
-    if (d == 0) continue;
-    const T before = data[i], after = static_cast<T>(before + d);
-    data[i] = after;
-    digest += DigestStep<T>(key, first_byte + i * static_cast<uint32_t>(sizeof(T)), before, after);
+    if (d != 0) digest += sink(i, d);
   }
   return digest;
 }
 
-template <typename T, typename Team>
-DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* data, uint32_t m,
-                       uint32_t first_byte, const KeyView& key, uint64_t* digest) {
+template <typename T, typename Team, typename Sink>
+DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, uint32_t m,
+                       const Sink& sink, uint64_t* digest) {
   const BitReader in(block.stream, block.bytes);
   const uint32_t c = block.changed, e = block.large;
   if (c > m || e > c) return false;
@@ -237,8 +245,8 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* dat
   });
   team.ExclusiveScan(large_rank);
   team.Each([&](uint32_t lane) {
-    const Applied applied = ApplyLane(s, in, sign, size, j, rank[lane].v, large_rank[lane].v, lane,
-                                      data, first_byte, key);
+    const Applied applied =
+        ApplyLane<T>(s, in, sign, size, j, rank[lane].v, large_rank[lane].v, lane, sink);
     grown[lane] = {applied.digest};
     if (!applied.ok) s.bad = 1;
   });
@@ -246,22 +254,26 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* dat
   return team.Share(s.bad) == 0;
 }
 
-/// Applies the whole block. False when the stream was found to be malformed; part of `data` may
-/// have changed by then. `data` are the block's elements, `first_byte` is its offset in the chunk.
+/// Hands all changes of a block of `m` elements to `sink`. False when the stream was found to be
+/// malformed; some changes may have been handed on by then.
+template <typename T, typename Team, typename Sink>
+DW_HD bool DecodeBlock(Team& team, DecodeShared& s, const BlockIn& block, uint32_t m,
+                       const Sink& sink, uint64_t* digest) {
+  *digest = 0;
+  if (block.changed == 0) return true;
+  if (block.bytes != m * sizeof(T)) return ApplySparse<T>(team, s, block, m, sink, digest);
+  const BitReader in(block.stream, block.bytes);
+  typename Team::template PerLane<SumU64> grown;
+  team.Each([&](uint32_t lane) { grown[lane] = {ApplyRawLane<T>(in, m, lane, sink)}; });
+  *digest = team.ExclusiveScan(grown).v;
+  return true;
+}
+
+/// Applies the whole block to `data`, its elements; `first_byte` is its offset in the chunk.
 template <typename T, typename Team>
 DW_HD bool ApplyBlock(Team& team, DecodeShared& s, const BlockIn& block, T* data, uint32_t m,
                       uint32_t first_byte, const KeyView& key, uint64_t* digest) {
-  *digest = 0;
-  if (block.changed == 0) return true;
-  if (block.bytes != m * sizeof(T)) {
-    return ApplySparse(team, s, block, data, m, first_byte, key, digest);
-  }
-  const BitReader in(block.stream, block.bytes);
-  typename Team::template PerLane<SumU64> grown;
-  team.Each(
-      [&](uint32_t lane) { grown[lane] = {ApplyRawLane(in, m, lane, data, first_byte, key)}; });
-  *digest = team.ExclusiveScan(grown).v;
-  return true;
+  return DecodeBlock<T>(team, s, block, m, InPlace<T>{data, first_byte, key}, digest);
 }
 
 }  // namespace deltawire::kernels::gpu

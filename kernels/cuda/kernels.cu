@@ -204,6 +204,30 @@ __global__ void __launch_bounds__(kLanes, 2) ApplyKernel(ApplyBatch batch) {
   if (threadIdx.x == 0) batch.results[blockIdx.x] = {digest, ok ? 1u : 0u};
 }
 
+template <typename T>
+__device__ bool ScatterOne(BlockTeam& team, DecodeShared& s, const ScatterBatch& batch,
+                           const ApplyBlockIn& block) {
+  const ScatterChunk& chunk = batch.chunks[block.chunk];
+  const uint32_t first = block.index * kBlock;
+  const uint32_t elements = chunk.bytes / static_cast<uint32_t>(sizeof(T));
+  const BlockIn in{batch.payloads + block.stream_at, block.changed, block.large, block.bytes};
+  const AtPlaces<T> sink{batch.boxes + chunk.first_box, chunk.boxes,
+                         chunk.first_byte + uint64_t{first} * sizeof(T), batch.backwards};
+  uint64_t none = 0;
+  return DecodeBlock<T>(team, s, in, Least(kBlock, elements - first), sink, &none);
+}
+
+__global__ void __launch_bounds__(kLanes, 2) ScatterKernel(ScatterBatch batch) {
+  __shared__ DecodeShared shared;
+  __shared__ BlockTeam::Scratch scratch;
+  BlockTeam team(scratch);
+  const ApplyBlockIn block = batch.blocks[blockIdx.x];
+  bool ok = false;
+  WithWidth(batch.chunks[block.chunk].width,
+            [&]<typename T>(T) { ok = ScatterOne<T>(team, shared, batch, block); });
+  if (threadIdx.x == 0 && !ok) AtomicAdd(batch.malformed, 1);
+}
+
 __global__ void __launch_bounds__(kDigestLanes)
     DigestKernel(const DeviceChunk* chunks, KeyView key, uint64_t* digests) {
   __shared__ uint64_t sums[kDigestLanes / kWarp];
@@ -252,6 +276,11 @@ void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {
   if (batch.block_count == 0) return;
   ApplyKernel<<<batch.block_count, kLanes, 0, stream>>>(batch);
+}
+
+void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream) {
+  if (batch.block_count == 0) return;
+  ScatterKernel<<<batch.block_count, kLanes, 0, stream>>>(batch);
 }
 
 void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key, uint64_t* digests,

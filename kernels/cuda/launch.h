@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/block_encode.h"
 #include "kernels/cuda/place.h"
+#include "kernels/cuda/scatter.h"
 #include "kernels/cuda/table.h"
 
 namespace deltawire::kernels::gpu {
@@ -75,6 +76,26 @@ struct ApplyBatch {
   KeyView key;
 };
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream);
+
+/// A chunk of a tensor whose elements stand at places of their own.
+struct ScatterChunk {
+  uint64_t first_byte = 0;  ///< of the chunk in its tensor
+  uint32_t bytes = 0;
+  uint32_t width = 1;
+  uint32_t first_box = 0;  ///< the tensor's boxes
+  uint32_t boxes = 0;
+};
+/// REQUIRES: no two blocks of a batch are of the same elements.
+struct ScatterBatch {
+  const ScatterChunk* chunks = nullptr;
+  const PlaceBox* boxes = nullptr;
+  const ApplyBlockIn* blocks = nullptr;
+  uint32_t block_count = 0;
+  const uint8_t* payloads = nullptr;  ///< as of ApplyBatch
+  bool backwards = false;             ///< subtract
+  uint32_t* malformed = nullptr;      ///< grows by one for each block that is
+};
+void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream);
 
 /// Adds the digest of chunk i's `after` to digests[i]. REQUIRES: the caller has zeroed `digests`.
 void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key, uint64_t* digests,

@@ -1,5 +1,6 @@
-// Implements kernels/gpu.h for builds without a CUDA compiler.
+// Implements kernels/gpu.h and gpu_scatter.h for builds without a CUDA compiler.
 #include "kernels/gpu.h"
+#include "kernels/gpu_scatter.h"
 
 namespace deltawire::kernels {
 namespace {
@@ -49,5 +50,16 @@ GpuStatus GpuDiffer::Digest(Bytes, std::span<const uint32_t>, std::span<uint64_t
 GpuStatus GpuDiffer::Apply(MutableBytes, std::span<GpuApplyItem>) { return NotBuilt(); }
 GpuStatus GpuDiffer::ReadBase(MutableBytes, std::span<const uint32_t>) { return NotBuilt(); }
 uint64_t GpuDiffer::device_bytes() const { return 0; }
+
+struct GpuScatter::Impl {};
+GpuScatter::GpuScatter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GpuScatter::~GpuScatter() = default;
+GpuStatus GpuScatter::Create(int, std::span<const GpuBox>, std::unique_ptr<GpuScatter>*) {
+  return NotBuilt();
+}
+GpuStatus GpuScatter::Load(std::span<const GpuScatterItem>) { return NotBuilt(); }
+GpuStatus GpuScatter::Queue(bool, void*) { return NotBuilt(); }
+GpuStatus GpuScatter::Wait(void*) { return NotBuilt(); }
+uint64_t GpuScatter::device_bytes() const { return 0; }
 
 }  // namespace deltawire::kernels

@@ -21,7 +21,7 @@ EngineWeights::Gathered EngineWeights::Gather(uint32_t chunk) const {
   gathered.assign(c.bytes, std::byte{0});
   Gathered found;
   std::vector<bool> seen(program_->several(c.tensor) ? c.bytes / c.width : 0);
-  ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
+  ForEachRun(chunk, Access::kRead, [&](uint64_t at, MutableBytes live) {
     std::byte* mine = gathered.data() + at;
     if (!seen.empty()) {
       const auto first = seen.begin() + static_cast<ptrdiff_t>(at / c.width);
@@ -50,7 +50,7 @@ EngineWeights::Gathered EngineWeights::Gather(uint32_t chunk) const {
   found.digest = backend_.digest(key_, gathered);
   if (found.bytes == c.bytes) return found;
   std::fill(gathered.begin(), gathered.end(), std::byte{0});
-  ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
+  ForEachRun(chunk, Access::kNowhere, [&](uint64_t at, MutableBytes live) {
     std::fill_n(gathered.begin() + static_cast<ptrdiff_t>(at), live.size(), std::byte{1});
   });
   found.places = backend_.digest(key_, gathered);
@@ -64,8 +64,8 @@ StatusOr<Comparison> EngineWeights::Check(uint32_t first, uint32_t count) {
                   chunks_.size());
   }
   std::vector<Gathered> gathered(count);
-  pool_.ParallelFor(count,
-                    [&](size_t i) { gathered[i] = Gather(first + static_cast<uint32_t>(i)); });
+  ForEachIndex(count, [&](size_t i) { gathered[i] = Gather(first + static_cast<uint32_t>(i)); });
+  DW_RETURN_IF_ERROR(DeviceStatus());
   Comparison found{.identity = held_, .bytes = 0, .different = {}, .shares = {}};
   std::set<uint32_t> tensors;
   for (uint32_t i = 0; i < count; ++i) {

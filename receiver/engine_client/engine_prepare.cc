@@ -117,7 +117,8 @@ Status EngineWeights::CheckChain(Prepared& p) const {
 void EngineWeights::MakeRoom(Prepared& p) const {
   std::vector<size_t> bytes(p.from_buffer.size(), 0);
   pool_.ParallelFor(bytes.size(), [&](size_t i) {
-    ForEachRun(p.from_buffer[i], [&](uint64_t, MutableBytes live) { bytes[i] += live.size(); });
+    ForEachRun(p.from_buffer[i], Access::kNowhere,
+               [&](uint64_t, MutableBytes live) { bytes[i] += live.size(); });
   });
   for (const size_t n : bytes) p.other.push_back(std::make_unique_for_overwrite<std::byte[]>(n));
   if (p.delta_chunks.empty()) return;
@@ -142,7 +143,7 @@ Status EngineWeights::TakeFromBuffer(Prepared& p) const {
     const Bytes bytes = buffer.data().subspan(chunks_[chunk].offset, chunks_[chunk].bytes);
     if (backend_.digest(key_, bytes) != p.digests_after[chunk]) bad = chunk;
     std::byte* to = p.other[i].get();
-    ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
+    ForEachRun(chunk, Access::kNowhere, [&](uint64_t at, MutableBytes live) {
       std::memcpy(to, bytes.data() + at, live.size());
       to += live.size();
     });
@@ -208,6 +209,7 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
   p->info.chunks_healed = p->healed.size();
   MakeRoom(*p);
   DW_RETURN_IF_ERROR(TakeFromBuffer(*p));
+  if (device_ != nullptr) DW_RETURN_IF_ERROR(LoadOnDevice(*p));
   prepared_ = std::move(p);
   return prepared_->info;
 }

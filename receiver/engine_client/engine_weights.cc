@@ -126,8 +126,24 @@ Status EngineWeights::Bind(const Binding& binding) {
   DW_ASSIGN_OR_RETURN(LayoutProgram program,
                       LayoutProgram::Create(layout_, binding.storages, binding.boxes));
   DW_RETURN_IF_ERROR(RefuseMemoryTwice(layout_, binding));
+  device_.reset();  // it knows the program
   program_.emplace(std::move(program));
   memory_ = binding.memory;
+  if (binding.device >= 0) {
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      largest = std::max(largest, static_cast<uint32_t>(chunks_[i].bytes));
+    }
+    auto device = DeviceMemory::Create(binding.device, binding.stream, *program_, layout_.size(),
+                                       memory_, largest);
+    if (!device.ok()) {
+      memory_.clear();
+      program_.reset();
+      held_ = {};
+      return device.status();
+    }
+    device_ = *std::move(device);
+  }
   drifted_.clear();
   held_ = {};
   prepared_.reset();
@@ -144,15 +160,16 @@ StatusOr<Comparison> EngineWeights::Adopt() {
   }
   std::atomic<uint64_t> bytes{0};
   std::vector<uint8_t> bad(chunks_.size(), 0);
-  pool_.ParallelFor(chunks_.size(), [&](size_t i) {
+  ForEachIndex(chunks_.size(), [&](size_t i) {
     uint64_t mine = 0;
-    ForEachRun(static_cast<uint32_t>(i), [&](uint64_t at, MutableBytes live) {
+    ForEachRun(static_cast<uint32_t>(i), Access::kRead, [&](uint64_t at, MutableBytes live) {
       const std::byte* want = data.data() + chunks_[static_cast<uint32_t>(i)].offset + at;
       if (std::memcmp(live.data(), want, live.size()) != 0) bad[i] = 1;
       mine += live.size();
     });
     bytes += mine;
   });
+  DW_RETURN_IF_ERROR(DeviceStatus());
   if (!held.StillHolds()) return absl::UnavailableError("another version was committed meanwhile");
   Comparison found{.identity = held.identity(), .bytes = bytes, .different = {}, .shares = {}};
   std::set<uint32_t> tensors;
@@ -219,7 +236,7 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scr
 
 void EngineWeights::Exchange(uint32_t chunk, std::byte* other) const {
   std::byte piece[4096];  // stays in the nearest cache
-  ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
+  ForEachRun(chunk, Access::kWrite, [&](uint64_t, MutableBytes live) {
     while (!live.empty()) {
       const size_t n = std::min(live.size(), sizeof piece);
       std::memcpy(piece, live.data(), n);
@@ -231,22 +248,65 @@ void EngineWeights::Exchange(uint32_t chunk, std::byte* other) const {
   });
 }
 
-void EngineWeights::Discard() { prepared_.reset(); }
+void EngineWeights::ForEachIndex(size_t count, const std::function<void(size_t)>& fn) const {
+  if (device_ == nullptr) return pool_.ParallelFor(count, fn);
+  for (size_t i = 0; i < count; ++i) fn(i);  // a device has one piece of staging
+}
 
-Status EngineWeights::Apply() {
-  if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
-  Prepared& p = *prepared_;
+Status EngineWeights::DeviceStatus() const {
+  return device_ == nullptr ? absl::OkStatus() : device_->TakeStatus();
+}
+
+Status EngineWeights::LoadOnDevice(const Prepared& p) const {
+  std::vector<DeviceMemory::Change> changes;
+  for (size_t i = 0; i < p.delta_chunks.size(); ++i) {
+    const Chunk& c = chunks_[p.delta_chunks[i]];
+    changes.push_back({.tensor = c.tensor,
+                       .first_byte = c.offset - layout_.offset(c.tensor),
+                       .bytes = static_cast<uint32_t>(c.bytes),
+                       .width = c.width,
+                       .payloads = p.deltas[i]});
+  }
+  return device_->Load(changes);
+}
+
+Status EngineWeights::Write(Prepared& p, Way way) {
+  if (device_ != nullptr) return WriteOnDevice(p, way);
   // Nothing in this loop can fail: what it reads was checked, and the memory that it needs is
   // there. Whatever ends this process in its middle ends the engine's memory with it.
   const size_t whole = p.from_buffer.size();
   pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
     if (i < whole) return Exchange(p.from_buffer[i], p.other[i].get());
     p.scratches->With([&](Scratch& scratch) {
+      // Sums do not depend on the order.
       for (const Bytes payload : p.deltas[i - whole]) {
-        Scatter(p.delta_chunks[i - whole], payload, Way::kForwards, scratch);
+        Scatter(p.delta_chunks[i - whole], payload, way, scratch);
       }
     });
   });
+  return absl::OkStatus();
+}
+
+Status EngineWeights::WriteOnDevice(Prepared& p, Way way) {
+  // First, since it waits for all that the engine has queued.
+  Status status = device_->Add(way == Way::kBackwards);
+  for (size_t i = 0; status.ok() && i < p.from_buffer.size(); ++i) {
+    Exchange(p.from_buffer[i], p.other[i].get());
+    status = device_->TakeStatus();
+  }
+  if (status.ok()) return status;
+  held_ = {};
+  prepared_.reset();
+  applied_.reset();
+  return Annotate(status, "the device has failed within an update; start the engine anew");
+}
+
+void EngineWeights::Discard() { prepared_.reset(); }
+
+Status EngineWeights::Apply() {
+  if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
+  Prepared& p = *prepared_;
+  DW_RETURN_IF_ERROR(Write(p, Way::kForwards));
   applied_ = std::move(prepared_);
   digests_.swap(p.digests_after);
   for (const uint32_t chunk : p.healed) drifted_.erase(chunk);
@@ -257,16 +317,7 @@ Status EngineWeights::Apply() {
 Status EngineWeights::Rollback() {
   if (applied_ == nullptr) return absl::FailedPreconditionError("no update was applied");
   Prepared& p = *applied_;
-  const size_t whole = p.from_buffer.size();
-  pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
-    if (i < whole) return Exchange(p.from_buffer[i], p.other[i].get());
-    p.scratches->With([&](Scratch& scratch) {
-      const auto& payloads = p.deltas[i - whole];
-      for (auto payload = payloads.rbegin(); payload != payloads.rend(); ++payload) {
-        Scatter(p.delta_chunks[i - whole], *payload, Way::kBackwards, scratch);
-      }
-    });
-  });
+  DW_RETURN_IF_ERROR(Write(p, Way::kBackwards));
   digests_.swap(p.digests_before);
   // The old bytes are back, so the chunks that the update had healed have drifted again.
   drifted_.insert(p.healed.begin(), p.healed.end());

@@ -28,6 +28,7 @@
 
 namespace deltawire::engine {
 
+class DeviceMemory;
 struct Scratch;
 
 /// Storages, the boxes of tensors in them, and where they are in this process.
@@ -35,6 +36,8 @@ struct Binding {
   std::vector<Storage> storages;
   std::vector<std::byte*> memory;  ///< by storage; stays while it is bound
   std::vector<Box> boxes;
+  int device = -1;         ///< the GPU that the memory is on; -1: it is this machine's
+  void* stream = nullptr;  ///< the cudaStream_t on which the engine computes; null: the default one
 };
 
 /// What this rank's memory has of a chunk, where it has a part of the chunk only. If all ranks hold
@@ -81,7 +84,8 @@ class EngineWeights {
                                   const std::function<bool()>& gone) const;
 
   /// From now on `binding` is the engine's memory. Its state is unknown until Adopt. Storages may
-  /// overlap where no two boxes share a byte.
+  /// overlap where no two boxes share a byte. Of memory on a GPU, an error of the device within
+  /// Apply or Rollback leaves what it holds unknown, as nothing else does.
   Status Bind(const Binding& binding);
   /// REQUIRES: storages() > 0.
   const LayoutProgram& program() const { return *program_; }
@@ -143,8 +147,16 @@ class EngineWeights {
   Gathered Gather(uint32_t chunk) const;
   /// Exchanges what this rank has of the chunk with `other`, run by run.
   void Exchange(uint32_t chunk, std::byte* other) const;
+  /// What a run's bytes are wanted for. Of kNowhere only their number means something.
+  enum class Access { kNowhere, kRead, kWrite };
   template <typename Fn>
-  void ForEachRun(uint32_t chunk, const Fn& fn) const;
+  void ForEachRun(uint32_t chunk, Access access, const Fn& fn) const;
+  /// fn(0) to fn(count - 1), each of which accesses the engine's memory.
+  void ForEachIndex(size_t count, const std::function<void(size_t)>& fn) const;
+  Status Write(Prepared& prepared, Way way);
+  Status LoadOnDevice(const Prepared& prepared) const;
+  Status WriteOnDevice(Prepared& prepared, Way way);
+  Status DeviceStatus() const;
 
   const std::filesystem::path directory_;
   const StateReader state_;
@@ -155,6 +167,7 @@ class EngineWeights {
   mutable ThreadPool pool_;
   std::optional<LayoutProgram> program_;
   std::vector<std::byte*> memory_;
+  std::unique_ptr<DeviceMemory> device_;  // none where the memory is this machine's
   Identity held_;
   std::vector<uint64_t> digests_;  // of held_
   std::set<uint32_t> drifted_;     // chunks whose memory is not what held_ says

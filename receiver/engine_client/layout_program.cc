@@ -200,6 +200,64 @@ Run OrderedBox::RunAt(uint64_t at) const {
   return run;
 }
 
+kernels::StridedCopy OrderedBox::CopyFrom(size_t dim, uint64_t src, uint64_t dst) const {
+  kernels::StridedCopy copy;
+  copy.src_offset = static_cast<int64_t>(src);
+  copy.dst_offset = static_cast<int64_t>(dst);
+  copy.run_bytes = run_bytes_;
+  for (size_t d = dim; d < dims_.size(); ++d, ++copy.dims) {
+    copy.counts[copy.dims] = dims_[d].count;
+    copy.src_strides[copy.dims] = static_cast<int64_t>(dims_[d].src_stride);
+    copy.dst_strides[copy.dims] = dims_[d].dst_stride;
+  }
+  return copy;
+}
+
+kernels::StridedCopy OrderedBox::copy() const { return CopyFrom(0, offset_, dst_offset_); }
+
+void OrderedBox::Pieces(uint64_t begin, uint64_t end,
+                        std::vector<kernels::StridedCopy>* pieces) const {
+  PiecesFrom(0, offset_, dst_offset_, begin, end, pieces);
+}
+
+void OrderedBox::PiecesFrom(size_t dim, uint64_t src, uint64_t dst, uint64_t begin, uint64_t end,
+                            std::vector<kernels::StridedCopy>* pieces) const {
+  // Of the tensor, from the first byte of this part of the box to its last one.
+  uint64_t inner = run_bytes_;
+  for (size_t d = dims_.size(); d-- > dim + 1;) inner += (dims_[d].count - 1) * dims_[d].src_stride;
+  uint64_t span = inner;
+  if (dim < dims_.size()) span += (dims_[dim].count - 1) * dims_[dim].src_stride;
+  if (src >= end || src + span <= begin) return;
+  if (src >= begin && src + span <= end) {
+    pieces->push_back(CopyFrom(dim, src, dst));
+    return;
+  }
+  if (dim == dims_.size()) {
+    const uint64_t first = std::max(src, begin), last = std::min(src + run_bytes_, end);
+    kernels::StridedCopy run = CopyFrom(dim, first, dst + (first - src));
+    run.run_bytes = last - first;
+    pieces->push_back(run);
+    return;
+  }
+  // Indices of this dimension that lie inside are one piece; those at both ends are taken apart.
+  const auto [count, stride, dst_stride] = dims_[dim];
+  uint64_t at = src < begin ? (begin - src) / stride : 0;
+  const auto step = [&](uint64_t i) {
+    PiecesFrom(dim + 1, src + i * stride, dst + i * static_cast<uint64_t>(dst_stride), begin, end,
+               pieces);
+  };
+  if (src + at * stride < begin) step(at++);
+  const uint64_t first = at;
+  while (at < count && src + at * stride + inner <= end) ++at;
+  if (at > first) {
+    kernels::StridedCopy inside =
+        CopyFrom(dim, src + first * stride, dst + first * static_cast<uint64_t>(dst_stride));
+    inside.counts[0] = at - first;
+    pieces->push_back(inside);
+  }
+  if (at < count) step(at);
+}
+
 StatusOr<LayoutProgram> LayoutProgram::Create(const Layout& layout, std::vector<Storage> storages,
                                               std::span<const Box> boxes) {
   LayoutProgram program;

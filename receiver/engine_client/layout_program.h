@@ -56,8 +56,17 @@ class OrderedBox {
   bool storage_nests() const { return dst_nests_; }
   /// The first run that ends behind byte `at`; its begin may lie before `at`. bytes == 0: none.
   Run RunAt(uint64_t at) const;
+  /// The box as a copy from the tensor to the storage, source strides falling.
+  kernels::StridedCopy copy() const;
+  /// Appends the same for the bytes that the box has of the tensor's [begin, end). Cost: at most
+  /// two pieces more for each dimension than one.
+  void Pieces(uint64_t begin, uint64_t end, std::vector<kernels::StridedCopy>* pieces) const;
 
  private:
+  void PiecesFrom(size_t dim, uint64_t src, uint64_t dst, uint64_t begin, uint64_t end,
+                  std::vector<kernels::StridedCopy>* pieces) const;
+  kernels::StridedCopy CopyFrom(size_t dim, uint64_t src, uint64_t dst) const;
+
   struct Dim {
     uint64_t count, src_stride;
     int64_t dst_stride;

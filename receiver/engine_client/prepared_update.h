@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "receiver/engine_client/device_memory.h"
 #include "receiver/engine_client/engine_weights.h"
 
 namespace deltawire::engine {
@@ -87,19 +88,24 @@ struct EngineWeights::Prepared {
 };
 
 template <typename Fn>
-void EngineWeights::ForEachRun(uint32_t chunk, const Fn& fn) const {
+void EngineWeights::ForEachRun(uint32_t chunk, Access access, const Fn& fn) const {
   const Chunk& c = chunks_[chunk];
   const uint64_t begin = c.offset - layout_.offset(c.tensor);
   const uint64_t end = begin + c.bytes;
   for (const OrderedBox& box : program_->boxes(c.tensor)) {
     if (box.first() >= end || box.last() <= begin) continue;
+    const bool fetch = device_ != nullptr && access != Access::kNowhere;
+    std::byte* const fetched = fetch ? device_->Fetch(box, begin, end) : nullptr;
     for (Run run = box.RunAt(begin); run.bytes > 0 && run.tensor_offset < end;
          run = box.RunAt(run.tensor_offset + run.bytes)) {
       const uint64_t first = std::max(run.tensor_offset, begin);
       const uint64_t last = std::min(run.tensor_offset + run.bytes, end);
-      std::byte* at = memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
+      std::byte* at =
+          fetch ? fetched + (first - begin)
+                : memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
       fn(first - begin, MutableBytes(at, last - first));
     }
+    if (fetch && access == Access::kWrite) device_->Store(box, begin, end);
   }
 }
 

@@ -211,7 +211,10 @@ Relay::Served Relay::ServedOf(const std::string& name) const {
   Served served;
   served.pulls = desk_.CountsOf(name);
   served.receivers = desk_.attachments().attached(name);
-  if (const auto model = Find(name); model != nullptr) served.log_bytes = model->log_bytes();
+  if (const auto model = Find(name); model != nullptr) {
+    served.log_bytes = model->log_bytes();
+    served.encoded = model->encoded();
+  }
   return served;
 }
 

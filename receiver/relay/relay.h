@@ -55,6 +55,7 @@ class Relay : public net::PullSource, public PullHost {
     PullDesk::Counts pulls;
     size_t receivers = 0;  ///< attached ones
     uint64_t log_bytes = 0;
+    EncodedCache::Counts encoded;
   };
   Served ServedOf(const std::string& model) const;
 

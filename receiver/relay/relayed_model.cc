@@ -49,7 +49,7 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
   info.rollback = follows && before->info.id().epoch < id.id.epoch;
   info.side_files_hash = side_files->hash;
   auto digests = std::make_shared<std::vector<uint64_t>>(chunks_.size());
-  for (uint32_t i = 0; i < chunks_.size(); ++i) (*digests)[i] = buffer.digest(i);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) (*digests)[i] = buffer.committed_digest(i);
   uint32_t half = 0;
   {
     std::lock_guard lock(mu_);

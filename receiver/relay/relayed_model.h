@@ -62,6 +62,7 @@ class RelayedModel : public StateSource {
   void CountPull(int) override {}
   uint64_t log_bytes() const { return store_.log_bytes(); }
   uint64_t log_limit() const override { return store_.log_limit(); }
+  EncodedCache::Counts encoded() const { return store_.encoded(); }
 
  private:
   /// A file's bytes at one state. The buffer keeps the file, and leases do.

@@ -155,6 +155,7 @@ class Model : public StateSource {
   uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const { return store_->log_bytes(); }
   uint64_t log_limit() const override { return store_->log_limit(); }
+  EncodedCache::Counts encoded() const { return store_->encoded(); }
   GpuDiff::Counts gpu_counts() const;
 
   /// Wakes everything that waits. A publish that is running finishes, and no other begins.

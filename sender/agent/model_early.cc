@@ -13,12 +13,9 @@ std::shared_ptr<IncomingVersion> Model::incoming() const {
 
 std::shared_ptr<IncomingVersion> Model::MakeEarly() const {
   const auto newest = store_->newest();
-  // Receivers put parts together when all agents have published them. A GPU diffs all at the end,
-  // and its results can be dropped again.
+  // A GPU diffs all at the end, and its results can be dropped again.
   const bool gpu = gpu_ != nullptr && gpu_->trusted();
-  if (!options_.send_early || !wanted_ || newest == nullptr || !owned_.all() || gpu) {
-    return nullptr;
-  }
+  if (!options_.send_early || !wanted_ || newest == nullptr || gpu) return nullptr;
   const Identity& base = newest->info.identity;
   wire::Have have{.held = base};
   have.chunks.resize(chunks_.size());

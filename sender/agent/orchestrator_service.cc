@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/net/tls.h"
 #include "common/serving/commit_wait.h"
 #include "proto/convert.h"
 #include "proto/watch_reactor.h"
@@ -75,7 +76,10 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_unix_nanos(UnixNanos());
   const bool exposed = !IsLoopback(o.control) || !IsLoopback(o.bulk);
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
-  if (access_->guards()) response->set_security(access_->Describe());
+  if (access_->guards()) {
+    const bool tls = access_->credentials()->serves_tls();
+    response->set_security(access_->Describe() + (tls ? "; kernel TLS: " + net::KernelTls() : ""));
+  }
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
   response->mutable_rate_limits()->set_all(o.rate_limit);

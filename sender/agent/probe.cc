@@ -129,6 +129,15 @@ constexpr Row kRows[] = {
      }},
     {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
      [](const Model& m, const Seen&) -> double { return static_cast<double>(m.log_bytes()); }},
+    {"deltawire_sender_encoded_cache_bytes", "Encoded payloads that are kept for other pulls",
+     Kind::kGauge,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.encoded().bytes); }},
+    {"deltawire_sender_encoded_cache_evictions_total",
+     "Payloads that gave way to newer ones, and are made anew for the next pull that wants them",
+     Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.encoded().evicted);
+     }},
     {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double {
        return static_cast<double>(seen.pulls.bytes_sent);

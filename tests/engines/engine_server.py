@@ -11,9 +11,8 @@ import time
 import urllib.error
 import urllib.request
 
-from daemons import end, free_port, spawn
+from daemons import DEADLINE_S, end, free_port, spawn
 
-UP_S = 600
 LOOK_EVERY_S = 0.2
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -54,7 +53,7 @@ class EngineServer:
 
     def _await_up(self) -> None:
         """Returns when the server is healthy; raises with its log when it ends or is late."""
-        end = time.monotonic() + UP_S
+        end = time.monotonic() + DEADLINE_S
         while True:
             try:
                 self.get("/health")
@@ -67,7 +66,7 @@ class EngineServer:
             except subprocess.TimeoutExpired:
                 if time.monotonic() < end:
                     continue
-                what = f"was not up in {UP_S} s"
+                what = f"was not up in {DEADLINE_S} s"
             raise RuntimeError(f"the server {what}:\n{self.log.read_text()[-4000:]}")
 
     def __exit__(self, *_) -> None:
@@ -86,9 +85,9 @@ class EngineServer:
         return True
 
     def get(self, path: str):
-        return self._call(path, None, 60)
+        return self._call(path, None, DEADLINE_S)
 
-    def post(self, path: str, body: dict | None = None, limit: float = 120):
+    def post(self, path: str, body: dict | None = None, limit: float = DEADLINE_S):
         return self._call(path, json.dumps(body or {}).encode(), limit)
 
     def refused(self, path: str, body: dict) -> tuple[int, str]:

@@ -61,7 +61,7 @@ class Fleet:
         self.server = make_server(policy, "engine.log", packed)
         policy.daemons.kill("deltawire-receiver")
         policy.receiver_options = ["--engine", f"{ENGINE}=http://127.0.0.1:{self.server.port}",
-                                   "--engine-timeout-ms", "60000"]
+                                   "--engine-timeout-ms", str(1000 * DEADLINE_S)]
         policy.start_receiver()
 
     def status(self) -> dict:
@@ -228,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=["vllm", "sglang"])
     parser.add_argument("--packed", action="store_true")
-    parser.add_argument("--versions", type=int, default=50)
+    parser.add_argument("--versions", type=int, default=10)
     arguments = parser.parse_args()
     with Policy(dense) as policy:
         (run_packed if arguments.packed else run)(policy, arguments.versions)

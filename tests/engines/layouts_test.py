@@ -6,7 +6,10 @@ place; each time every parameter must be, bit by bit, what the engine's own load
 gives. Prints a table: of the checkpoint's bytes, which share is moved as shapes show, which as
 numbers show, and which the loader computes.
 
-Usage: layouts_test.py vllm|sglang [--model NAME]...
+With --packed vLLM packs and pads experts after their load, as it does on a CPU, so that numbers in
+other instances of the model must show where they end.
+
+Usage: layouts_test.py vllm|sglang [--packed] [--model NAME]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -33,7 +36,14 @@ except ImportError as error:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import own_models  # noqa: E402
 from daemons import free_port  # noqa: E402
-from policy import LATENT_MODELS, MODELS, PLAIN_LATENT, Policy, check  # noqa: E402
+from policy import (  # noqa: E402
+    LATENT_MODELS,
+    MODELS,
+    PACKED_MODELS,
+    PLAIN_LATENT,
+    Policy,
+    check,
+)
 
 from deltawire.engine import EngineClient  # noqa: E402
 
@@ -76,12 +86,22 @@ def follows(model, load, client: EngineClient, policy: Policy) -> int:
     return len(mine)
 
 
-def one(name: str) -> None:
+def attach(client: EngineClient, model, loader, load, packed: bool):
+    if not packed:
+        return client.attach(model, loader, loader_tensors=True)
+    from deltawire.engine.vllm import second_instance
+
+    refused = client.attach(model, loader)
+    check(not refused, f"by the loader alone it is refused: {refused.reason}")
+    return client.attach(model, loader, second=second_instance(load.config, torch.device("cpu")))
+
+
+def one(name: str, packed: bool) -> None:
     """Of one model. Prints a line of JSON at the end."""
-    with Policy(MODELS[name]) as policy:
+    with Policy((MODELS | PACKED_MODELS)[name]) as policy:
         if ENGINE == "vllm":
             latent = {"attention_backend": PLAIN_LATENT} if name in LATENT_MODELS else {}
-            load = own_models.vllm_models(policy.directory, free_port(), **latent)
+            load = own_models.vllm_models(policy.directory, free_port(), not packed, **latent)
         else:
             load = own_models.sglang_models(policy.directory)
         model = load()
@@ -91,7 +111,7 @@ def one(name: str) -> None:
             from deltawire.engine.sglang import loader_of
 
             loader = loader_of(model)
-        attached = client.attach(model, loader, loader_tensors=True)
+        attached = attach(client, model, loader, load, packed)
         check(bool(attached), f"{name} is attached to: {attached.reason or attached.described()}")
         compared = follows(model, load, client, policy)
         sizes = policy.sizes()
@@ -99,12 +119,14 @@ def one(name: str) -> None:
         numbers, loader = (100 * sum(sizes[t] for t in tensors) / total
                            for tensors in (attached.by_numbers, attached.by_loader))
         print(json.dumps([name, len(sizes), compared, attached.boxes, 100 - numbers - loader,
-                          numbers, loader, 1e3 * attached.trace_seconds]), flush=True)
+                          numbers, loader, 1e3 * (attached.seconds if packed else
+                                                  attached.trace_seconds)]), flush=True)
 
 
-def in_its_own_process(name: str) -> str:
+def in_its_own_process(name: str, packed: bool) -> str:
     """A row of the table."""
-    done = subprocess.run([sys.executable, "-B", __file__, ENGINE, "--model", name],
+    done = subprocess.run([sys.executable, "-B", __file__, ENGINE, "--model", name,
+                           *(["--packed"] if packed else [])],
                           capture_output=True, text=True, check=False)
     cannot = CANNOT[ENGINE].get(name)
     if cannot is not None:
@@ -121,14 +143,17 @@ def in_its_own_process(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=["vllm", "sglang"])
-    parser.add_argument("--model", choices=sorted(MODELS), help="this one alone, in this process")
+    parser.add_argument("--packed", action="store_true", help="vLLM packs experts")
+    parser.add_argument("--model", choices=sorted(MODELS | PACKED_MODELS),
+                        help="this one alone, in this process")
     arguments = parser.parse_args()
     if arguments.model:
-        one(arguments.model)
+        one(arguments.model, arguments.packed)
         return
-    print(f"{ENGINE}: model | tensors | parameters | boxes | trace | numbers | loader | trace took")
-    for name in MODELS:
-        print(in_its_own_process(name), flush=True)
+    took = "attach" if arguments.packed else "trace"
+    print(f"{ENGINE}: model | tensors | parameters | boxes | trace | numbers | loader | {took} took")
+    for name in PACKED_MODELS if arguments.packed else MODELS:
+        print(in_its_own_process(name, arguments.packed), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,13 @@ except ImportError as error:
     sys.exit(0)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from daemons import free_port  # noqa: E402
+from daemons import DEADLINE_S, free_port  # noqa: E402
 from policy import PROMPT, Policy, check, dense  # noqa: E402
 from sglang_server import SglangServer  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
 from deltawire.engine.middleware import VersionMiddleware  # noqa: E402
 
-LIMIT_S = 120
 TOKENS = 240
 COUNTED = 2000
 
@@ -58,7 +57,7 @@ class Answer:
 
 def ask(port: int, path: str, body: dict | None = None, begun: threading.Event | None = None,
         **headers: str) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
         named = {n.replace("_", "-"): v for n, v in headers.items()}
         connection.request("GET" if body is None else "POST", path,
@@ -141,7 +140,7 @@ class Later:
         return not self._thread.is_alive()
 
     def get(self):
-        self._thread.join(LIMIT_S)
+        self._thread.join(DEADLINE_S)
         return self._answers[0]
 
 
@@ -172,11 +171,11 @@ class Uvicorn:
 
     def __exit__(self, *_) -> None:
         self._server.should_exit = True
-        self._thread.join(LIMIT_S)
+        self._thread.join(DEADLINE_S)
 
     def seconds(self) -> float:
         """For one request of a connection that stays."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         begin = time.perf_counter()
         for _ in range(COUNTED):
             connection.request("GET", "/")
@@ -219,7 +218,7 @@ def check_overtaken(server: Vllm | Sglang, policy: Policy) -> None:
     begun = threading.Event()
     overtaken = Later(server.generate, TOKENS)
     streamed = Later(server.generate, TOKENS, begun)
-    check(begun.wait(LIMIT_S), "a stream has begun")
+    check(begun.wait(DEADLINE_S), "a stream has begun")
     server.update(version)
     answer = overtaken.get()
     check(answer.versions == [version - 1, version],
@@ -238,7 +237,7 @@ def check_waits(server: Vllm | Sglang, policy: Policy) -> None:
     check(refused.status == 409 and refused.versions == [held],
           f"409 for a version that is not there: {json.loads(refused.body)['error']['message']}")
     waits = Later(server.generate, 4, deltawire_want_version=f">={held + 1}",
-                  deltawire_wait_ms=str(1000 * LIMIT_S))
+                  deltawire_wait_ms=str(1000 * DEADLINE_S))
     policy.publish()
     check(not waits.is_done, "a committed version is not a served one: the request waits")
     server.update(policy.version)

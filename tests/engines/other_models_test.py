@@ -25,6 +25,7 @@ except ImportError as error:
     sys.exit(0)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from daemons import DEADLINE_S  # noqa: E402
 from policy import PROMPT, Adapter, Policy, Requests, check, dense, draft  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
@@ -75,7 +76,8 @@ def run_adapter(versions: int) -> None:
             links = adapter.root / "links"
             adapter.receiver_options = ["--engine", (
                 f"exec={sys.executable} -m deltawire.engine.adapter "
-                f"http://127.0.0.1:{server.port} --name tuned --links {links}")]
+                f"http://127.0.0.1:{server.port} --name tuned --links {links} "
+                f"--timeout {DEADLINE_S}"), "--engine-timeout-ms", str(1000 * DEADLINE_S)]
             adapter.start_receiver()
             adapter.receiver.await_served(adapter.version)
             server.adapter = "tuned"

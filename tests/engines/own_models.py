@@ -17,8 +17,10 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_US
                "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "ERROR", "SGLANG_USE_CPU_ENGINE": "1"}
 
 
-def vllm_models(directory: pathlib.Path, port: int, **options) -> Callable[[], object]:
-    """Returns a function that loads a model from the directory. `options`: vLLM's own."""
+def vllm_models(directory: pathlib.Path, port: int, plain_experts: bool = True, **options
+                ) -> Callable[[], object]:
+    """Returns a function that loads a model from the directory. `plain_experts`: else vLLM packs
+    them as it does on a CPU. `options`: vLLM's own."""
     os.environ.update(ENVIRONMENT)
     import plain_layout
     from vllm.config import set_current_vllm_config
@@ -26,7 +28,7 @@ def vllm_models(directory: pathlib.Path, port: int, **options) -> Callable[[], o
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
 
-    plain_layout.register()
+    plain_layout.register(plain_experts)
 
     def config():
         return EngineArgs(model=str(directory), enforce_eager=True, max_model_len=256,

@@ -6,8 +6,11 @@ puts torch's own matrix product in the place of those kernels, so that what is t
 GPU's vLLM does. It is no part of deltawire.
 """
 
+import os
 
-def register():
+
+def register(plain_experts: bool = "DELTAWIRE_TEST_PACKED_EXPERTS" not in os.environ):
+    """`plain_experts`: else vLLM packs experts as it does on a CPU."""
     import torch
     import vllm.model_executor.layers.utils as utils
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
@@ -18,6 +21,8 @@ def register():
             x, layer.weight, bias)
 
     utils.dispatch_cpu_unquantized_gemm = dispatch
+    if not plain_experts:
+        return
     CPUUnquantizedExperts.process_weights_after_loading = lambda self, layer: None
     CPUUnquantizedExperts.apply = _experts
 

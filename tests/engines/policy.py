@@ -60,6 +60,12 @@ def experts() -> torch.nn.Module:
         **SHAPE, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2))
 
 
+def padded_experts() -> torch.nn.Module:
+    """vLLM pads the 80 to 96 where it packs experts for a CPU."""
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        **SHAPE, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=2))
+
+
 def mixtral() -> torch.nn.Module:
     return MixtralForCausalLM(MixtralConfig(
         **SHAPE, num_local_experts=4, num_experts_per_tok=2))
@@ -100,6 +106,8 @@ PLAIN_LATENT = "CPU_MLA"
 LATENT_MODELS = ("latent", "latent_v3")
 MODELS = {make.__name__: make for make in (
     dense, llama, qwen2, experts, mixtral, gpt_oss, latent, latent_v3)}
+#: Whose experts vLLM packs on a CPU after the load.
+PACKED_MODELS = {make.__name__: make for make in (experts, padded_experts, mixtral, gpt_oss)}
 
 
 def draft() -> torch.nn.Module:

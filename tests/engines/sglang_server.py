@@ -9,10 +9,10 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
+from daemons import DEADLINE_S
 from engine_server import HERE, EngineServer
 
 UPDATE = "/update_weights_from_disk"
-UPDATE_S = 120
 
 
 class SglangServer(EngineServer):
@@ -30,7 +30,7 @@ class SglangServer(EngineServer):
                 "--max-total-tokens", "4096", "--mem-fraction-static", "0.2",
                 "--context-length", "256", "--max-running-requests", "4",
                 "--skip-tokenizer-init", "--log-level", "warning", "--host", "127.0.0.1",
-                "--port", str(self.port)]
+                "--watchdog-timeout", str(DEADLINE_S), "--port", str(self.port)]
 
     def environment(self) -> dict[str, str]:
         # Several ranks of one NUMA node need to be told which cores are theirs.
@@ -57,7 +57,7 @@ class SglangServer(EngineServer):
         """The answers to one request as it goes on; it runs once the first one is here."""
         body = {"input_ids": tokens, "stream": True, "sampling_params": {
             "temperature": 0, "max_new_tokens": count, "ignore_eos": True}}
-        with self.open("/generate", json.dumps(body).encode(), UPDATE_S) as answer:
+        with self.open("/generate", json.dumps(body).encode(), DEADLINE_S) as answer:
             for line in answer:
                 if line.startswith(b"data: {"):
                     yield json.loads(line.removeprefix(b"data: "))
@@ -81,7 +81,7 @@ class SglangServer(EngineServer):
 
     def header(self) -> str:
         """What a response says by deltawire's middleware."""
-        with self.open("/model_info", None, UPDATE_S) as answer:
+        with self.open("/model_info", None, DEADLINE_S) as answer:
             return answer.headers["deltawire-version"] or "nothing"
 
     def checksums(self) -> dict[str, str]:

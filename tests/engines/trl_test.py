@@ -29,7 +29,7 @@ except ImportError as error:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "python" / "examples")]
 import trl_async_grpo as example  # noqa: E402
-from daemons import Daemons  # noqa: E402
+from daemons import DEADLINE_S, Daemons  # noqa: E402
 from policy import check  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
@@ -142,7 +142,7 @@ def over_deltawire(root: pathlib.Path, steps: int) -> list[float]:
                     "--weight-transfer-config", '{"backend": "deltawire"}') as server:
             transfer = Checked(WeightTransfer(
                 server.url, receiver.directory, endpoint=root / "sender", hf_dir=root / "hf",
-                timeout=120), server)
+                timeout=DEADLINE_S), server)
             logs = example.train(options_of(root, server, steps), transfer)
             last = transfer.published
             print(f"{transfer.compared} checksums compared; the last delta has {last.delta_bytes} "

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from daemons import DEADLINE_S
 from engine_server import HERE, EngineServer
 
 
@@ -24,6 +25,8 @@ class VllmServer(EngineServer):
             # Several workers of one NUMA node cannot be bound, and one need not be.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(DEADLINE_S),
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(DEADLINE_S),
             "PYTHONPATH": os.pathsep.join(
                 [str(HERE / "plugins"), str(HERE), os.environ.get("PYTHONPATH", "")])}
 

@@ -6,13 +6,14 @@ while it serves, pauses, writes what changed, and resumes. At the end the engine
 must be those of a second vLLM that was started on the last version's checkpoint. Requests run all
 the time, and none may fail.
 
-Usage: vllm_test.py [--model NAME] [--ranks N] [--versions N] [--computed]
+Usage: vllm_test.py [--model NAME] [--ranks N] [--versions N] [--computed] [--packed-experts]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 import time
@@ -57,18 +58,27 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=50)
     parser.add_argument("--computed", action="store_true",
                         help="the engine holds fp32, so that its loader computes every tensor")
+    parser.add_argument("--packed-experts", action="store_true",
+                        help="vLLM packs them after its load, as it does on a CPU")
     arguments = parser.parse_args()
+    if arguments.packed_experts:
+        os.environ["DELTAWIRE_TEST_PACKED_EXPERTS"] = "1"  # of all servers
     with Policy(MODELS[arguments.model]) as policy:
         run(policy, arguments)
 
 
-def attach(server: VllmServer, policy: Policy, computed: bool) -> None:
+def attach(server: VllmServer, policy: Policy, arguments: argparse.Namespace) -> None:
     info = {"directory": str(policy.directory)}
-    if computed:
+    refused = None
+    if arguments.computed:
+        refused, option = "loader_tensors=True lets it", "loader_tensors"
+    elif arguments.packed_experts:
+        refused, option = "changes them after loading", "second_instance"
+    if refused is not None:
         code, text = server.refused("/init_weight_transfer_engine", {"init_info": info})
-        check(code == 500 and "loader_tensors=True lets it" in text,
-              f"what the loader computes is refused: {text[:200]}")
-        info["loader_tensors"] = True
+        check(code == 500 and refused in text, f"by the loader's moves alone it is refused: "
+              f"{text[:200]}")
+        info[option] = True
     server.post("/init_weight_transfer_engine", {"init_info": info})
 
 
@@ -82,7 +92,7 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
     with VllmServer(policy.directory, policy.root / "vllm.log", "--weight-transfer-config",
                     '{"backend": "deltawire"}', "--worker-extension-cls",
                     "deltawire.engine.vllm.WorkerExtension", *options) as server:
-        attach(server, policy, arguments.computed)
+        attach(server, policy, arguments)
         first = server.logprobs(PROMPT)
         with Requests(server) as requests:
             pauses = [follow(server, policy.publish()) for _ in range(1, versions)]

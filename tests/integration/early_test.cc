@@ -1,116 +1,42 @@
 // Receivers that take a version while the trainer still writes it: real daemons, real sockets, real
 // SIGKILLs. The trainer marks half of its tensors and keeps the offload open until the receiver has
 // what could be diffed.
-#include <grpcpp/grpcpp.h>
-
-#include <catch2/catch.hpp>
 #include <cstring>
-#include <fstream>
 
 #include "common/layout/chunks.h"
-#include "common/shm/state_file.h"
-#include "proto/deltawire/v1/trainer.grpc.pb.h"
-#include "tests/support/daemons.h"
+#include "tests/integration/early_offload.h"
 
 namespace deltawire::testing {
 namespace {
 
-constexpr const char* kModel = "m";
-
-/// An offload by the plain calls, which says of each tensor at once that it is written.
-class Offload {
- public:
-  Offload(const SenderProcess& sender, const Trainer& trainer, uint64_t version)
-      : trainer_(trainer),
-        version_(version),
-        stub_(v1::TrainerService::NewStub(
-            grpc::CreateChannel("unix:" + sender.socket(), grpc::InsecureChannelCredentials()))) {
-    v1::BeginOffloadRequest request;
-    request.set_model(kModel);
-    request.set_version(version);
-    request.set_client(4711);
-    grpc::ClientContext context;
-    const grpc::Status begun = stub_->BeginOffload(&context, request, &grant_);
-    INFO(begun.error_message());
-    REQUIRE(begun.ok());
-  }
-  uint64_t attempt() const { return grant_.attempt(); }
-  /// Writes and marks the tensors from `first` to the one before `last`.
-  void Write(const std::vector<std::byte>& content, size_t first, size_t last) {
-    const Layout& layout = trainer_.layout();
-    v1::MarkWrittenRequest request;
-    request.set_model(kModel);
-    request.set_lease(grant_.lease());
-    std::fstream file(grant_.half_path(), std::ios::binary | std::ios::in | std::ios::out);
-    for (size_t t = first; t < last; ++t) {
-      file.seekp(static_cast<std::streamoff>(grant_.data_offset() + layout.offset(t)));
-      file.write(reinterpret_cast<const char*>(content.data() + layout.offset(t)),
-                 static_cast<std::streamsize>(layout.bytes(t)));
-      request.add_tensors(static_cast<uint32_t>(t));
-    }
-    file.close();
-    REQUIRE(file.good());
-    v1::MarkWrittenResponse response;
-    grpc::ClientContext context;
-    const grpc::Status marked = stub_->MarkWritten(&context, request, &response);
-    INFO(marked.error_message());
-    REQUIRE(marked.ok());
-  }
-  void Abandon() {
-    v1::AbandonOffloadRequest request;
-    request.set_model(kModel);
-    request.set_lease(grant_.lease());
-    request.set_reason("loss is not a number");
-    v1::AbandonOffloadResponse response;
-    grpc::ClientContext context;
-    REQUIRE(stub_->AbandonOffload(&context, request, &response).ok());
-  }
-  void Ready() {
-    v1::NotifyBufferReadyRequest request;
-    request.set_model(kModel);
-    request.set_version(version_);
-    request.set_world(1);
-    request.set_lease(grant_.lease());
-    request.set_wrote_all(true);
-    v1::NotifyBufferReadyResponse response;
-    grpc::ClientContext context;
-    const grpc::Status ready = stub_->NotifyBufferReady(&context, request, &response);
-    INFO(ready.error_message());
-    REQUIRE(ready.ok());
-  }
-
- private:
-  const Trainer& trainer_;
-  uint64_t version_;
-  std::unique_ptr<v1::TrainerService::Stub> stub_;
-  v1::BeginOffloadResponse grant_;
-};
-
-/// How many chunks of the receiver's files, the named one and the hidden one, hold `version`.
-uint32_t Holding(const ReceiverProcess& receiver, uint64_t version) {
-  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
-  if (!state.ok()) return 0;
-  uint32_t n = 0;
-  for (uint32_t slot = 0; slot < 2; ++slot) {
-    for (uint32_t c = 0; c < state->shape().chunks; ++c) {
-      n += state->chunk_version(slot, c) == version;
-    }
-  }
-  return n;
-}
-
 /// A model that sender and receiver have at version 1, whose content then has changed.
 struct Scene {
   explicit Scene(const std::string& number_of_buffers, uint64_t seed,
-                 std::vector<std::string> of_receiver = {}, double change = 0.01)
+                 std::vector<std::string> of_receiver = {}, double change = 0.01,
+                 const std::vector<std::string>& of_sender = {})
       : buffers(number_of_buffers),
-        sender(root.path()),
+        sender(root.path(), of_sender),
         trainer(sender.socket(), kModel, 24, seed),
         receiver(root.path(), "r", sender.control(), kModel, With(std::move(of_receiver))) {
     REQUIRE(trainer.Publish(1).ok());
+    if (of_sender == std::vector<std::string>{"--group", "g=r"}) {
+      REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+      REQUIRE(GroupRound());
+    }
     REQUIRE(receiver.WaitCommitted(1));
     old = trainer.content();
     trainer.Step(change);
+  }
+  /// Brings group g to the newest version.
+  bool GroupRound() {
+    grpc::ClientContext context;
+    v1::TriggerSyncRequest request;
+    request.set_model(kModel);
+    request.set_group("g");
+    const auto stream = sender.orchestrator().TriggerSync(&context, request);
+    v1::SyncProgress update;
+    while (stream->Read(&update)) continue;
+    return stream->Finish().ok();
   }
   std::vector<std::string> With(std::vector<std::string> more) const {
     more.insert(more.end(), {"--buffers", buffers});
@@ -153,11 +79,12 @@ struct Scene {
     return n;
   }
   /// Waits until the receiver pulls `version`, which is not published, and has what was written of
-  /// it. With one buffer only the receiver itself knows how much that is.
-  void AwaitEarly(uint64_t version) {
+  /// it. With one buffer only the receiver itself knows how much that is. `kept`: from an earlier
+  /// pull.
+  void AwaitEarly(uint64_t version, bool kept = false) {
     const bool came = Eventually([&] {
       const auto status = receiver.Status();
-      return status.phase() == "pulling" && status.bytes_done() > 0 &&
+      return status.phase() == "pulling" && (status.bytes_done() > 0 || kept) &&
              (buffers == "1" || Holding(receiver, version) == changed());
     });
     INFO(ReadText(sender.log()) << ReadText(receiver.log()));
@@ -277,11 +204,11 @@ TEST_CASE("callers of sync, verify and pause need not wait for the trainer") {
   const auto verified = s.receiver.Verify(false);
   REQUIRE(verified.status() == absl::OkStatus());
   CHECK(verified->committed().version() == 1);
-  s.AwaitEarly(2);
+  s.AwaitEarly(2, /*kept=*/true);
   CHECK(s.receiver.SetPaused(true) == absl::OkStatus());
   s.ReadersSeeTheOld();
   CHECK(s.receiver.SetPaused(false) == absl::OkStatus());
-  s.AwaitEarly(2);
+  s.AwaitEarly(2, /*kept=*/true);
   s.Finish(offload);
 }
 
@@ -338,6 +265,54 @@ TEST_CASE("a relay passes on what is written, and what is given up") {
   CHECK(s.trainer.Compare(leaf.dir()) == "");
   CHECK(leaf.Status().last_pull().ahead_bytes() > 0);
   CHECK(leaf.Status().last_pull().chunks_full() == 0);
+}
+
+TEST_CASE("a member of a group has what is written, and commits it on the word") {
+  const std::string buffers = GENERATE("1", "2");
+  const bool given_up = GENERATE(false, true);
+  CAPTURE(buffers, given_up);
+  Scene s(buffers, 310, {"--no-follow"}, 0.01, {"--group", "g=r", "--group-commits"});
+  if (given_up) {
+    auto offload = s.HalfWay();
+    offload.Abandon();
+    REQUIRE(
+        Eventually([&] { return s.Says("came of version 2 before it was published is dropped"); }));
+    s.ReadersSeeTheOld();
+    s.trainer.Step();
+  }
+  auto offload = s.HalfWay();
+  s.ReadersSeeTheOld();
+  s.Finish(offload);
+  const auto pull = s.receiver.Status().last_pull();
+  CHECK(pull.ahead_bytes() > 0);
+  CHECK(pull.chunks_full() == 0);
+  CHECK(s.receiver.Status().commits() == 2);
+  const auto status = s.sender.Status(kModel);
+  REQUIRE(status.groups_size() == 1);
+  CHECK(status.groups(0).commits() == 2);
+  CHECK(status.groups(0).last().late() == 0);
+}
+
+TEST_CASE("a version that has come to a member stays there until its group asks for it") {
+  const std::string buffers = GENERATE("1", "2");
+  const bool third = GENERATE(false, true);
+  CAPTURE(buffers, third);
+  Scene s(buffers, 315, {}, 0.01, {"--group", "g=r"});
+  auto offload = s.HalfWay();
+  s.WriteRest(offload);
+  offload.Ready();
+  const bool ready = Eventually([&] { return s.receiver.Status().phase() == "prepared"; });
+  INFO(ReadText(s.sender.log()) << ReadText(s.receiver.log()));
+  REQUIRE(ready);
+  CHECK(s.receiver.Status().committed().version() == 1);
+  s.ReadersSeeTheOld();
+  if (third) {
+    s.trainer.Step();
+    REQUIRE(s.trainer.Publish(3).ok());
+  }
+  REQUIRE(s.GroupRound());
+  s.Follows(third ? 3 : 2);
+  CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
 TEST_CASE("without --send-early a version comes when it is published") {

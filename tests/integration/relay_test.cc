@@ -325,6 +325,8 @@ TEST_CASE("a relay shows what it serves as metrics") {
   CHECK(shows(fmt::format("deltawire_receiver_relay_bytes_sent_total{{model=\"m\"}} {}",
                           trainer.layout().total_bytes())));
   CHECK(shows("deltawire_receiver_relay_active_pulls{model=\"m\"} 0"));
+  CHECK(shows("deltawire_receiver_relay_encoded_cache_bytes{model=\"m\"} 0"));
+  CHECK(shows("deltawire_receiver_relay_encoded_cache_evictions_total{model=\"m\"} 0"));
 }
 
 }  // namespace deltawire::testing

@@ -445,6 +445,18 @@ class ComputedTest(Layouts):
 
         self.assertIn("replaced a parameter's memory", self.refused(weights, replaces))
 
+    def test_parameters_that_no_update_can_reach(self):
+        weights = draw(12, {"w": (ROWS, HIDDEN)})
+
+        def module():
+            return Module(lambda model, pairs: [model.w.data.copy_(v) for _, v in pairs],
+                          w=(ROWS, HIDDEN, torch.bfloat16))
+
+        directory = self.start(weights)
+        model = module().to("meta")
+        outcome = EngineClient(directory).attach(model, model.load_weights)
+        self.assertIn("no update can reach: w on meta", outcome.reason)
+
     def test_a_constant_over_what_was_loaded(self):
         weights = draw(5, {"w": (ROWS, HIDDEN)})
         weights["w"][3] = 0

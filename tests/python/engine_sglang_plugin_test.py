@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
+import types
 import unittest
 import unittest.mock
 
@@ -90,6 +91,20 @@ class SglangTest(Plugin):
         self.begin(1)
         for _ in range(2):
             self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
+
+    def test_a_server_with_a_draft_model_is_refused(self):
+        """A reload brings both models to one directory, so it is wrong where there are two."""
+        self.begin(1)
+        self.runners[0].spec_algorithm = types.SimpleNamespace(
+            is_none=lambda: False, is_ngram=lambda: False)
+        for path, why in ((None, "a reload of the directory brings both"),
+                          ("/models/policy", "a reload of the directory brings both"),
+                          ("/models/draft", "/models/draft is none of this directory, and every "
+                                            "update of SGLang's goes into both models; start the "
+                                            "engine anew")):
+            stand_ins.speculation.speculative_draft_model_path = path
+            self.assert_refused(self.update(), why)
+        stand_ins.speculation.speculative_draft_model_path = None
 
     def test_ranks_that_see_different_versions_write_nothing(self):
         self.begin()

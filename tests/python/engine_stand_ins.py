@@ -153,6 +153,10 @@ def _parallel() -> Any:
         moe_ep_rank=0, moe_ep_size=1, attn_dp_rank=0, attn_dp_size=1)
 
 
+#: As SGLang's server was started.
+speculation = types.SimpleNamespace(speculative_draft_model_path=None)
+
+
 def install() -> None:
     """Puts the stand-ins where imports find them, in the place of installed engines too."""
     torch.distributed.all_gather_object = _gather
@@ -169,7 +173,8 @@ def install() -> None:
             is_deferred_attention_layer=lambda m: hasattr(m, "process_weights_after_loading"))
     _module("sglang", __version__="0.0+stand-in")
     _module("sglang.srt")
-    _module("sglang.srt.runtime_context", get_parallel=_parallel)
+    _module("sglang.srt.runtime_context", get_parallel=_parallel, get_spec=lambda: speculation,
+            get_model=lambda: types.SimpleNamespace(model_path="/models/policy"))
     _module("sglang.srt.model_executor")
     _module("sglang.srt.model_executor.model_runner_components")
     _module("sglang.srt.model_executor.model_runner_components.weight_updater",

@@ -16,11 +16,10 @@ import support
 
 support.use_trainer_python()
 
-from daemons import run  # noqa: E402  # found by `support`
+from daemons import DEADLINE_S, run  # noqa: E402  # found by `support`
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "python" / "examples"
 STEPS = 4
-LIMIT_S = 240
 
 #: FRAMEWORK -> what is imported of it, and its example.
 CASES = {
@@ -39,7 +38,7 @@ def main() -> None:
     with support.Cluster() as cluster:
         receiver = cluster.follow("policy")
         said = run(sys.executable, "-B", EXAMPLES / script, "--endpoint", cluster.endpoint,
-                   "--directory", receiver.directory, "--steps", STEPS, timeout=LIMIT_S)
+                   "--directory", receiver.directory, "--steps", STEPS, timeout=2 * DEADLINE_S)
         print(said, flush=True)
         steps = [int(n) for n in re.findall(r"^step (\d+): ", said, re.MULTILINE)]
         if steps != list(range(1, STEPS + 1)):

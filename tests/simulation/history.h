@@ -36,6 +36,7 @@ struct HistoryOptions {
   bool zombies = true;    ///< ranks that stop, and write on after others have begun anew
   bool groups = false;    ///< every world has one sender, whose receivers are a group
   bool relays = false;    ///< every world has receivers behind others
+  bool agents = false;    ///< every world has two senders, each with a part of the model
   std::string directory;  ///< on tmpfs; it is emptied
 };
 

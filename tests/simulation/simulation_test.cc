@@ -36,6 +36,7 @@ struct Arguments {
   bool zombies = true;
   bool groups = false;
   bool relays = false;
+  bool agents = false;
   Plant plant = Plant::kNone;
 };
 
@@ -63,6 +64,7 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
                                         .zombies = arguments.zombies,
                                         .groups = arguments.groups,
                                         .relays = arguments.relays,
+                                        .agents = arguments.agents,
                                         .directory = Directory()});
     if (!r.failure.empty()) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
@@ -171,6 +173,7 @@ int RunOne(const Arguments& arguments) {
                                       .zombies = arguments.zombies,
                                       .groups = arguments.groups,
                                       .relays = arguments.relays,
+                                      .agents = arguments.agents,
                                       .directory = Directory()});
   fmt::print(
       "seed {}: hash {:016x}, {} steps, {:.3f} virtual seconds, {} publishes, {} commits, "
@@ -202,6 +205,8 @@ void Declare(CLI::App& app, Arguments& out) {
   auto* groups =
       app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
   app.add_flag("--relays", out.relays, "Receivers behind others in each world")->excludes(groups);
+  app.add_flag("--agents", out.agents, "Two senders in each world, each with a part of the model")
+      ->excludes(groups);
 }
 
 }  // namespace

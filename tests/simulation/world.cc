@@ -56,7 +56,8 @@ World::~World() = default;
 
 void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
-  const size_t agents = chunks >= 2 && random_.Chance(0.35) && !options_.groups ? 2 : 1;
+  const bool several = random_.Chance(0.35) || options_.agents;
+  const size_t agents = chunks >= 2 && several && !options_.groups ? 2 : 1;
   if (agents == 1) {
     owned_ = {{}};
   } else {

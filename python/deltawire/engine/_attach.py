@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from deltawire import Error
-from deltawire.engine import _codes, _trace, _ways
+from deltawire.engine import _codes, _core, _second, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
@@ -46,9 +46,10 @@ class Attachment:
     """An engine's memory, bound to a receiver's directory. It keeps that memory alive."""
 
     def __init__(self, weights: Any, model: torch.nn.Module, load: Callable[[Iterable], Any],
-                 allow_loader: bool):
+                 allow_loader: bool, second: Callable[[], _second.Instance] | None):
         self._weights, self._model, self._load = weights, model, load
-        self._allow_loader = allow_loader
+        self._allow_loader, self._second = allow_loader, second
+        self._different: list[str] = []  # tensors, when a plan was compared with the live memory
         self.tensors: Tensors = [
             (name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
             for name, dtype, shape in weights.tensors]
@@ -61,8 +62,7 @@ class Attachment:
         result = Attached(False)
         try:
             if plans is None or not self._use_plan(plans, result):
-                plan = self._find(result)
-                self._prove(plan, result)
+                plan = self._find_and_prove(result)
                 if plans is not None:
                     result.plan = plans.keep(self._key(plans), plan, self.storages)
             result.ok = True
@@ -98,6 +98,40 @@ class Attachment:
         result.plan = "used"
         return True
 
+    def _find_and_prove(self, result: Attached) -> Plan:
+        plan = None
+        try:
+            plan = self._find(result)
+            self._prove(plan, result)
+            return plan
+        except Refused as refused:
+            if self._second is None:
+                raise
+            why = str(refused)
+        plan = self._find_in_second(plan, why)
+        self._prove(plan, result)
+        return plan
+
+    def _find_in_second(self, plan: Plan | None, why: str) -> Plan:
+        """Another plan where the loader alone does not show what is in memory. `plan`: what the
+        loader showed, and `why` that was refused."""
+        every = range(len(self.tensors))
+        chosen: set[int] = set(every)
+        if plan is not None and (self._different or plan.groups):
+            names = set(self._different)
+            wrong = {t for t in every if self.tensors[t][0] in names}
+            # What lies beside them has the same bits as before by chance, e.g. zeros.
+            places = {box.storage for box in plan.boxes if box.tensor in wrong}
+            chosen = wrong | {t for group in plan.groups for t in group.tensors} | {
+                box.tensor for box in plan.boxes if box.storage in places}
+        try:
+            boxes = _second.follow(self._second, self.tensors, chosen, self.storages)
+        except _second.Lost as lost:
+            raise Refused(f"{why}; and by a second instance of the model: {lost}") from None
+        kept = [box for box in plan.boxes if box.tensor not in chosen] if plan is not None else []
+        numbers = [t for t in plan.by_numbers if t not in chosen] if plan is not None else []
+        return Plan(kept + boxes, [], numbers + sorted(chosen))
+
     def _find(self, result: Attached) -> Plan:
         begin = time.perf_counter()
         found = _trace.trace(self._model, self._load, self.tensors)
@@ -106,7 +140,7 @@ class Attachment:
         if found.problems:
             raise Refused("the loader cannot be followed: " + some(found.problems))
         plan = Plan(found.boxes, [], [])
-        self._refuse_devices(plan)
+        self._device(plan)
         #: The first group of each way, and its boxes.
         known: dict[Hashable, tuple[Group, list[Box] | None]] = {}
         for group in found.groups:
@@ -130,25 +164,53 @@ class Attachment:
             known.setdefault(way, (group, boxes))
         return boxes
 
-    def _refuse_devices(self, plan: Plan) -> None:
+    def _device(self, plan: Plan) -> torch.device | None:
+        """The GPU that has what the plan is about; None: it is in this machine's memory. Raises
+        Refused where it is in several places, or where no update could reach it."""
         used = {box.storage for box in plan.boxes}
-        elsewhere = [s.names[0] for i, s in enumerate(self.storages)
-                     if (s.parameter or i in used) and s.keeper.device.type != "cpu"]
-        if elsewhere:
-            raise Refused("parameters that are not in this machine's memory: " + some(elsewhere))
+        places: dict[torch.device, str] = {}
+        for i, storage in enumerate(self.storages):
+            if storage.parameter or i in used:
+                places.setdefault(storage.keeper.device, storage.names[0])
+        (place, name), *others = places.items() or [(torch.device("cpu"), "")]
+        if others:
+            raise Refused(f"parameters in several places: {name} on {place}, and "
+                          + some(f"{n} on {p}" for p, n in others))
+        if place.type == "cpu":
+            return None
+        if place.type != "cuda":
+            raise Refused(f"parameters that no update can reach: {name} on {place}")
+        try:
+            _core.find_device(place.index or 0)
+        except Error as error:
+            raise Refused(f"parameters that no update can reach: {name} on {place}: {error}"
+                          ) from None
+        if plan.groups:
+            raise Refused("on a GPU the loader updates no tensors: "
+                          + some(self._reasons(plan.groups)))
+        return place
 
     def _prove(self, plan: Plan, result: Attached) -> None:
         """Binds what the plan says, and compares all of it with what is committed."""
         if plan.groups and not self._allow_loader:
             raise Refused("the loader cannot be followed: " + some(self._reasons(plan.groups))
                           + " (loader_tensors=True lets it load such tensors itself)")
-        self._refuse_devices(plan)
+        device = self._device(plan)
+        on, stream = -1, 0
         storages = [(s.named(), s.keeper.untyped_storage().data_ptr(), s.nbytes)
                     for s in self.storages]
-        self._weights.bind(storages, [tuple(box) for box in plan.boxes])
+        if device is not None:
+            # What else the model holds may be elsewhere, and no box is about it.
+            storages = [storage if s.keeper.device == device else (storage[0], 0, 0)
+                        for storage, s in zip(storages, self.storages)]
+            current = torch.cuda.current_stream(device)
+            current.synchronize()  # a load may still be under way there
+            on, stream = device.index or 0, current.cuda_stream
+        self._weights.bind(storages, [tuple(box) for box in plan.boxes], on, stream)
         compared = self._weights.adopt()
         result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
         result.unmapped = self._unmapped(plan.boxes)
+        self._different = list(compared.different)
         if compared.different:
             raise Refused(
                 f"{len(compared.different)} tensors have other bytes in the engine than in "

@@ -15,6 +15,7 @@ from deltawire.engine._served import Record
 if TYPE_CHECKING:
     from deltawire.engine._attach import Attachment
     from deltawire.engine._plans import PlanCache
+    from deltawire.engine._second import Instance
 
 #: (chunk, bytes, digest, places) of a chunk that is not all in one rank's memory.
 Share = tuple[int, int, int, int]
@@ -53,7 +54,8 @@ class EngineClient:
         return self._weights.wait_for_other(known, seconds)
 
     def attach(self, model: Any, load: Callable[[Iterable], Any], *, loader_tensors: bool = False,
-               plans: PlanCache | None = None, is_served: bool = True) -> Attached:
+               plans: PlanCache | None = None, is_served: bool = True,
+               second: Callable[[], Instance] | None = None) -> Attached:
         """Finds where `model` keeps each element, and proves it.
 
         `load` is the engine's own loader: it takes (name, tensor) pairs. It runs over tensors
@@ -66,7 +68,10 @@ class EngineClient:
         then the engine's code as well, costs whole tensors, and can fail. `plans`: keeps what was
         found, and is asked first; what it has is proven in the same way. `is_served`: False for a
         model beside the one that answers, as the draft of speculative decoding; its version is
-        then none that the server names in responses.
+        then none that the server names in responses. `second`: makes another instance of the model,
+        which nothing else uses. Where the engine moves weights after its load, instances are loaded
+        with the elements' numbers, and go through what it does then: three loads, and as much
+        memory as three models of this size, for the time of the attach.
         """
         from deltawire.engine._attach import Attachment  # pylint: disable=import-outside-toplevel
 
@@ -75,7 +80,7 @@ class EngineClient:
             self._record = None
         self._attachment, self._loaded, self._pairs, self._model = None, False, None, None
         self._computed_drifted = False
-        attachment = Attachment(self._weights, model, load, loader_tensors)
+        attachment = Attachment(self._weights, model, load, loader_tensors, second)
         result = attachment.attach(plans)
         if result:
             self._attachment = attachment

@@ -143,5 +143,7 @@ def _refuse_parts(ranks: list[Held]) -> None:
             sums[name] = sums.get(name, 0) + elements
     parts = [name for held in ranks for name, (_, every) in held.items() if sums[name] < every]
     if parts:
+        # The last words keep the receiver from having the engine reload it.
         raise Refused("this model cannot be updated in place: it holds only a part of "
-                      f"{some(dict.fromkeys(parts))}, so the checkpoint is of another shape")
+                      f"{some(dict.fromkeys(parts))}, so the checkpoint is of another shape; "
+                      "start the engine anew")

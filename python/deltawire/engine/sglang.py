@@ -207,12 +207,19 @@ def _refuse_what_cannot_follow(runner: Any) -> None:
     """Servers in which the parameters of one model are not all of the truth."""
     # pylint: disable=import-outside-toplevel  # none of SGLang is imported before a server is
     from sglang.srt.model_executor.model_runner_components import weight_updater
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
     if get_parallel().pp_size > 1:
         raise Refused("pipeline stages update one after another and cannot agree before they do")
     if not (runner.spec_algorithm.is_none() or runner.spec_algorithm.is_ngram()):
-        raise Refused("the second model of speculative decoding would not be followed")
+        draft = get_spec().speculative_draft_model_path
+        if draft not in (None, get_model().model_path):
+            # SGLang reads one directory into both models, and calls it a success where names and
+            # shapes happen to fit. The words keep the receiver from a reload of this directory.
+            raise Refused(f"the draft model of {draft} is none of this directory, and every update "
+                          "of SGLang's goes into both models; start the engine anew without it")
+        raise Refused("the draft model of speculative decoding is not followed; a reload of the "
+                      "directory brings both models to it")
     if runner.eplb_manager is not None:
         raise Refused("EPLB moves experts' weights while the server runs")
     # SGLang's own reasons against any update: caches of what was computed from weights.

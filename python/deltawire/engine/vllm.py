@@ -17,6 +17,7 @@ update that one cannot take back, which says so: that worker must then be attach
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from deltawire.engine import Attached, EngineClient, Identity, PlanCache
 from deltawire.engine._outcome import some
 from deltawire.engine._ranks import CHECK_EVERY, Held, Refused, Rounds, refuse_drift, together
+from deltawire.engine._second import Instance
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
@@ -59,7 +61,9 @@ class InitInfo(WeightTransferInitInfo):
     draft model, which is attached to at its first update. One of them may be left out; that model's
     client then stays. `plans`: a folder in which layouts are kept from one start to the next, or
     true for the user's cache. `loader_tensors`: vLLM's own loader updates the tensors that it
-    computes with, as `EngineClient.attach` has it. `check_every`: each prepare compares a part of
+    computes with, as `EngineClient.attach` has it. `second_instance`: where vLLM moves weights after
+    its load, other instances of the served model show where to, which takes three loads and as much
+    memory as three models, for the time of the attach. `check_every`: each prepare compares a part of
     the memory with its digests, and so many of them all of it; 0: none."""
 
     directory: str = ""
@@ -67,6 +71,7 @@ class InitInfo(WeightTransferInitInfo):
     threads: int = 1
     plans: str | bool = False
     loader_tensors: bool = False
+    second_instance: bool = False
     check_every: int = CHECK_EVERY
 
 
@@ -141,7 +146,8 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             client = EngineClient(directory, info.threads)
             attached = client.attach(
                 model, model.load_weights, plans=self._plans(info.plans, model_config),
-                loader_tensors=info.loader_tensors, is_served=model is self._default_model)
+                loader_tensors=info.loader_tensors, is_served=model is self._default_model,
+                second=self._second(model, info))
             if not attached:
                 raise Refused(f"this model cannot be updated in place: {attached.reason}")
             logger.info("deltawire: attached to %s: %s", client.held, attached.described())
@@ -151,6 +157,11 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         found: list[tuple[EngineClient, Attached]] = []
         _together(attach, lambda: found[0][1].held if found else None)
         return found[0][0]
+
+    def _second(self, model: torch.nn.Module, info: InitInfo) -> Callable[[], Instance] | None:
+        if not info.second_instance or model is not self._default_model:
+            return None
+        return second_instance(self.vllm_config, self.device)
 
     def _refuse_lost(self, model: torch.nn.Module) -> None:
         """After a load of vLLM's own that raised, its next one says that it is done, and leaves
@@ -279,6 +290,41 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             f"dp {parallel.data_parallel_rank}/{parallel.data_parallel_size}",
             f"quantization {model_config.quantization}"])
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
+
+
+def second_instance(vllm_config: Any, device: torch.device) -> Callable[[], Instance]:
+    """Makes instances of the model, with vLLM's own post-processing, beside the one that serves."""
+    # pylint: disable=import-outside-toplevel  # seldom needed
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import (
+        initialize_model,
+        process_weights_after_loading,
+    )
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    # A model's layers are entered in its configuration by their names, each name once.
+    config = copy.copy(vllm_config)
+    model_config = config.model_config
+
+    def make() -> Instance:
+        config.compilation_config = copy.copy(vllm_config.compilation_config)
+        config.compilation_config.static_forward_context = {}
+        config.compilation_config.static_all_moe_layers = []
+        with set_default_torch_dtype(model_config.dtype), device:
+            model = initialize_model(vllm_config=config, model_config=model_config)
+
+        def load(pairs: Any) -> None:
+            with set_current_vllm_config(config), set_default_torch_dtype(model_config.dtype):
+                model.load_weights(pairs)
+
+        def process() -> None:
+            with set_current_vllm_config(config), set_default_torch_dtype(model_config.dtype), (
+                    device):
+                process_weights_after_loading(model, model_config, device)
+
+        return Instance(model, load, process)
+
+    return make
 
 
 class WorkerExtension:

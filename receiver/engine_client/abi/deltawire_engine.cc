@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "common/base/c_abi.h"
+#include "receiver/engine_client/device_memory.h"
 #include "receiver/engine_client/engine_weights.h"
 
 using deltawire::Errorf;
@@ -43,6 +44,7 @@ constexpr size_t kModelSize = DW_SIZE_UP_TO(dw_engine_model, fingerprint);
 constexpr size_t kTensorSize = DW_SIZE_UP_TO(dw_engine_tensor, bytes);
 constexpr size_t kStorageSize = DW_SIZE_UP_TO(dw_engine_storage, bytes);
 constexpr size_t kBoxSize = DW_SIZE_UP_TO(dw_engine_box, place_strides);
+constexpr size_t kDeviceSize = DW_SIZE_UP_TO(dw_engine_device, stream);
 constexpr size_t kComparisonSize = DW_SIZE_UP_TO(dw_engine_comparison, part_count);
 constexpr size_t kUpdateSize = DW_SIZE_UP_TO(dw_engine_update, payload_bytes);
 
@@ -248,6 +250,25 @@ int dw_engine_bind(dw_engine* engine, const dw_engine_storage* storages, size_t 
     if (engine == nullptr) return Null();
     DW_ASSIGN_OR_RETURN(const Binding binding, ReadBinding(engine->weights->layout(), storages,
                                                            storage_count, boxes, box_count));
+    return engine->weights->Bind(binding);
+  });
+}
+
+int dw_engine_find_device(int32_t device) {
+  return Guard([&]() -> Status { return deltawire::engine::DeviceMemory::Find(device); });
+}
+
+int dw_engine_bind_device(dw_engine* engine, const dw_engine_storage* storages,
+                          size_t storage_count, const dw_engine_box* boxes, size_t box_count,
+                          const dw_engine_device* device) {
+  return Guard([&]() -> Status {
+    if (engine == nullptr) return Null();
+    DW_ASSIGN_OR_RETURN(const dw_engine_device on, Read(device, kDeviceSize, "dw_engine_device"));
+    if (on.device < 0) return Errorf(StatusCode::kInvalidArgument, "device {}", on.device);
+    DW_ASSIGN_OR_RETURN(Binding binding, ReadBinding(engine->weights->layout(), storages,
+                                                     storage_count, boxes, box_count));
+    binding.device = on.device;
+    binding.stream = on.stream;
     return engine->weights->Bind(binding);
   });
 }

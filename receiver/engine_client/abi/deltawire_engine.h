@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ENGINE_ABI_VERSION 3
+#define DW_ENGINE_ABI_VERSION 4
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). After an error the
  * engine's memory is what it was before the call. */
@@ -138,6 +138,22 @@ typedef struct dw_engine_box {
 DW_ENGINE_API int dw_engine_bind(dw_engine* engine, const dw_engine_storage* storages,
                                  size_t storage_count, const dw_engine_box* boxes,
                                  size_t box_count);
+/* A GPU, and the cudaStream_t on which the engine computes there; NULL: the default one. Since
+ * version 4 of the ABI, as the two calls below. */
+typedef struct dw_engine_device {
+  size_t struct_size;
+  int32_t device; /* its number, as CUDA counts */
+  void* stream;
+} dw_engine_device;
+
+/* Whether this library can write to the device's memory: DW_ENGINE_UNIMPLEMENTED where it was built
+ * without CUDA, DW_ENGINE_FAILED_PRECONDITION where there is no such device. */
+DW_ENGINE_API int dw_engine_find_device(int32_t device);
+/* As dw_engine_bind, where all storages are memory of this device. An error of the device within
+ * dw_engine_apply or dw_engine_rollback leaves what it holds unknown, as nothing else does. */
+DW_ENGINE_API int dw_engine_bind_device(dw_engine* engine, const dw_engine_storage* storages,
+                                        size_t storage_count, const dw_engine_box* boxes,
+                                        size_t box_count, const dw_engine_device* device);
 /* Bytes of a bound storage that no box has. */
 DW_ENGINE_API int dw_engine_unmapped(const dw_engine* engine, uint32_t storage, uint64_t* bytes);
 

@@ -79,6 +79,13 @@ TEST_CASE("a rate is an average over the chunks that are large enough to tell so
   for (int i = 0; i < 100; ++i) rate.Add(1'000'000, 0.02);
   CHECK(rate.per_s() == Approx(5e7).epsilon(0.01));
 
+  // One chunk whose thread was interrupted for long moves the average little; a slower codec is
+  // followed within some chunks.
+  rate.Add(1'000'000, 5);
+  CHECK(rate.per_s() > 4.5e7);
+  for (int i = 0; i < 64; ++i) rate.Add(1'000'000, 0.2);
+  CHECK(rate.per_s() == Approx(5e6).epsilon(0.05));
+
   CoderRates rates;
   for (int i = 0; i < 100; ++i) rates.AddSize(Codec::kTight, 1000, 500);
   CHECK(rates.ratio(Codec::kTight) == Approx(0.5).epsilon(0.01));

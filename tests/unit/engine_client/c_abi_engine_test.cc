@@ -159,6 +159,33 @@ TEST_CASE("engine C ABI: a mistaken caller is told, and nothing is read or writt
         DW_ENGINE_FAILED_PRECONDITION);
 }
 
+TEST_CASE("engine C ABI: a device that is not there is told, and nothing is bound to it") {
+  const Directory directory;
+  const Closing closing{directory.Open()};
+  std::vector<std::byte> memory(1000, std::byte{7});
+  const dw_engine_storage storage{sizeof storage, "all", memory.data(), memory.size()};
+  const uint64_t counts[] = {500};
+  const int64_t dense[] = {1};
+  dw_engine_box box{};
+  box.struct_size = sizeof box;
+  box.ndim = 1;
+  box.counts = counts;
+  box.source_strides = box.place_strides = dense;
+  const auto bind = [&](const dw_engine_device* device) {
+    return dw_engine_bind_device(closing.engine, &storage, 1, &box, 1, device);
+  };
+  CHECK(bind(nullptr) == DW_ENGINE_INVALID_ARGUMENT);
+  dw_engine_device device{sizeof device, -1, nullptr};
+  CHECK(bind(&device) == DW_ENGINE_INVALID_ARGUMENT);
+  device.device = 4711;
+  const int code = dw_engine_find_device(device.device);
+  CAPTURE(Said());
+  CHECK((code == DW_ENGINE_UNIMPLEMENTED || code == DW_ENGINE_FAILED_PRECONDITION));
+  CHECK(bind(&device) == code);
+  CHECK(dw_engine_adopt(closing.engine, nullptr) == DW_ENGINE_FAILED_PRECONDITION);
+  CHECK(memory == std::vector<std::byte>(1000, std::byte{7}));
+}
+
 TEST_CASE("engine C ABI: a state's name is cut as snprintf cuts, and a wait ends as it is told") {
   const Directory directory;
   const Closing closing{directory.Open()};

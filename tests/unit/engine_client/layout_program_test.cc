@@ -77,6 +77,32 @@ TEST_CASE("layout program: a box finds every byte where a walk over its elements
   }
 }
 
+TEST_CASE("layout program: the pieces of a box in a range are its bytes there, each once") {
+  const uint64_t seed = GENERATE(range(1, 300));
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const Box box = RandomBox(random);
+  const auto ordered = OrderedBox::Create(box, 1 << 16, 1 << 16, 2);
+  REQUIRE(ordered.ok());
+  CHECK(Walk({0, 0, ordered->copy()}, 2) == Walk(box, 2));
+  for (int round = 0; round < 20; ++round) {
+    const uint64_t begin = 2 * (random() % (ordered->last() / 2 + 4));
+    const uint64_t end = begin + 2 * (random() % (ordered->last() / 2 + 4));
+    CAPTURE(begin, end);
+    std::map<uint64_t, uint64_t> wanted = Walk(box, 2), found;
+    std::erase_if(wanted, [&](const auto& at) { return at.first < begin || at.first >= end; });
+    std::vector<kernels::StridedCopy> pieces;
+    ordered->Pieces(begin, end, &pieces);
+    CHECK(pieces.size() <= 2 * box.copy.dims + 1);
+    for (const kernels::StridedCopy& piece : pieces) {
+      for (const auto& [from, to] : Walk({0, 0, piece}, 2)) {
+        CHECK(found.emplace(from, to).second);
+      }
+    }
+    CHECK(found == wanted);
+  }
+}
+
 TEST_CASE("layout program: what no tensor has is counted, and a byte that two claim is refused") {
   EngineMemory engine;
   const Layout layout = receiver::FakeLayout();

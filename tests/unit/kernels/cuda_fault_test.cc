@@ -4,6 +4,7 @@
 
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/gpu_model.h"
+#include "tests/unit/kernels/gpu_scatter_model.h"
 
 namespace deltawire::kernels::test {
 namespace {
@@ -66,6 +67,30 @@ TEST_CASE("A CUDA error while a differ is made leaves no memory behind") {
   CHECK(at > 20);
   differ.reset();
   CHECK(CudaAllocations() == before);
+}
+
+TEST_CASE("A CUDA error before a scatter is queued leaves the memory as it was") {
+  Random random(53);
+  ScatterModel model(2, 2, 0.05, Change::kSmall, random);
+  const int before = CudaAllocations();
+  std::unique_ptr<GpuScatter> scatter;
+  size_t failures = 0;
+  for (int at = 0;; ++at) {
+    CAPTURE(at);
+    FailCudaCallIn(at);
+    GpuStatus status = GpuScatter::Create(0, model.boxes(), &scatter);
+    if (status.ok()) status = scatter->Load(model.items());
+    FailCudaCallIn(-1);
+    if (status.ok()) break;
+    ++failures;
+    CHECK(model.Holds(0));
+    scatter.reset();
+    REQUIRE(CudaAllocations() == before);
+  }
+  CHECK(failures > 10);
+  RequireGpu(scatter->Queue(false, nullptr));
+  RequireGpu(scatter->Wait(nullptr));
+  CHECK(model.Holds(2));
 }
 
 }  // namespace

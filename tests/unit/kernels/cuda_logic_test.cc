@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/cuda/place_plan.h"
+#include "kernels/cuda/scatter.h"
 #include "kernels/element_width.h"
 #include "tests/unit/kernels/cuda_emulation.h"
 
@@ -228,6 +229,51 @@ TEST_CASE("CUDA conversions give the oracle's bytes aligned or not") {
                        reinterpret_cast<uint8_t*>(got.data()) + step.dst);
     }
     REQUIRE(Equal(got, wanted));
+  }
+}
+
+TEST_CASE("CUDA scatter finds each byte of a box, and none that it lacks") {
+  const uint64_t seed = 91;
+  CAPTURE(seed);
+  Random random(seed);
+  for (int round = 0; round < 300; ++round) {
+    gpu::PlaceBox box;
+    box.run_bytes = 1 + random.Below(9);
+    box.dims = static_cast<uint32_t>(random.Below(4));
+    box.first = random.Below(50);
+    uint64_t span = box.run_bytes;
+    for (uint32_t d = box.dims; d-- > 0;) {  // from the innermost
+      box.counts[d] = 2 + random.Below(4);
+      // Some strides are beyond 32 bits, for the other division.
+      const uint64_t gap = random.Chance(0.1) ? uint64_t{5} << 32 : random.Below(6);
+      box.src_strides[d] = span + gap;
+      box.dst_strides[d] = static_cast<int64_t>(random.Below(1000)) - 500;
+      span += (box.counts[d] - 1) * box.src_strides[d];
+    }
+    box.last = box.first + span;
+    uint8_t origin = 0;
+    box.memory = &origin;
+    CAPTURE(round, box.dims, box.run_bytes);
+    uint64_t runs = 1;
+    for (uint32_t d = 0; d < box.dims; ++d) runs *= box.counts[d];
+    for (uint64_t run = 0; run < runs; ++run) {
+      uint64_t at = box.first, rest = run;
+      int64_t place = 0;
+      for (uint32_t d = 0; d < box.dims; ++d) {
+        const uint64_t digit = rest % box.counts[d];
+        rest /= box.counts[d];
+        at += digit * box.src_strides[d];
+        place += static_cast<int64_t>(digit) * box.dst_strides[d];
+      }
+      for (uint64_t b = 0; b < box.run_bytes; ++b) {
+        REQUIRE(reinterpret_cast<intptr_t>(gpu::PlaceOf(box, at + b)) ==
+                reinterpret_cast<intptr_t>(&origin) + place + static_cast<int64_t>(b));
+      }
+    }
+    if (span > 5000) continue;
+    uint64_t found = 0;
+    for (uint64_t at = 0; at < box.last + 20; ++at) found += gpu::PlaceOf(box, at) != nullptr;
+    CHECK(found == runs * box.run_bytes);
   }
 }
 

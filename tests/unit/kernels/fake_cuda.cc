@@ -231,6 +231,44 @@ void ApplyBlocks(const gpu::ApplyBatch& batch) {
   }
 }
 
+/// A sink that ends the test program where a place is no memory of the device.
+template <typename T>
+struct CheckedPlaces {
+  gpu::AtPlaces<T> places;
+  int device;
+
+  uint64_t operator()(uint32_t element, T d) const {
+    for (uint32_t b = 0; b < places.count; ++b) {
+      const uint8_t* at =
+          gpu::PlaceOf(places.boxes[b], places.first_byte + uint64_t{element} * sizeof(T));
+      if (at != nullptr) CheckKernelMemory(device, at, sizeof(T));
+    }
+    return places(element, d);
+  }
+};
+
+void ScatterBlocks(const gpu::ScatterBatch& batch, int device) {
+  const auto shared = std::make_unique<gpu::DecodeShared>();
+  SerialTeam team(batch.block_count);
+  for (uint32_t i = 0; i < batch.block_count; ++i) {
+    const gpu::ApplyBlockIn& block = batch.blocks[i];
+    const gpu::ScatterChunk& chunk = batch.chunks[block.chunk];
+    const gpu::BlockIn in{batch.payloads + block.stream_at, block.changed, block.large,
+                          block.bytes};
+    WithWidth(chunk.width, [&]<typename T>(T) {
+      const uint32_t first = block.index * gpu::kBlock;
+      const CheckedPlaces<T> sink{{batch.boxes + chunk.first_box, chunk.boxes,
+                                   chunk.first_byte + uint64_t{first} * sizeof(T), batch.backwards},
+                                  device};
+      const auto elements = static_cast<uint32_t>(chunk.bytes / sizeof(T)) - first;
+      uint64_t none = 0;
+      if (!gpu::DecodeBlock<T>(team, *shared, in, std::min(gpu::kBlock, elements), sink, &none)) {
+        ++*batch.malformed;
+      }
+    });
+  }
+}
+
 }  // namespace
 
 void FailCudaCallIn(int after) { fail_in = after; }
@@ -268,6 +306,11 @@ void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
 }
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {
   Of(stream).work.push_back([batch] { ApplyBlocks(batch); });
+}
+void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream) {
+  const int device = stream == nullptr ? current_device : stream->device;  // each has a default one
+  if (device != current_device) End("a kernel is started on a stream of another device");
+  Of(stream).work.push_back([batch, device] { ScatterBlocks(batch, device); });
 }
 void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key, uint64_t* digests,
                   cudaStream_t stream) {

@@ -72,6 +72,29 @@ TEST_CASE("a pull over TLS brings every chunk, and the server sees the client's 
   CHECK_THAT(Message(PullOver(rig, tls, "a-token-of-somebody-else")), Contains("no proof"));
 }
 
+TEST_CASE("who encrypts is said as the kernel says it") {
+  const TempDir dir;
+  const TestAuthority authority(dir.path());
+  Rig rig(4, Fault::kNone, 10s, TlsOf(authority.Node("sender"), Tls::Side::kServer));
+  REQUIRE(PullOver(rig, TlsOf(authority.Node("rollout"), Tls::Side::kClient)) == absl::OkStatus());
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(rig.server->port());
+  inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+  REQUIRE(connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+  constexpr int kTcpUlp = 31;  // TCP_ULP, which not all headers have
+  const bool kernel_has = setsockopt(fd, IPPROTO_TCP, kTcpUlp, "tls", sizeof "tls") == 0;
+  close(fd);
+  const std::string said = KernelTls();
+  CAPTURE(said, kernel_has);
+  const bool by_kernel = said.starts_with("yes");
+  CHECK((by_kernel || said.starts_with("no, ")));
+  CHECK((kernel_has || !by_kernel));
+  CHECK((kernel_has || said.find("the kernel has none") != std::string::npos ||
+         said.find("OpenSSL was built") != std::string::npos));
+}
+
 TEST_CASE("a corrupted payload is found under TLS as without") {
   const TempDir dir;
   const TestAuthority authority(dir.path());

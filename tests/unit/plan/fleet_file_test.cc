@@ -65,6 +65,22 @@ TEST_CASE("fleet file: every codec's speeds have keys, and the table's values wi
   }
 }
 
+TEST_CASE("fleet file: limits of rate are of whoever serves, the trainer or a site's relays") {
+  const auto fleet = ParseFleet(std::string(kSmall) + R"(rate-limit-per-site = "8 Mbit/s"
+rate-limit-per-receiver = 7
+[trainer]
+rate-limit = "2 GB/s"
+rate-limit-per-site = "1 GB/s"
+)",
+                                "f.toml");
+  REQUIRE(fleet.ok());
+  CHECK(fleet->trainer.rate_limit == 2e9);
+  CHECK(fleet->trainer.rate_limit_per_site == 1e9);
+  CHECK(fleet->trainer.rate_limit_per_receiver == 0);
+  CHECK(fleet->sites.at(0).rate_limit_per_site == 1e6);
+  CHECK(fleet->sites.at(0).rate_limit_per_receiver == 7);
+}
+
 TEST_CASE("fleet file: mistakes are named with their line") {
   CHECK(Refusal(std::string(kSmall) + "roundtrip = \"1 ms\"\n")
             .find("f.toml:5: unknown key \"site.roundtrip\"; the keys here are ") == 0);

@@ -275,6 +275,49 @@ TEST_CASE("predict: leaves that are slower than their relay's upstream do not wa
   CHECK(p.full.path.size() == 1 + p.full.timeline.hops[1].stages.size());
 }
 
+TEST_CASE("predict: a limit for each site is shared by those of the site alone") {
+  Fleet fleet = Small();
+  fleet.trainer.codec = kernels::Codec::kFast;
+  fleet.sites[0].relays = 0;
+  fleet.sites[0].count = 3;
+  const double limit = 20e6;
+  fleet.trainer.rate_limit_per_site = limit;
+  const Prediction p = Of(fleet);
+  // Of eight pulls, less the tenth of a second's worth that a limit lets pass at once.
+  const double all = 8 * p.delta.pulls[0].wire_bytes / limit;
+  const StageTime& transfer = p.delta.path.at(2);
+  CHECK(transfer.seconds == Approx(all - 0.1).epsilon(0.02));
+  CHECK(transfer.bound_by == "rate-limit-per-site of the trainer for rollout");
+  // One relay of each site pulls a third as much in all, and its leaves are not the trainer's.
+  fleet.sites[0].relays = 1;
+  const Prediction relayed = Of(fleet);
+  CHECK(relayed.delta.timeline.hops[0].committed < p.delta.timeline.seconds / 7);
+  fleet.trainer.rate_limit_per_site = 0;
+  fleet.sites[0].codec = kernels::Codec::kFast;
+  fleet.sites[0].rate_limit_per_site = limit;
+  const Prediction behind = Of(fleet);
+  CHECK(behind.delta.timeline.hops[0].committed < 1);
+  CHECK(behind.delta.path.back().at == "rollout/leaves");
+  CHECK(behind.delta.timeline.seconds > 7 * p.delta.pulls[0].wire_bytes / limit - 0.1);
+}
+
+TEST_CASE("predict: a limit lets a tenth of a second's worth pass at once, however it is shared") {
+  Fleet fleet = Small();
+  fleet.sites[0].relays = 0;
+  fleet.sites[0].rate = 0;
+  fleet.sites[0].round_trip = 1e-4;  // without a slow start
+  fleet.trainer.codec = kernels::Codec::kFast;
+  const double usual = Of(fleet).delta.timeline.seconds;
+  const double bytes = Of(fleet).delta.pulls[0].wire_bytes;
+  fleet.trainer.rate_limit_per_receiver = 11 * bytes;
+  CHECK(Of(fleet).delta.timeline.seconds == Approx(usual));
+  fleet.trainer.rate_limit_per_receiver = bytes;
+  CHECK(Of(fleet).delta.path.at(2).seconds == Approx(0.9).epsilon(0.03));
+  fleet.trainer.rate_limit_per_receiver = 0;
+  fleet.trainer.rate_limit = 4 * bytes;
+  CHECK(Of(fleet).delta.path.at(2).seconds == Approx(1.9).epsilon(0.03));
+}
+
 TEST_CASE("predict: nodes of one machine share its cores") {
   Fleet fleet = Small();
   fleet.sites[0].relays = 0;

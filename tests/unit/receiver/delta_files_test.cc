@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "tests/unit/receiver/buffer_rig.h"
 #include "tests/unit/receiver/round_rig.h"
 
 namespace deltawire::receiver {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::vector<fs::path> Files(const fs::path& folder) {
   std::vector<fs::path> files;
@@ -67,6 +66,30 @@ TEST_CASE("delta files: a delta leads from the last committed state to the new o
     CHECK(after == e.digest_after);
   }
   CHECK(chunks == l.now);
+}
+
+TEST_CASE("delta files: what a broken-off update had brought is a part of the delta, too") {
+  BufferRig rig({.buffers = 2, .huge_pages = false});
+  REQUIRE(rig.Update(1) == absl::OkStatus());
+  const Identity one = rig.buffer->committed();
+  REQUIRE(*rig.buffer->BeginUpdate());
+  BufferRig::Bring(*rig.buffer, 0, 2);
+  rig.Restart();
+  REQUIRE(rig.buffer->interrupted());
+  const fs::path folder = rig.dir.path() / kDeltaFolder;
+  DeltaFiles files(folder, 1 << 20);
+  REQUIRE(files.Start(*rig.buffer) == absl::OkStatus());
+  REQUIRE(rig.Update(2) == absl::OkStatus());
+  REQUIRE(files.Put(*rig.buffer, rig.buffer->committed(), {}) == absl::OkStatus());
+  REQUIRE(Files(folder).size() == 1);
+  const auto file = DeltaFile::Open(Files(folder)[0]);
+  REQUIRE(file.ok());
+  CHECK(file->head().from == one);
+  const auto entries = file->entries();
+  const auto first = std::ranges::find(entries, 0U, &DeltaFileEntry::chunk);
+  REQUIRE(first != entries.end());
+  CHECK(first->digest_before == BufferRig::DigestOf(*rig.buffer, 0, 1));
+  CHECK(first->digest_after == BufferRig::DigestOf(*rig.buffer, 0, 2));
 }
 
 TEST_CASE("delta files: the oldest go when there are too many, or too many bytes") {

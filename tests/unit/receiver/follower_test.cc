@@ -75,7 +75,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   CHECK_FALSE(s.Next(three).pull);                 // it has come meanwhile
   CHECK_FALSE(s.follower.Next({.committed = two, .paused = true}, s.now).pull);
   // A pull of it that has ended without it is not tried again before the next event.
-  s.follower.ForgetIncoming(0);
+  s.follower.ForgetIncoming(joined.target);
   CHECK_FALSE(s.Next(two).pull);
   say(two, {three, two});
   CHECK(s.Next(two).pull);
@@ -99,6 +99,25 @@ TEST_CASE("a version that is still written is not pulled while somebody checks t
   CHECK(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
 }
 
+TEST_CASE("a member of a group makes ready what is still written, and nothing else") {
+  const Identity one = State(kA, 1, 10);
+  Identity two = State(kA, 2, 20);
+  Setup s(1, /*follow=*/false);
+  const auto ahead = [&](bool member) {
+    return s.follower.Ahead({.committed = one, .member = member}, s.now);
+  };
+  CHECK_FALSE(ahead(true).pull);
+  REQUIRE(s.follower.Event(0, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+  CHECK_FALSE(ahead(true).pull);  // of a relay
+  two.root = 0;
+  REQUIRE(s.follower.Event(0, {.number = 2, .newest = one, .incoming = {two, one}}, s.now).ok());
+  CHECK_FALSE(ahead(false).pull);
+  const auto choice = ahead(true);
+  CHECK(choice.pull);
+  CHECK(choice.target.unwritten());
+  CHECK(choice.target.exact);
+}
+
 TEST_CASE("the first version of one that holds nothing is pulled by everybody while it comes") {
   Setup s(1);
   const Identity two = State(kA, 2, 20);
@@ -109,13 +128,121 @@ TEST_CASE("the first version of one that holds nothing is pulled by everybody wh
   CHECK_FALSE(s.Next(State(kA, 3, 30)).pull);
 }
 
-TEST_CASE("with several agents nothing is pulled while it comes") {
-  Setup s(2);
-  const Identity one = State(kA, 1, 10), two = State(kA, 2, 20);
-  for (size_t i = 0; i < 2; ++i) {
-    REQUIRE(s.follower.Event(i, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+/// Two agents, of which each has its part of version 1, as has the receiver.
+struct TwoAgents : Setup {
+  TwoAgents() : Setup(2) {
+    Write(0, {});
+    Write(1, {});
   }
-  CHECK_FALSE(s.Next(State(kA, 1, 20)).target.incoming);
+  static Identity One(size_t agent) { return State(agent == 0 ? kA : kB, 1, 10 + agent, 7); }
+  static Identity Two(size_t agent, uint64_t attempt = 8) {
+    return State(agent == 0 ? kA : kB, 2, 0, attempt);
+  }
+  static Identity Whole() { return Combine(std::vector<Identity>{One(0), One(1)}); }
+  void Write(size_t agent, const Identity& coming, const Identity& newest) {
+    const UpstreamEvent event{.number = ++number[agent],
+                              .newest = newest,
+                              .incoming = {coming, coming.empty() ? Identity{} : newest}};
+    REQUIRE(follower.Event(agent, event, now).ok());
+  }
+  void Write(size_t agent, const Identity& coming) { Write(agent, coming, One(agent)); }
+};
+
+TEST_CASE("of several agents the parts of one attempt are pulled while they come") {
+  TwoAgents s;
+  CHECK_FALSE(s.Next(s.Whole()).pull);
+  s.Write(0, s.Two(0));
+  const auto first = s.Next(s.Whole());
+  CHECK(first.target.unwritten());
+  CHECK(first.target.awaited == std::vector<size_t>{1});
+  CHECK(first.target.parts == std::vector<Identity>{s.Two(0), s.Two(1)});
+  CHECK_FALSE(s.follower.Has(1, s.Two(1)));
+  s.Write(1, s.Two(1, 9));  // another attempt at the same version
+  CHECK_FALSE(s.Next(s.Whole()).pull);
+  s.Write(1, s.Two(1));
+  const auto joined = s.Next(s.Whole());
+  CHECK(joined.pull);
+  CHECK(joined.target.unwritten());
+  CHECK(joined.target.awaited.empty());
+  CHECK(s.follower.Has(1, s.Two(1)));
+  CHECK(joined.target.parts == std::vector<Identity>{s.Two(0), s.Two(1)});
+  CHECK(joined.target.whole.id == StateId{1, 2});
+  CHECK(joined.target.whole.attempt == 8);
+  CHECK_FALSE(s.Next(s.Whole(), true).target.incoming);
+  CHECK_FALSE(s.follower.Next({.committed = s.Whole(), .checking = true}, s.now).pull);
+  CHECK_FALSE(s.Next(State(kC, 1, 21)).target.incoming);  // what is complete comes first
+  CHECK_FALSE(s.Next({}).target.incoming);
+  // One agent has published already.
+  Identity published = s.Two(0);
+  published.root = 20;
+  s.Write(0, {}, published);
+  const auto half = s.Next(s.Whole());
+  CHECK(half.target.unwritten());
+  CHECK(half.target.parts == std::vector<Identity>{published, s.Two(1)});
+  CHECK_FALSE(s.follower.Published(half.target.parts));
+  CHECK_FALSE(s.follower.Next({.committed = s.Whole(), .one_file = true}, s.now).target.incoming);
+  s.Write(1, {}, [&] {
+    Identity other = s.Two(1);
+    other.root = 30;
+    return other;
+  }());
+  CHECK(s.follower.Published(half.target.parts));
+  CHECK_FALSE(s.Next(s.Whole()).target.incoming);
+  CHECK(s.Next(s.Whole()).target.whole.root == 50);
+  CHECK(IsOf(joined.target.whole, s.Next(s.Whole()).target.whole));
+}
+
+TEST_CASE("what comes of several agents is given up with the first part that does not come") {
+  TwoAgents s;
+  s.Write(0, s.Two(0));
+  s.Write(1, s.Two(1));
+  const Follower::Target target = s.Next(s.Whole()).target;
+  REQUIRE(target.unwritten());
+  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  SECTION("an agent says nothing of it any more") { s.Write(1, {}); }
+  SECTION("an agent has another attempt") { s.Write(1, s.Two(1, 9)); }
+  SECTION("an agent has published another attempt") {
+    Identity published = s.Two(1, 9);
+    published.root = 20;
+    s.Write(1, {}, published);
+  }
+  CHECK(s.follower.GivenUp(target.parts));
+  CHECK_FALSE(s.Next(s.Whole()).target.incoming);
+}
+
+TEST_CASE("an agent that says nothing of an attempt is waited for, unless it has gone on") {
+  TwoAgents s;
+  s.Write(0, s.Two(0));
+  const Follower::Target target = s.Next(s.Whole()).target;
+  REQUIRE(target.unwritten());
+  s.Write(1, {});
+  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  SECTION("to another attempt at the version") { s.Write(1, s.Two(1, 9)); }
+  SECTION("to a later version") {
+    s.Write(1, {}, State(kB, 3, 30, 9));
+    CHECK(s.follower.GivenUp(target.parts));
+    return;  // that is known of no other agent, and nothing is to be pulled
+  }
+  SECTION("to another epoch") { s.Write(1, {}, State(kB, 1, 30, 9, 2)); }
+  CHECK(s.follower.GivenUp(target.parts));
+}
+
+TEST_CASE("a pull that breaks off gives nothing up before the agents have spoken again") {
+  TwoAgents s;
+  s.Write(0, s.Two(0));
+  s.Write(1, s.Two(1));
+  const Follower::Target target = s.Next(s.Whole()).target;
+  s.follower.ForgetIncoming(target);
+  CHECK_FALSE(s.Next(s.Whole()).pull);
+  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  s.Write(0, s.Two(0));
+  CHECK_FALSE(s.Next(s.Whole()).pull);
+  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  s.Write(1, s.Two(1));
+  CHECK(s.Next(s.Whole()).target.parts == target.parts);
+  s.follower.ForgetIncoming(target);
+  s.Write(1, {});
+  CHECK(s.follower.GivenUp(target.parts));
 }
 
 TEST_CASE("an older version of the same lineage is not taken unasked") {
@@ -125,6 +252,25 @@ TEST_CASE("an older version of the same lineage is not taken unasked") {
   CHECK_FALSE(choice.pull);
   CHECK(choice.why.find("older") != std::string::npos);
   CHECK(s.Next(State(kA, 5, 11), true).pull);
+}
+
+TEST_CASE("an older state is not taken for what an update or a bad chunk has broken") {
+  Setup s(1);
+  const Identity before = State(kA, 6, 60, 7, 4);
+  const Follower::Situation broken{.committed = {}, .last_whole = before};
+  const Follower::Situation bad{.committed = before, .last_whole = before, .suspects = true};
+  s.Say(0, State(kA, 1, 1));  // of a relay that is behind
+  for (const Follower::Situation& situation : {broken, bad}) {
+    const Follower::Choice choice = s.follower.Next(situation, s.now);
+    CHECK_FALSE(choice.pull);
+    CHECK(choice.why.find("older than the version 6 (epoch 4)") != std::string::npos);
+  }
+  s.Say(0, before);
+  CHECK(s.follower.Next(broken, s.now).pull);
+  CHECK(s.follower.Next(bad, s.now).pull);
+  s.Say(0, State(kB, 1, 1));  // another history
+  CHECK(s.follower.Next(broken, s.now).pull);
+  CHECK(s.follower.Next(bad, s.now).pull);
 }
 
 TEST_CASE("nothing is pulled while paused, not following or nothing is published") {

@@ -56,6 +56,48 @@ TEST_CASE("prepare, answer, and commit on the word") {
   CHECK(m.report(at2) == GroupReport{.round = 4});
 }
 
+TEST_CASE("what came while it was written is kept until the group asks for it or something else") {
+  GroupMember m;
+  const auto at1 = Holding(Version(1));
+  CHECK_FALSE(m.Next(at1).idle);  // in no group
+  m.Told(Word(4, kNone, Version(1)));
+  CHECK(m.Next(at1).idle);
+  CHECK_FALSE(m.Next({.committed = Version(1), .last_whole = Version(1), .paused = true}).idle);
+  m.Prepared(Version(2), true);
+  CHECK(m.Next(at1).what == Do::kHold);
+  CHECK_FALSE(m.Next(at1).idle);
+  CHECK(m.report(at1) == GroupReport{.round = 4});
+  m.Told(Word(4, kNone, Version(1)));
+  CHECK(m.Next(at1).what == Do::kHold);
+  SECTION("it asks for it, and commits") {
+    m.Told(Word(5, Version(2), Version(1)));
+    CHECK(m.report(at1) == GroupReport{.round = 5, .prepared = true});
+    m.Told(Word(5, kNone, Version(2)));
+    CHECK(m.Next(at1).what == Do::kCommit);
+  }
+  SECTION("it asks for it, and does not") {
+    m.Told(Word(5, Version(2), Version(1)));
+    CHECK(m.Next(at1).what == Do::kHold);
+    m.Told(Word(5, kNone, Version(1)));
+    CHECK(m.Next(at1).what == Do::kDrop);
+  }
+  SECTION("it asks for something else") {
+    m.Told(Word(5, Version(3), Version(1)));
+    CHECK(m.Next(at1).what == Do::kDrop);
+  }
+  SECTION("there is no group any more") {
+    m.Told({});
+    CHECK(m.Next(at1).what == Do::kDrop);
+  }
+  SECTION("it has come while its round was open") {
+    m.Told(Word(5, Version(2), Version(1)));
+    m.Prepared(Version(2), true);
+    CHECK(m.report(at1).prepared);
+    m.Told(Word(5, kNone, Version(1)));
+    CHECK(m.Next(at1).what == Do::kDrop);
+  }
+}
+
 TEST_CASE("an abort, another round and a lost word all drop what is prepared") {
   GroupMember m;
   const auto at1 = Holding(Version(1));

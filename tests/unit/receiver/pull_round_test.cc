@@ -130,6 +130,53 @@ TEST_CASE("pull round: parts of different attempts or states never meet in a com
   CHECK(s.moved(1) == 6);
 }
 
+TEST_CASE("pull round: a part of what is written comes when its agent has told of it") {
+  RoundRig s(2);
+  const auto first = FakeAgent::Make(s.layout, 1), second = Changed(first, 2);
+  s.Publish({1, 1}, first);
+  REQUIRE(s.Pull() == absl::OkStatus());
+  const Identity before = s.buffer->committed();
+  s.Publish({1, 2}, second);
+  Follower::Target target = s.Newest();
+  target.incoming = true;
+  target.root_known = false;
+  target.whole.root = target.parts[0].root = target.parts[1].root = 0;
+  target.awaited = {1};
+  const auto round = s.Round(target);
+  const auto opened = [&] { return s.at(1).haves.size() - 1; };
+  SECTION("while the other one is sending") {
+    s.at(0).on_run = [&] {
+      CHECK(opened() == 0);
+      round->Told(1);
+    };
+    REQUIRE(s.Run(*round) == absl::OkStatus());
+    CHECK(s.Holds(s.Newest().whole, second));
+  }
+  SECTION("and is not waited for when the other one has sent all") {
+    const Status ended = s.Run(*round);
+    CHECK(absl::IsAborted(ended));
+    CHECK(Says(ended, "s1 has not published its part of version 2 yet"));
+    CHECK(opened() == 0);
+    CHECK(s.Holds(before, first));
+    const uint64_t moved = s.moved(0);
+    REQUIRE(s.Pull() == absl::OkStatus());
+    CHECK(s.Holds(s.Newest().whole, second));
+    CHECK(s.moved(0) == moved);
+  }
+  SECTION("and is not waited for when the other one breaks") {
+    s.at(0).at_end = Break;
+    const Status ended = s.Run(*round);
+    CHECK(absl::IsUnavailable(ended));
+    CHECK(Says(ended, "the stream broke"));
+    CHECK(opened() == 0);
+  }
+  SECTION("and is not waited for when the pull is ended") {
+    s.at(0).on_run = [&] { round->Cancel(); };
+    CHECK(absl::IsCancelled(s.Run(*round)));
+    CHECK(opened() == 0);
+  }
+}
+
 TEST_CASE("pull round: an end at nothing is no state") {
   RoundRig s;
   s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
@@ -325,6 +372,23 @@ TEST_CASE("pull round: a full pull claims to hold nothing and may go back to an 
   REQUIRE(s.PullFull(one) == absl::OkStatus());  // every byte is written again as it was
   CHECK(s.Holds(one.whole, first));
   CHECK_FALSE(s.buffer->begun());
+}
+
+TEST_CASE("pull round: a grant of a state that is older than what was held is not taken") {
+  RoundRig s(1, 1);
+  s.at().says_newest = true;
+  s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
+  const Follower::Target one = s.Newest();
+  Identity later = one.whole;
+  later.id = {2, 1};  // what the buffer was before an update broke off, as a relay behind has not
+  const auto round = s.Round(one, false, later);
+  const Status refused = s.Run(*round);
+  CHECK(absl::IsUnavailable(refused));
+  CHECK(MessageOf(refused).find("is behind version 1 (epoch 2)") != std::string::npos);
+  CHECK(s.buffer->committed().empty());
+  CHECK(s.moved() == 0);
+  REQUIRE(s.Run(*s.Round(one, false, one.whole)) == absl::OkStatus());
+  CHECK(s.buffer->committed() == one.whole);
 }
 
 TEST_CASE("pull round: side files are those of the end and travel only when they change") {

@@ -56,6 +56,25 @@ TEST_CASE("relayed model: what is served already stays one state, unless a chunk
         std::vector<uint32_t>{first->half, again->half});
 }
 
+TEST_CASE("relayed model: an update that was broken off has no part in what is served") {
+  Served s(2);
+  {
+    Buffer& b = *s.rig.buffer;
+    REQUIRE(*b.BeginUpdate());
+    BufferRig::Bring(b, 0, 2);
+  }
+  s.rig.Restart();
+  REQUIRE(s.rig.buffer->interrupted());
+  REQUIRE(s.rig.buffer->digest(0) == BufferRig::DigestOf(*s.rig.buffer, 0, 2));
+  s.model = std::make_shared<RelayedModel>("m", *s.rig.buffer, s.pool, 1 << 20, [](uint32_t) {});
+  REQUIRE(s.Install() == absl::OkStatus());
+  const auto state = s.model->published();
+  REQUIRE(state->info.identity == s.At(1));
+  uint64_t root = 0;
+  for (uint32_t i = 0; i < kChunks; ++i) root += RootTerm(i, (*state->digests)[i]);
+  CHECK(root == state->info.identity.root);
+}
+
 TEST_CASE("relayed model: a delta is served on from the state that it leads from and no other") {
   Served s(2);
   const Identity one = s.At(1);

@@ -33,6 +33,7 @@ struct Station {
   std::vector<net::PullEnd> ended;
   std::vector<uint64_t> side_files_asked;
   // Faults.
+  bool says_newest = false;      ///< its grants name its newest state, as a sender's do
   bool ignores_target = false;   ///< ends at its newest, whatever it was asked for
   uint32_t history = 0;          ///< how many deltas it claims to have kept
   uint32_t break_at = kNoChunk;  ///< the stream breaks in the middle of this chunk
@@ -59,6 +60,7 @@ class WatchedUpstream : public Upstream {
     if (s_.ignores_target) passed.at = {};
     auto grant = up_->OpenPull(m, passed);
     if (grant.ok()) grant->history = s_.history;
+    if (grant.ok() && s_.says_newest) grant->newest = s_.agent.identity();
     return grant;
   }
   Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
@@ -191,14 +193,16 @@ struct RoundRig : RoundPlace {
     target.whole = Combine(target.parts);
     return target;
   }
-  std::unique_ptr<PullRound> Round(const Follower::Target& target, bool force_full = false) {
+  std::unique_ptr<PullRound> Round(const Follower::Target& target, bool force_full = false,
+                                   const Identity& floor = {}) {
     std::vector<RoundAgent> agents;
     for (size_t i = 0; i < stations.size(); ++i) {
       const Coverage& owned = at(i).owned;
       agents.push_back({upstreams[i].get(), owned, owned.hash(), at(i).held});
     }
-    return std::make_unique<PullRound>(Env(), std::move(agents),
-                                       PullRound::Wish{.target = target, .force_full = force_full});
+    return std::make_unique<PullRound>(
+        Env(), std::move(agents),
+        PullRound::Wish{.target = target, .force_full = force_full, .floor = floor});
   }
   Status Run(PullRound& round) {
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());

@@ -456,16 +456,18 @@ TEST_CASE("a wait answers for its own lease, a later version or not") {
 }
 
 TEST_CASE("a version that is written can be had from its first diffed chunk until its publish") {
-  SenderModel m;
+  const bool part = GENERATE(false, true);
+  CAPTURE(part);
+  SenderModel m({}, part ? std::vector<ChunkRange>{{0, 2}} : std::vector<ChunkRange>{});
   std::atomic<int> changes = 0;
   std::atomic<bool> wanted = true;
   m->SetEarlyListener([&] { return wanted.load(); }, [&] { ++changes; });
   // The first version comes whole, when it is published.
-  REQUIRE(m.Publish(1).ok());
+  REQUIRE(m.Publish(1, 5).ok());
   CHECK(changes == 0);
   const Identity one = m->published()->info.identity;
 
-  const auto grant = m.Begin(2);
+  const auto grant = m.Begin(2, "test", 6);
   REQUIRE(grant.ok());
   CHECK(m->incoming() == nullptr);
   m.Write(*grant, 0, SenderModel::Content(2));
@@ -495,7 +497,7 @@ TEST_CASE("a version that is written can be had from its first diffed chunk unti
   // Nobody is there who would take it.
   wanted = false;
   changes = 0;
-  REQUIRE(m.Publish(3).ok());
+  REQUIRE(m.Publish(3, 7).ok());
   CHECK(m->incoming() == nullptr);
 }
 
@@ -535,12 +537,10 @@ TEST_CASE("a version that is not published after all ends what was sent of it") 
   CHECK(m->published()->info.id().version == (how == "rollback" ? 1 : 2));
 }
 
-TEST_CASE("versions of a part, and versions where the options say so, come when published") {
-  const bool part = GENERATE(false, true);
-  CAPTURE(part);
+TEST_CASE("versions come when they are published where the options say so") {
   ModelOptions options;
-  options.send_early = part;
-  SenderModel m(options, part ? std::vector<ChunkRange>{{0, 2}} : std::vector<ChunkRange>{});
+  options.send_early = false;
+  SenderModel m(options);
   int changes = 0;
   m->SetEarlyListener([] { return true; }, [&] { ++changes; });
   REQUIRE(m.Publish(1, 5).ok());

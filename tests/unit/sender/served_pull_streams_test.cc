@@ -217,6 +217,42 @@ TEST_CASE("pull: what may be sent before the publish is bounded, and the publish
   CHECK(session->bytes_ahead() == two_deltas);
 }
 
+TEST_CASE(
+    "pull: what is pulled while it is written ends at the newest, or there if that is asked") {
+  const bool there = GENERATE(false, true);
+  CAPTURE(there);
+  PublishedModel sender(kChunks, 58);
+  sender.Publish(2);
+  sender.Publish(3);
+  const auto three = sender.model()->published();
+  const auto two = *sender.model()->At({.id = {1, 2}});
+  Identity unwritten = three->info.identity;
+  unwritten.root = 0;
+  wire::Have base{.held = two->info.identity};
+  for (const uint64_t digest : *two->digests) base.chunks.push_back({2, digest, 0});
+  const auto incoming = std::make_shared<IncomingVersion>(unwritten, base, 1 << 20);
+  Receiver receiver(*sender.model());
+  for (uint32_t c = 0; c < kChunks; ++c) receiver.Set(c, sender.content(2));
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  terms.incoming = incoming;
+  terms.ends_at_incoming = there;
+  const auto session = std::make_shared<ServedPull>(sender.model(), std::move(terms));
+  incoming->Watch(session);
+  REQUIRE(session->Start(base).ok());
+  CHECK_FALSE(receiver.Step(*session, 0));
+  incoming->Settle(three);
+  // Two versions are published before the stream looks.
+  for (const uint64_t version : {4, 5}) {
+    sender.Publish(version);
+    session->Overtaken(*sender.model()->published());
+  }
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(*session, 0));
+  const uint64_t end = there ? 3 : 5;
+  CHECK(receiver.ends() == std::vector<StateId>{{1, end}});
+  CHECK(receiver.bytes() == sender.content(end));
+}
+
 TEST_CASE("pull: a stream that never comes ends the others with the ticket's life") {
   PublishedModel sender(kChunks, 55);
   sender.Publish(1);

@@ -136,6 +136,26 @@ TEST_CASE(
   CHECK(cache.counts().bytes > 8 * kSize);
 }
 
+TEST_CASE("the totals are of all caches of a model, and keep what was evicted") {
+  const auto totals = std::make_shared<EncodedCache::Totals>();
+  const std::vector<ChunkDelta> deltas(6);
+  const auto fill = [&](EncodedCache& cache, size_t payloads) {
+    for (size_t i = 0; i < payloads; ++i) {
+      cache.Get(
+          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, Nothing);
+    }
+  };
+  auto before = std::make_unique<EncodedCache>(4 * (kSize + kEntry), totals);
+  EncodedCache now(4 * (kSize + kEntry), totals);
+  fill(*before, 6);
+  fill(now, 1);
+  CHECK(totals->counts().bytes == 5 * (kSize + kEntry));
+  CHECK(totals->counts().evicted == 2);
+  before.reset();
+  CHECK(totals->counts().bytes == kSize + kEntry);
+  CHECK(totals->counts().evicted == 2);
+}
+
 TEST_CASE("a payload that was made elsewhere is found, and does not replace one") {
   EncodedCache cache(1 << 20);
   const ChunkDelta a;

@@ -1,0 +1,59 @@
+// Adds what payloads change to elements that stand at places of their own in a GPU's memory, as an
+// engine's parameters do; the addresses stay, so captured graphs do, too. Uses no CUDA types.
+// Owner: whoever keeps that memory. Threads: one at a time. Cost on the device: the payloads, 32
+// bytes for each block with changes, 200 for each box. Errors: a GpuStatus; of Load's the memory is
+// untouched. Without CUDA every call returns kNotBuilt.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kernels/gpu.h"
+
+namespace deltawire::kernels {
+
+/// Elements of a tensor (copy.src_*, in its bytes) and where they stand (copy.dst_*, from
+/// `memory`).
+struct GpuBox {
+  std::byte* memory = nullptr;  ///< on the device
+  StridedCopy copy;
+};
+
+/// What changes in one chunk of a tensor.
+struct GpuScatterItem {
+  uint64_t first_byte = 0;  ///< of the chunk in its tensor
+  uint32_t bytes = 0;       ///< as of GpuChunk
+  uint32_t width = 1;
+  uint32_t first_box = 0;  ///< the tensor's boxes, of those given to Create
+  uint32_t boxes = 0;
+  std::span<const Bytes> payloads;  ///< fast, each for the bytes that the one before leaves
+};
+
+/// Like all CUDA code here, it has not run on a device (docs/benchmarks.md#not-run-on-a-device).
+class GpuScatter {
+ public:
+  /// REQUIRES: no two elements of boxes share a place, and places are aligned to their elements.
+  /// kArgument for boxes in which a byte of the tensor cannot be found by division.
+  static GpuStatus Create(int device, std::span<const GpuBox> boxes,
+                          std::unique_ptr<GpuScatter>* scatter);
+  ~GpuScatter();
+  GpuScatter(const GpuScatter&) = delete;
+  GpuScatter& operator=(const GpuScatter&) = delete;
+
+  /// Brings the items to the device, in the place of those before; they are not needed afterwards.
+  /// REQUIRES: the payloads were validated; their tables are checked once more.
+  GpuStatus Load(std::span<const GpuScatterItem> items);
+  /// Queues the additions on `stream`, a cudaStream_t of this device, or null for the default one;
+  /// `backwards`: subtractions. Of all that could fail only the launch is left.
+  GpuStatus Queue(bool backwards, void* stream);
+  /// Waits for `stream`. kDevice, too, where the device has found a payload malformed.
+  GpuStatus Wait(void* stream);
+  uint64_t device_bytes() const;
+
+ private:
+  struct Impl;
+  explicit GpuScatter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltawire::kernels

@@ -1,0 +1,67 @@
+// An engine's memory on a GPU, as EngineWeights reads and writes it: runs of a chunk by way of a
+// piece of pinned memory, and deltas by a kernel on the engine's own stream. Addresses stay.
+// Owner: EngineWeights; the memory is the engine's. Threads: one at a time. Cost: pinned memory for
+// one chunk, and on the device the boxes and the loaded payloads. Errors: Status; of Fetch and
+// Store the first one is kept until TakeStatus, and what they give then is rubbish.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/status.h"
+#include "kernels/gpu_scatter.h"
+#include "receiver/engine_client/layout_program.h"
+
+namespace deltawire::engine {
+
+class DeviceMemory {
+ public:
+  /// Whether this program can use the device. kUnimplemented without CUDA.
+  static Status Find(int device);
+  /// `memory`: by storage. `stream`: a cudaStream_t of the device on which the engine computes, or
+  /// null for the default one. `tensors`: of the program. `chunk_bytes`: of the largest chunk.
+  static StatusOr<std::unique_ptr<DeviceMemory>> Create(int device, void* stream,
+                                                        const LayoutProgram& program,
+                                                        size_t tensors,
+                                                        std::vector<std::byte*> memory,
+                                                        size_t chunk_bytes);
+
+  /// Copies what a box has of the tensor's bytes [begin, end), and gives where byte `begin` is
+  /// then; other bytes there mean nothing. Valid until the next call.
+  std::byte* Fetch(const OrderedBox& box, uint64_t begin, uint64_t end);
+  /// Writes it back. REQUIRES: of the last Fetch.
+  void Store(const OrderedBox& box, uint64_t begin, uint64_t end);
+  /// The first error of Fetch and Store since the last call.
+  Status TakeStatus();
+
+  /// A chunk's deltas, in order.
+  struct Change {
+    uint32_t tensor = 0;
+    uint64_t first_byte = 0;  ///< of the chunk in the tensor
+    uint32_t bytes = 0;
+    uint32_t width = 1;
+    std::span<const Bytes> payloads;  ///< validated
+  };
+  /// Brings the changes to the device, in the place of those before.
+  Status Load(std::span<const Change> changes);
+  /// Adds what was loaded to the memory, or subtracts it, after all that the engine has queued.
+  Status Add(bool backwards);
+
+ private:
+  DeviceMemory(void* stream, const LayoutProgram& program, std::vector<std::byte*> memory);
+  void Move(const OrderedBox& box, uint64_t begin, uint64_t end, bool fetch);
+
+  void* const stream_;
+  const LayoutProgram& program_;
+  const std::vector<std::byte*> memory_;
+  std::unique_ptr<std::byte[]> staging_;
+  std::unique_ptr<kernels::GpuQueue> queue_;
+  std::unique_ptr<kernels::GpuPin> pin_;
+  MutableBytes mapped_;  // the staging, as kernels reach it
+  std::unique_ptr<kernels::GpuScatter> scatter_;
+  std::vector<kernels::StridedCopy> pieces_;
+  Status status_;
+};
+
+}  // namespace deltawire::engine
