@@ -266,9 +266,16 @@ void PullRound::RunPart(Part& part, const wire::Have& have) {
 
 Status PullRound::AwaitPart(Part& part) {
   const auto over = [&] { return cancelled_ || broke_; };
+  const auto known = [&] { return over() || told_[part.agent] != 0; };
   {
     std::unique_lock lock(mu_);
-    cv_.wait(lock, [&] { return over() || told_[part.agent] != 0 || moving_ == 0; });
+    while (!known()) {
+      cv_.wait(lock, [&] { return known() || moving_ == 0; });
+      // The others have published, so this one is about to, unless it has died.
+      const auto until = SteadyClock::now() + env_.stream_timeout;
+      cv_.wait_until(lock, until, [&] { return known() || moving_ > 0; });
+      if (moving_ == 0) break;
+    }
     if (over()) return absl::CancelledError("the pull was ended");
     if (told_[part.agent] == 0) {
       return Errorf(StatusCode::kAborted, "{} has not published its part of {} yet",

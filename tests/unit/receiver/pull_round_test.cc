@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <thread>
 
 #include "tests/unit/receiver/round_rig.h"
 
@@ -142,6 +143,7 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
   target.root_known = false;
   target.whole.root = target.parts[0].root = target.parts[1].root = 0;
   target.awaited = {1};
+  s.stream_timeout = std::chrono::milliseconds(50);
   const auto round = s.Round(target);
   const auto opened = [&] { return s.at(1).haves.size() - 1; };
   SECTION("while the other one is sending") {
@@ -152,7 +154,19 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
     REQUIRE(s.Run(*round) == absl::OkStatus());
     CHECK(s.Holds(s.Newest().whole, second));
   }
-  SECTION("and is not waited for when the other one has sent all") {
+  SECTION("soon after the other one has sent all") {
+    s.stream_timeout = std::chrono::seconds(30);
+    const auto patient = s.Round(target);
+    std::thread teller;
+    s.at(0).at_end = [&](StatusOr<net::PullEnd>&) {
+      teller = std::thread([&] { patient->Told(1); });
+    };
+    const Status ended = s.Run(*patient);
+    teller.join();
+    REQUIRE(ended == absl::OkStatus());
+    CHECK(s.Holds(s.Newest().whole, second));
+  }
+  SECTION("and is not waited for without end when the other one has sent all") {
     const Status ended = s.Run(*round);
     CHECK(absl::IsAborted(ended));
     CHECK(Says(ended, "s1 has not published its part of version 2 yet"));

@@ -138,6 +138,7 @@ struct RoundPlace {
             .pool = pool,
             .rates = rates,
             .transport = transport,
+            .stream_timeout = stream_timeout,
             .writable = [this]() -> Status {
               if (busy) return absl::CancelledError("a reader has it");
               return buffer->BeginUpdate().status();
@@ -163,6 +164,7 @@ struct RoundPlace {
   std::unique_ptr<Buffer> buffer;
   std::unique_ptr<PullSink> sink;
   bool busy = false;
+  std::chrono::milliseconds stream_timeout{30000};
   Forwarding* forward = nullptr;  // is told of what comes
   uint64_t progress[2] = {0, 0};  // each is written by its part's thread
 };
