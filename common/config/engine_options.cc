@@ -71,12 +71,36 @@ Status ReadDiskDelta(std::string_view target, EngineOptions* engine) {
   return {};
 }
 
+/// What may follow the URL of an engine that has a plug-in.
+Status ReadAttachWords(std::string_view text, EngineOptions* engine) {
+  for (const std::string& word : Words(text)) {
+    if (word == "loader_tensors") {
+      engine->loader_tensors = true;
+    } else if (word == "plans") {
+      engine->plans = true;
+    } else if (word == "second_instance" && engine->kind == EngineKind::kVllm) {
+      engine->second_instance = true;
+    } else {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "\"{}\" is none of loader_tensors, plans and (vllm) second_instance, which may "
+                    "follow the URL",
+                    word);
+    }
+  }
+  return {};
+}
+
 Status ReadUrl(std::string_view url, EngineOptions* engine) {
   if (!url.starts_with(kScheme)) {
     return Errorf(StatusCode::kInvalidArgument,
                   "\"{}\" is not http://HOST:PORT (there is no TLS to engines yet)", url);
   }
   url.remove_prefix(kScheme.size());
+  if (engine->kind == EngineKind::kVllm || engine->kind == EngineKind::kSglang) {
+    const size_t space = std::min(url.find(' '), url.size());
+    DW_RETURN_IF_ERROR(ReadAttachWords(url.substr(space), engine));
+    url = url.substr(0, space);
+  }
   const size_t slash = std::min(url.find('/'), url.size());
   DW_ASSIGN_OR_RETURN(engine->address, ParseEndpoint(url.substr(0, slash)));
   if (engine->address.port == 0) {

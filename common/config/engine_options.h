@@ -47,14 +47,20 @@ struct EngineOptions {
   std::string directory;             ///< disk-delta: absolute
   bool overwrite = false;            ///< disk-delta: positions and bytes in place of XOR
   uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
-  uint32_t check_every = kEngineCheckEvery;  ///< by --engine-check-every; 0: never
+  uint32_t check_every = kEngineCheckEvery;  ///< of plug-ins, by --engine-check-every; 0: never
+  // What a plug-in is told when it attaches (docs/engine.md, "How the layout is found").
+  bool loader_tensors = false;
+  bool second_instance = false;  ///< vllm
+  bool plans = false;
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
 /// The engine's name in statuses, unique within a model: "127.0.0.1:8000/path", the program and its
 /// arguments, or the directory.
 std::string NameOf(const EngineOptions& engine);
 
-/// "[MODEL:]KIND=http://HOST:PORT[/PATH]", "[MODEL:]exec=/PROGRAM [ARGUMENT ...]" or
+/// "[MODEL:]KIND=http://HOST:PORT[/PATH] [loader_tensors] [second_instance] [plans]" (these words
+/// for the kinds vllm and sglang, and second_instance for vllm alone), "[MODEL:]exec=/PROGRAM
+/// [ARGUMENT ...]" or
 /// "[MODEL:]disk-delta=/DIRECTORY [xor|overwrite] [keep=N]". Words are separated by spaces, and
 /// nothing is quoted.
 StatusOr<EngineOptions> ParseEngine(std::string_view text);

@@ -166,6 +166,9 @@ class HttpHook : public EngineHook {
     Json info = {{"directory", model_.directory.native()}};
     // A plug-in of an earlier release knows nothing of it, so the usual number is not said.
     if (options_.check_every != kEngineCheckEvery) info["check_every"] = options_.check_every;
+    if (options_.loader_tensors) info["loader_tensors"] = true;
+    if (options_.second_instance) info["second_instance"] = true;
+    if (options_.plans) info["plans"] = true;
     return Post("/init_weight_transfer_engine", {{"init_info", info}});
   }
 
@@ -176,6 +179,9 @@ class HttpHook : public EngineHook {
     const auto order = [&](std::string_view what) {
       return fmt::format("deltawire:{}?version={}{}", directory, version, what);
     };
+    // Any order attaches where nothing is attached.
+    const std::string attach = std::string(options_.loader_tensors ? "&loader_tensors" : "") +
+                               (options_.plans ? "&plans" : "");
     const auto update = [&](const std::string& path) {
       return Saying(
           Post("/update_weights_from_disk",
@@ -189,8 +195,8 @@ class HttpHook : public EngineHook {
       case EngineCall::kProve: {
         const bool usual = options_.check_every == kEngineCheckEvery;
         const std::string every = usual ? "" : fmt::format("&check_every={}", options_.check_every);
-        return Saying(Post("/weights_checker", {{"action", order("&prepare" + every)}}), "success",
-                      true);
+        return Saying(Post("/weights_checker", {{"action", order("&prepare" + every + attach)}}),
+                      "success", true);
       }
       case EngineCall::kCheck:
         return Saying(Post("/weights_checker", {{"action", order("&check")}}), "success", true);
@@ -200,7 +206,7 @@ class HttpHook : public EngineHook {
       case EngineCall::kReload:
         return update(directory);
       case EngineCall::kLoad:
-        return update(options_.kind == EngineKind::kSglang ? order("") : directory);
+        return update(options_.kind == EngineKind::kSglang ? order(attach) : directory);
       case EngineCall::kResume:
         return Saying(Post("/continue_generation", {{"torch_empty_cache", false}}), "status", "ok");
       case EngineCall::kRollback:

@@ -117,6 +117,10 @@ TEST_CASE("engines are named with their kind, and each once") {
                                 "disk-delta=/mnt/versions overwrite keep=7",
                                 "--engine",
                                 "m:disk-delta=/mnt/m xor",
+                                "--engine",
+                                "vllm=http://127.0.0.1:8001  second_instance loader_tensors",
+                                "--engine",
+                                "sglang=http://127.0.0.1:8002/x plans",
                                 "--engine-failure",
                                 "rollback",
                                 "--engine-retries",
@@ -133,7 +137,12 @@ TEST_CASE("engines are named with their kind, and each once") {
       {"m", EngineKind::kHttp, {"127.0.0.1", 9}, "/hook?x=1", {}},
       {"", EngineKind::kExec, {}, "", {"/bin/reload", "--fast", "two"}},
       {"", EngineKind::kDiskDelta, {}, "", {}, "/mnt/versions", true, 7},
-      {"m", EngineKind::kDiskDelta, {}, "", {}, "/mnt/m", false, 64}};
+      {"m", EngineKind::kDiskDelta, {}, "", {}, "/mnt/m", false, 64},
+      {.kind = EngineKind::kVllm,
+       .address = {"127.0.0.1", 8001},
+       .loader_tensors = true,
+       .second_instance = true},
+      {.kind = EngineKind::kSglang, .address = {"127.0.0.1", 8002}, .path = "/x", .plans = true}};
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
   CHECK(parsed.options.engine_retries == 0);
@@ -144,6 +153,7 @@ TEST_CASE("engines are named with their kind, and each once") {
   CHECK(NameOf(want[2]) == "127.0.0.1:9/hook?x=1");
   CHECK(NameOf(want[3]) == "/bin/reload --fast two");
   CHECK(NameOf(want[4]) == "/mnt/versions");
+  CHECK(NameOf(want[6]) == "127.0.0.1:8001");
 
   CHECK(Receiver({"--model", "m", "--engine", ""}).options.engines.empty());
   const ConfigFile file("model = 'm'\nengine = ['vllm=http://a:1', 'exec=/b c']\n");
@@ -164,6 +174,9 @@ TEST_CASE("engines are named with their kind, and each once") {
       {"vllm=http://a", "the port is missing"},
       {"vllm=http://a:0", "port 0 cannot be dialled"},
       {"http=http://a:1/x y", "a path with spaces"},
+      {"vllm-reload=http://a:1/x plans", "a path with spaces"},
+      {"vllm=http://a:1/x fast", "is none of loader_tensors, plans and (vllm) second_instance"},
+      {"sglang=http://a:1 second_instance", "is none of loader_tensors, plans and (vllm)"},
       {"exec=reload", "absolute path"},
       {"exec=", "absolute path"},
       {"a/b:vllm=http://a:1", "is not a model name"},

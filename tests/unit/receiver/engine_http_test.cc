@@ -252,6 +252,24 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
   }
 }
 
+TEST_CASE("a plug-in is told how to attach by the words after its engine's URL") {
+  const Json info =
+      Make("vllm", EngineCall::kAttach, Http(200, "{}"), " loader_tensors second_instance plans")
+          .body["init_info"];
+  CHECK(info == Json{{"directory", "/dev/shm/m"},
+                     {"loader_tensors", true},
+                     {"second_instance", true},
+                     {"plans", true}});
+  const std::string yes = R"({"success": true})", words = "/x plans loader_tensors";
+  const std::string order = "deltawire:/dev/shm/m?version=7";
+  CHECK(Make("sglang", EngineCall::kPrepare, Http(200, yes), words).body["action"] ==
+        order + "&prepare&loader_tensors&plans");
+  CHECK(Make("sglang", EngineCall::kLoad, Http(200, yes), words).body["model_path"] ==
+        order + "&loader_tensors&plans");
+  CHECK(Make("sglang", EngineCall::kRollback, Http(200, yes), words).body["model_path"] ==
+        order + "&rollback");
+}
+
 TEST_CASE("a path in front of an engine's is kept, and so is a hook's own path") {
   CHECK(Make("vllm", EngineCall::kResume, Http(200, "{}"), "/replica-3/").line ==
         "POST /replica-3/resume HTTP/1.1");
