@@ -240,18 +240,17 @@ void OrderedBox::PiecesFrom(size_t dim, uint64_t src, uint64_t dst, uint64_t beg
     return;
   }
   // Indices of this dimension that lie inside are one piece; those at both ends are taken apart.
-  const auto [count, stride, dst_stride] = dims_[dim];
+  const uint64_t count = dims_[dim].count, stride = dims_[dim].src_stride;
+  const auto dst_stride = static_cast<uint64_t>(dims_[dim].dst_stride);
   uint64_t at = src < begin ? (begin - src) / stride : 0;
   const auto step = [&](uint64_t i) {
-    PiecesFrom(dim + 1, src + i * stride, dst + i * static_cast<uint64_t>(dst_stride), begin, end,
-               pieces);
+    PiecesFrom(dim + 1, src + i * stride, dst + i * dst_stride, begin, end, pieces);
   };
   if (src + at * stride < begin) step(at++);
   const uint64_t first = at;
   while (at < count && src + at * stride + inner <= end) ++at;
   if (at > first) {
-    kernels::StridedCopy inside =
-        CopyFrom(dim, src + first * stride, dst + first * static_cast<uint64_t>(dst_stride));
+    kernels::StridedCopy inside = CopyFrom(dim, src + first * stride, dst + first * dst_stride);
     inside.counts[0] = at - first;
     pieces->push_back(inside);
   }
