@@ -331,15 +331,15 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   // Also of a buffer in the middle of an update: a relay may be behind what it was before.
   const bool older = IsLater(s.held(), whole);
   choice.target = *target;
-  if (s.requested) {
-    choice.pull = true;
-    return choice;
-  }
   if (older) {
     choice.why = fmt::format(
         "the sender's newest is {}, older than the {} held here; waiting for a newer one "
         "(`deltawire sync --full` takes the older)",
         agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.held()));
+  }
+  if (s.requested) {
+    choice.pull = true;
+    return choice;
   }
   if (const StateId all = OldestNewest(); choice.why.empty() && whole.id < all) {
     choice.why = fmt::format(

@@ -117,8 +117,10 @@ class Follower {
   };
   struct Choice {
     bool pull = false;
-    Target target;             ///< what to pull, if `pull`
-    std::string why;           ///< if not `pull`: what is waited for; empty: the newest is held
+    Target target;  ///< what to pull, if `pull`
+    /// If not `pull`: what is waited for; empty: the newest is held. Also why a state that a caller
+    /// has asked for is older.
+    std::string why;
     Time again = Time::max();  ///< when to ask again, if nothing happens before
   };
   Choice Next(const Situation& situation, Time now) const;

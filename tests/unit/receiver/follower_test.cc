@@ -264,6 +264,10 @@ TEST_CASE("an older state is not taken for what an update or a bad chunk has bro
     const Follower::Choice choice = s.follower.Next(situation, s.now);
     CHECK_FALSE(choice.pull);
     CHECK(choice.why.find("older than the version 6 (epoch 4)") != std::string::npos);
+    Follower::Situation asked = situation;
+    asked.requested = true;
+    CHECK(s.follower.Next(asked, s.now).pull);
+    CHECK(s.follower.Next(asked, s.now).why == choice.why);  // for who does not take the older
   }
   s.Say(0, before);
   CHECK(s.follower.Next(broken, s.now).pull);

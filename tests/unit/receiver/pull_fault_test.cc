@@ -9,12 +9,6 @@ namespace {
 
 void Break(StatusOr<net::PullEnd>& end) { end = absl::UnavailableError("the stream broke"); }
 
-/// `chunks`, each changed a little, so that all of them come as deltas.
-FakeAgent::Chunks Changed(FakeAgent::Chunks chunks, uint8_t by) {
-  for (auto& c : chunks) c[by] ^= static_cast<std::byte>(by);
-  return chunks;
-}
-
 }  // namespace
 
 TEST_CASE("pull round: what an earlier process brought is not missing from a recorded delta") {

@@ -76,6 +76,12 @@ class WatchedUpstream : public Upstream {
   const std::unique_ptr<Upstream> up_;
 };
 
+/// `chunks`, each changed a little, so that all of them come as deltas.
+inline FakeAgent::Chunks Changed(FakeAgent::Chunks chunks, uint8_t by) {
+  for (auto& c : chunks) c[by] ^= static_cast<std::byte>(by);
+  return chunks;
+}
+
 class WatchedSink : public net::ChunkSink {
  public:
   WatchedSink(const Station& station, net::ChunkSink& to) : s_(station), to_(to) {}
