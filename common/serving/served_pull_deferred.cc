@@ -18,7 +18,7 @@ std::optional<ServedPull::Task> ServedPull::NextDeferred(Stream& s, const Publis
     const auto made = std::ranges::find_if(
         s.deferred, [](const Deferred& deferred) { return deferred.payload->made(); });
     if (made == s.deferred.end()) return std::nullopt;
-    const Deferred deferred = *made;
+    const Deferred deferred = std::move(*made);
     s.deferred.erase(made);
     if (auto task = deferred.lift ? PlanLift(deferred.chunk, now) : Plan(s, deferred.chunk, now)) {
       return task;
