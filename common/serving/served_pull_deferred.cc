@@ -1,6 +1,7 @@
 // A ServedPull's chunks whose payloads another thread is making: their streams go on with other
 // chunks meanwhile, and send them when they are made.
 #include <algorithm>
+#include <utility>
 
 #include "common/serving/served_pull.h"
 
