@@ -14,7 +14,8 @@ namespace {
 /// first sender has the first half of the tensors, the second the others.
 struct Parts {
   explicit Parts(const std::string& number_of_buffers, uint64_t seed,
-                 std::vector<std::string> of_second = {}, std::vector<std::string> of_receiver = {})
+                 const std::vector<std::string>& of_second = {},
+                 std::vector<std::string> of_receiver = {})
       : buffers(number_of_buffers), trainer("", kModel, 24, seed) {
     const ChunkTable chunks = *ChunkTable::Create(trainer.layout());
     const uint32_t cut = chunks.first_of_tensor(end(0));
@@ -23,7 +24,7 @@ struct Parts {
       const auto dir = root.path() / fmt::format("node{}", i);
       std::filesystem::create_directories(dir);
       senders.push_back(std::make_unique<SenderProcess>(
-          dir, i == 0 ? std::vector<std::string>{} : std::move(of_second)));
+          dir, i == 0 ? std::vector<std::string>{} : of_second));
       clients.push_back(std::make_unique<TrainerClient>(senders[i]->socket(), kModel));
       REQUIRE(clients[i]
                   ->Register(trainer.layout(), {{"config.json", "{}"}}, {.owned = {owned[i]}})
