@@ -4,33 +4,20 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <utility>
 
-#include "common/base/sync.h"
 #include "common/serving/attachments.h"
+#include "tests/support/bell.h"
 
 namespace deltawire::testing {
 
 inline StatusOr<SenderEvent> NextEvent(Attachments& attachments, uint64_t token) {
-  struct Bell {
-    Mutex mu;
-    CondVar cv;
-    bool rung = false;
-  };
-  // News may still come when this has returned.
   const auto bell = std::make_shared<Bell>();
-  attachments.OnNews(token, [bell] {
-    std::lock_guard lock(bell->mu);
-    bell->rung = true;
-    bell->cv.notify_all();
-  });
+  attachments.OnNews(token, [bell] { bell->Ring(); });
   while (true) {
     DW_ASSIGN_OR_RETURN(Attachments::Due due, attachments.TakeEvent(token));
     if (due.event) return *std::move(due.event);
-    std::unique_lock lock(bell->mu);
-    bell->cv.wait_until(lock, due.again, [&] { return bell->rung; });
-    bell->rung = false;
+    bell->WaitUntil(due.again);
   }
 }
 
