@@ -101,32 +101,28 @@ void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
 }
 
 // Reads one stream to its end. `seen`: the last state printed, not printed again after a reconnect.
-Status Follow(Lines& lines, Sender& sender, const std::string& model, Identity* seen) {
-  v1::WatchSenderVersionsRequest request;
+template <typename Request, typename Message, typename Daemon>
+Status FollowStream(Lines& lines, Daemon& daemon, const std::string& model, Identity* seen) {
+  Request request;
   request.set_model(model);
   grpc::ClientContext context;
-  auto stream = sender.stub->WatchVersions(&context, request);
-  v1::VersionInfo v;
-  while (stream->Read(&v)) {
-    const Identity now = FromProto(v.id());
+  auto stream = daemon.stub->WatchVersions(&context, request);
+  Message message;
+  while (stream->Read(&message)) {
+    const Identity now = FromProto(message.id());
     if (now == *seen) continue;
-    Show(lines, model, v, std::exchange(*seen, now));
+    Show(lines, model, message, std::exchange(*seen, now));
   }
-  return Check(stream->Finish(), Sender::kName, sender.address);
+  return Check(stream->Finish(), Daemon::kName, daemon.address);
+}
+
+Status Follow(Lines& lines, Sender& sender, const std::string& model, Identity* seen) {
+  return FollowStream<v1::WatchSenderVersionsRequest, v1::VersionInfo>(lines, sender, model, seen);
 }
 
 Status Follow(Lines& lines, Receiver& receiver, const std::string& model, Identity* seen) {
-  v1::WatchReceiverVersionsRequest request;
-  request.set_model(model);
-  grpc::ClientContext context;
-  auto stream = receiver.stub->WatchVersions(&context, request);
-  v1::CommitInfo c;
-  while (stream->Read(&c)) {
-    const Identity now = FromProto(c.id());
-    if (now == *seen) continue;
-    Show(lines, model, c, std::exchange(*seen, now));
-  }
-  return Check(stream->Finish(), Receiver::kName, receiver.address);
+  return FollowStream<v1::WatchReceiverVersionsRequest, v1::CommitInfo>(lines, receiver, model,
+                                                                        seen);
 }
 
 template <typename Daemon>

@@ -494,19 +494,6 @@ Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
   return absl::OkStatus();
 }
 
-std::optional<Commit> Replica::WaitCommit(uint64_t seen, const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  while (!stopping_) {
-    if (last_commit_ && last_commit_->serial > seen) return last_commit_;
-    cv_.wait_for(lock, kSlice);
-    lock.unlock();
-    const bool left = gone();
-    lock.lock();
-    if (left) return std::nullopt;
-  }
-  return std::nullopt;
-}
-
 StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
   std::lock_guard lock(mu_);
   if (stopping_) return Stopping("receiver");

@@ -165,10 +165,8 @@ class Replica {
   /// to change the only weight file, it waits for the commit, however many pulls that takes.
   /// kCancelled when the caller has gone; the replica is paused all the same.
   Status SetPaused(bool paused, const std::function<bool()>& gone);
-  /// Blocks until a commit has a serial above `seen`; a commit taken up at the start has serial 1.
-  /// nullopt when the caller has gone or the replica stops. For callers with a thread of their own.
-  std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
-  /// The same without waiting; nullopt: none yet. An error: the replica stops.
+  /// The last commit, if its serial is above `seen`; a commit taken up at the start has serial 1.
+  /// Does not block. An error: the replica stops.
   StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
   /// `news` is called, without a lock, when CommitAfter may have something; see Listeners.
   [[nodiscard]] Listeners::Listener OnCommit(std::function<void()> news) {

@@ -44,7 +44,6 @@ class Flows {
   double amount_used(size_t resource) const { return resources_[resource].used; }
   /// Seconds in which anybody used the resource.
   double busy_seconds(size_t resource) const { return resources_[resource].busy; }
-  size_t resources() const { return resources_.size(); }
   /// Parts of the work a second, now; for tests.
   double pace(size_t work) const { return works_[work].pace; }
 

@@ -104,8 +104,7 @@ void Attachments::Wake() {
   cv_.notify_all();
 }
 
-void Attachments::Wake(Attached& a, News& news) {
-  a.wake->notify_all();
+void Attachments::Wake(const Attached& a, News& news) {
   if (a.news != nullptr) news.push_back(a.news);
 }
 
@@ -115,7 +114,7 @@ void Attachments::Call(const News& news) {
 
 void Attachments::Erase(Entry entry, News& news) {
   const Attached& a = entry->second;
-  Wake(entry->second, news);
+  Wake(a, news);
   Tell(a.model, Of::kReceivers, news);
   Wake();
   by_name_.erase({a.model, a.id});
@@ -369,23 +368,6 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   return due;
 }
 
-StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
-  std::unique_lock lock(mu_);
-  while (true) {
-    News news;
-    auto due = Take(token, news);
-    if (!news.empty()) {
-      lock.unlock();
-      Call(news);
-      lock.lock();
-    }
-    if (!due.ok()) return due.status();
-    if (due->event) return *due->event;
-    const std::shared_ptr<CondVar> wake = attached_.at(token).wake;  // outlives the attachment
-    wake->wait_until(lock, due->again);
-  }
-}
-
 std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const {
   std::lock_guard lock(mu_);
   std::vector<ReceiverView> all;
@@ -497,7 +479,7 @@ void Attachments::Stop(const Status& why) {
   {
     std::lock_guard lock(mu_);
     stopped_.Update(why);
-    for (auto& [token, a] : attached_) Wake(a, news);
+    for (const auto& [token, a] : attached_) Wake(a, news);
     Tell("", Of::kVersions, news);
     Wake();
   }

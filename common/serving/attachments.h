@@ -79,9 +79,9 @@ class MemberObserver {
 class SiteObserver {
  public:
   virtual ~SiteObserver() = default;
-  /// One has reported. `changed`: it is its first report, or says another thing than the one before
-  /// about whom the receiver follows or whether it can serve. Before its first event goes down, it
-  /// has been told of.
+  /// A receiver has reported; the observer hears so before the receiver's first event goes down.
+  /// `changed`: this is its first report, or it follows somebody else than before, or whether it
+  /// can serve has changed.
   virtual void SiteReported(const std::string& model, bool changed) = 0;
   virtual void SiteGone(const std::string& model) = 0;
 };
@@ -112,8 +112,8 @@ class Attachments {
   void Publish(const std::string& model, const VersionInfo& info, bool in_order = false);
   /// What events say of the relay that serves `model`, from the next one on.
   void SetRelay(const std::string& model, const RelayNews& relay);
-  /// What events say of the version that is coming. A version is told of at once, and that none is
-  /// coming any more with the next event.
+  /// What events say of the version that is coming. Receivers hear at once of a version that comes,
+  /// but only with their next event that none is coming any more.
   void SetIncoming(const std::string& model, const IncomingNews& incoming);
   /// `model` is not registered any more.
   void Forget(const std::string& model);
@@ -132,13 +132,13 @@ class Attachments {
   using OnCommitted =
       std::function<void(const std::string& model, const Identity& id, const PullStats& pull)>;
   void SetOnCommitted(OnCommitted committed) { on_committed_ = std::move(committed); }
-  /// What receivers of `model` are told as members of groups, by id, attached or not. Whose word is
-  /// another than before gets an event at once; each further event repeats it.
+  /// What receivers of `model` are told as members of groups, by id, attached or not. A receiver
+  /// whose word has changed gets an event at once, and each further event repeats the word.
   void SetWords(const std::string& model, std::map<std::string, GroupWord> words);
   /// Set once, before Attach and SetWords; it outlives this.
   void SetMemberObserver(MemberObserver* observer) { observer_ = observer; }
-  /// Whom the receivers of `model` that say a site are to follow, by id. One whose assignment is
-  /// another than before gets an event at once; each further event repeats it.
+  /// Whom the receivers of `model` that say a site are to follow, by id. A receiver whose
+  /// assignment has changed gets an event at once, and each further event repeats the assignment.
   void SetAssignments(const std::string& model, const std::map<std::string, Assignment>& all);
   /// Set once, before Attach and SetAssignments; it outlives this. Receivers that say a site and
   /// have no assignment are told from then on that none is decided yet.
@@ -152,10 +152,8 @@ class Attachments {
   /// stopping.
   StatusOr<Due> TakeEvent(uint64_t token);
   /// `news` is called, from any thread and without a lock, when TakeEvent should be asked again
-  /// earlier than it said. Once that may be after Detach.
+  /// earlier than it said. One such call may still come after Detach.
   void OnNews(uint64_t token, std::function<void()> news);
-  /// Blocks until there is an event; for callers with a thread of their own.
-  StatusOr<SenderEvent> NextEvent(uint64_t token);
 
   std::vector<ReceiverView> Receivers(const std::string& model) const;
   size_t attached(const std::string& model) const;  ///< receivers
@@ -203,7 +201,7 @@ class Attachments {
     kReceivers,  ///< that, and receivers that come, go or commit
   };
   /// `news` is called, from any thread and without a lock, when there may be something new of the
-  /// model, until the result is dropped, and once that may be afterwards; also when this stops.
+  /// model, also when this stops. When the result has been dropped, one last call may still come.
   using Listener = std::shared_ptr<const std::function<void()>>;
   [[nodiscard]] Listener Listen(const std::string& model, Of what, std::function<void()> news);
 
@@ -215,9 +213,7 @@ class Attachments {
     std::string model, id, peer, principal;
     SiteOffer offer;
     Assignment assignment{.upstreams = {}, .undecided = true};
-    bool reassigned = false;  // since the last event that was sent down
-    // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
-    std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
+    bool reassigned = false;                            // since the last event that was sent down
     std::shared_ptr<const std::function<void()>> news;  // null until OnNews
     SteadyClock::time_point since, heard, acknowledged;
     ReceiverReport report;
@@ -239,7 +235,8 @@ class Attachments {
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
                            const std::string& principal, const SiteOffer& offer, News& news);
   void Wake();  // wakes TriggerSync. REQUIRES (here and below): mu_ held
-  static void Wake(Attached& a, News& news);
+  /// Adds the callback by which this receiver's events are asked for.
+  static void Wake(const Attached& a, News& news);
   /// Adds the listeners whom a change concerns; an empty model stands for all.
   void Tell(const std::string& model, Of what, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;

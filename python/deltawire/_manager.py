@@ -268,18 +268,18 @@ class WeightManager:
         sender on each node: then `node_ranks` are the job's ranks on this node, the manager's
         `rank` and `world` count these ranks, and a receiver follows all senders. A node whose ranks
         hold only copies needs no sender: give an empty list there. `models`: the model chunks,
-        wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
-        with the same methods. `hf_dir`: the HF model directory; config.json is enough, and if it
-        has weights, their names, order, shapes and dtypes are used. `parallel`: settings that
-        override those of the models (docs/model_families.md). `families`: directories of further
-        families.
-        `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
-        talks to the sender (make its manager with rank 0 of world 1). A rank that fails before the
-        gather, as the root where no sender answers, is an error for all, and the next version may be
-        gathered; one that fails within it ends the group (give another `job`). `attempt`: a number that ties
-        the parts of several senders together, the same on every rank of the job and different for
-        each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
-        draws it and torch.distributed hands it to the others, so every rank must make the call.
+        wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object with the same
+        methods. `hf_dir`: the HF model directory; config.json is enough, and if it has weights,
+        their names, order, shapes and dtypes are used. `parallel`: settings that override those of
+        the models (docs/model_families.md). `families`: directories of further families. `gather`:
+        for ranks that do not share the sender's memory; then only the rank `gather.root` talks to
+        the sender (make its manager with rank 0 of world 1). If a rank fails before the gather, as
+        the root does where no sender answers, all ranks get the error, and the next version may be
+        gathered; if one fails within it, the group ends (give another `job`). `attempt`: a number
+        that ties the parts of several senders together, the same on every rank of the job and
+        different for each offload. Without it, the sender draws one; but with `node_ranks` the
+        job's first rank draws it and torch.distributed hands it to the others, so every rank must
+        make the call.
 
         The first call plans, proves that the ranks' shards make up every byte exactly once, and
         registers the model. Before the first byte each rank's parameters are compared with the plan;

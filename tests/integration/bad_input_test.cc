@@ -1,7 +1,6 @@
 // Bad input of every kind: garbage on the bulk port, offloads that cannot be, a trainer that dies,
 // too little memory, options that do not work. Each must give a clear error; the other side keeps
 // running, and nothing that was published is lost.
-#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
@@ -15,6 +14,7 @@
 #include "common/wire/messages.h"
 #include "common/wire/wire_versions.h"
 #include "tests/support/daemons.h"
+#include "tests/support/tcp.h"
 
 namespace deltawire::testing {
 namespace {
@@ -26,13 +26,9 @@ class RawStream {
  public:
   explicit RawStream(uint16_t port) {
     fd_ = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     timeval timeout{.tv_sec = 20, .tv_usec = 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
-    REQUIRE(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+    REQUIRE(ConnectHere(fd_, port));
   }
   ~RawStream() { close(fd_); }
 

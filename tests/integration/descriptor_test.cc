@@ -1,6 +1,5 @@
 // Daemons that run out of descriptors, or get thousands of connections that send nothing or
 // garbage: they stay up, and when those connections are gone they serve as before.
-#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -13,6 +12,7 @@
 #include <random>
 
 #include "tests/support/daemons.h"
+#include "tests/support/tcp.h"
 
 namespace deltawire::testing {
 namespace {
@@ -53,11 +53,7 @@ class Crowd {
     // The timeout keeps a full queue from holding up the test.
     const timeval most{2, 0};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port_);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) return;
+    if (!ConnectHere(fd, port_)) return;
     if (!bytes.empty()) send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   void Leave() {

@@ -213,8 +213,7 @@ TEST_CASE(
   for (const uint16_t at : {port, control_port}) {
     for (int i = 0; i < 200; ++i) {
       const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      const sockaddr_in to = Address("127.0.0.1", at);
-      if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) break;
+      if (!ConnectHere(fd, at)) break;
       if (i % 2 == 0) (void)!send(fd, "\x16\x03\x01rubbish", 10, MSG_NOSIGNAL);
       silent.push_back(fd);
     }

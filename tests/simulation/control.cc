@@ -9,6 +9,7 @@
 #include "common/base/sync.h"
 #include "tests/simulation/decided.h"
 #include "tests/simulation/planted.h"
+#include "tests/support/next_event.h"
 
 namespace deltawire::simulation {
 namespace {
@@ -252,7 +253,7 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& ho
     attachments.Detach(token);
   });
   while (true) {
-    const StatusOr<SenderEvent> event = attachments.NextEvent(*token);
+    const StatusOr<SenderEvent> event = testing::NextEvent(attachments, *token);
     if (!event.ok()) break;
     auto down =
         std::make_shared<const Down>(Down{.event = {.number = event->number,

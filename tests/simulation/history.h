@@ -14,19 +14,29 @@ namespace deltawire::simulation {
 /// Bugs that the simulation must find, planted from outside (planted.h).
 enum class Plant : uint8_t {
   kNone,
-  kSkipDigest,      ///< an arriving chunk is accepted whatever its digest
-  kNumbersOnly,     ///< a follower compares only (epoch, version)
-  kInPlace,         ///< the buffer changes while a reader has it open
-  kForgetUnknown,   ///< a chunk is not marked unknown before it changes
-  kDropAttempt,     ///< parts of different attempts are combined into one version
-  kEarlyCommit,     ///< a member commits what its group has not decided on
-  kForgetDecision,  ///< a restarted sender does not know what its group decided
-  kEndAbandoned,    ///< a sender ends pulls of what it gave up as if that had been published
+  kSkipDigest,
+  kNumbersOnly,
+  kInPlace,
+  kForgetUnknown,
+  kDropAttempt,
+  kEarlyCommit,
+  kForgetDecision,
+  kEndAbandoned,
 };
-inline constexpr Plant kPlants[] = {
-    Plant::kSkipDigest,  Plant::kNumbersOnly, Plant::kInPlace,        Plant::kForgetUnknown,
-    Plant::kDropAttempt, Plant::kEarlyCommit, Plant::kForgetDecision, Plant::kEndAbandoned};
-std::string_view ToString(Plant plant);
+struct PlantedBug {
+  Plant plant = Plant::kNone;
+  std::string_view name, what;
+};
+inline constexpr PlantedBug kPlantedBugs[] = {
+    {Plant::kSkipDigest, "skip-digest", "an arriving chunk is accepted whatever its digest"},
+    {Plant::kNumbersOnly, "numbers-only", "a follower compares only epoch and version"},
+    {Plant::kInPlace, "in-place", "the buffer changes while a reader has it open"},
+    {Plant::kForgetUnknown, "forget-unknown", "a chunk is not marked unknown before it changes"},
+    {Plant::kDropAttempt, "drop-attempt", "parts of two attempts are joined in one version"},
+    {Plant::kEarlyCommit, "early-commit", "a member commits before its group has decided"},
+    {Plant::kForgetDecision, "forget-decision", "a restarted sender forgets its group's decision"},
+    {Plant::kEndAbandoned, "end-abandoned", "pulls of what was given up end as if published"},
+};
 
 struct HistoryOptions {
   uint64_t seed = 1;

@@ -15,6 +15,7 @@
 #include "tests/simulation/planted.h"
 #include "tests/simulation/published.h"
 #include "tests/simulation/trainer.h"
+#include "tests/support/next_commit.h"
 
 namespace deltawire::simulation {
 namespace {
@@ -174,7 +175,7 @@ std::string ReceiverNode::CheckKept() const {
 
 void ReceiverNode::WatchCommits(receiver::Replica& replica) {
   uint64_t seen = 0;
-  while (const auto commit = replica.WaitCommit(seen, [this] { return stopping_; })) {
+  while (const auto commit = testing::NextCommit(replica, seen, [this] { return stopping_; })) {
     seen = commit->serial;
     const Identity& id = commit->id;
     if (!ledger_.IsOffered(id.id.version, id.root)) {

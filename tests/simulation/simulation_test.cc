@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -47,7 +46,39 @@ struct Totals {
   uint64_t first_failed = 0;
 };
 
+std::string_view NameOf(Plant plant) {
+  for (const PlantedBug& bug : kPlantedBugs) {
+    if (bug.plant == plant) return bug.name;
+  }
+  return "none";
+}
+
 std::string Directory() { return fmt::format("/dev/shm/deltawire-simulation-{}", ::getpid()); }
+
+HistoryOptions OptionsOf(const Arguments& arguments, uint64_t seed) {
+  return {.seed = seed,
+          .plant = arguments.plant,
+          .trace = arguments.trace,
+          .readers = arguments.readers,
+          .zombies = arguments.zombies,
+          .groups = arguments.groups,
+          .relays = arguments.relays,
+          .agents = arguments.agents,
+          .directory = Directory()};
+}
+
+/// The command that runs one history again. Each of these arguments makes another history.
+std::string Replay(const Arguments& arguments, uint64_t seed) {
+  std::string command = fmt::format("simulation_test --seed {} --trace", seed);
+  if (arguments.groups) command += " --groups";
+  if (arguments.relays) command += " --relays";
+  if (arguments.agents) command += " --agents";
+  if (!arguments.readers) command += " --no-readers";
+  if (!arguments.zombies) command += " --no-zombies";
+  if (arguments.plant != Plant::kNone)
+    command += fmt::format(" --plant {}", NameOf(arguments.plant));
+  return command;
+}
 
 /// Runs in a child: writes each seed's result as one line to `out`.
 void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int out) {
@@ -57,15 +88,7 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
     ::setitimer(ITIMER_PROF, &computed, nullptr);
     ::alarm(kLongestWaited);
     ::dprintf(out, "begin %llu\n", static_cast<unsigned long long>(seed));
-    const HistoryResult r = RunHistory({.seed = seed,
-                                        .plant = arguments.plant,
-                                        .trace = arguments.trace,
-                                        .readers = arguments.readers,
-                                        .zombies = arguments.zombies,
-                                        .groups = arguments.groups,
-                                        .relays = arguments.relays,
-                                        .agents = arguments.agents,
-                                        .directory = Directory()});
+    const HistoryResult r = RunHistory(OptionsOf(arguments, seed));
     if (!r.failure.empty()) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
                    r.failure.c_str());
@@ -154,11 +177,9 @@ int RunAll(const Arguments& arguments) {
       totals.histories, arguments.first, seconds(),
       60.0 * static_cast<double>(totals.histories) / seconds(), totals.steps,
       totals.virtual_seconds, totals.publishes, totals.commits, totals.rounds, totals.ahead,
-      totals.early, totals.passes, ToString(arguments.plant), totals.failed);
+      totals.early, totals.passes, NameOf(arguments.plant), totals.failed);
   if (totals.failed > 0) {
-    fmt::print("replay: simulation_test --seed {}{}{} --trace\n", totals.first_failed,
-               arguments.plant == Plant::kNone ? "" : " --plant ",
-               arguments.plant == Plant::kNone ? "" : ToString(arguments.plant));
+    fmt::print("replay: {}\n", Replay(arguments, totals.first_failed));
   }
   // With a planted bug, a failure is a success.
   return (totals.failed > 0) == (arguments.plant == Plant::kNone) ? 1 : 0;
@@ -166,15 +187,7 @@ int RunAll(const Arguments& arguments) {
 
 int RunOne(const Arguments& arguments) {
   if (arguments.trace) spdlog::set_level(spdlog::level::debug);
-  const HistoryResult r = RunHistory({.seed = arguments.first,
-                                      .plant = arguments.plant,
-                                      .trace = arguments.trace,
-                                      .readers = arguments.readers,
-                                      .zombies = arguments.zombies,
-                                      .groups = arguments.groups,
-                                      .relays = arguments.relays,
-                                      .agents = arguments.agents,
-                                      .directory = Directory()});
+  const HistoryResult r = RunHistory(OptionsOf(arguments, arguments.first));
   fmt::print(
       "seed {}: hash {:016x}, {} steps, {:.3f} virtual seconds, {} publishes, {} commits, "
       "{} passes\n{}\n",
@@ -183,30 +196,78 @@ int RunOne(const Arguments& arguments) {
   return r.failure.empty() ? 0 : 1;
 }
 
-void Declare(CLI::App& app, Arguments& out) {
-  std::map<std::string, Plant> plants;
-  for (const Plant p : kPlants) plants[std::string(ToString(p))] = p;
-  auto* one = app.add_option("--seed", out.first, "One history");
-  app.add_flag("--trace", out.trace, "... step by step, on standard error")->needs(one);
-  auto* seeds = app.add_option_function<std::vector<uint64_t>>(
-      "--seeds",
-      [&out](const std::vector<uint64_t>& range) {
-        out.first = range[0];
-        out.count = range[1];
-      },
-      "FIRST:COUNT, all of these");
-  seeds->delimiter(':')->expected(2)->type_name("FIRST:COUNT")->excludes(one);
-  app.add_option("--seconds", out.seconds, "As many as that time allows; default: 60")
-      ->excludes(one);
-  app.add_option("--plant", out.plant, "Put a bug in, which is to be found")
-      ->transform(CLI::CheckedTransformer(plants, CLI::ignore_case));
-  app.add_flag("!--no-readers", out.readers, "No plain readers");
-  app.add_flag("!--no-zombies", out.zombies, "No ranks that stop and write on later");
-  auto* groups =
-      app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
-  app.add_flag("--relays", out.relays, "Receivers behind others in each world")->excludes(groups);
-  app.add_flag("--agents", out.agents, "Two senders in each world, each with a part of the model")
-      ->excludes(groups);
+// In the help, the column in which descriptions stand, and where those of planted bugs do.
+constexpr size_t kHelpColumn = 24;
+constexpr size_t kBugColumn = 18;
+
+CLI::Option* Number(CLI::App& app, const std::string& name, auto* target, const char* type,
+                    const std::string& what) {
+  return app.add_option(name, *target, what)->option_text(type);
+}
+
+CLI::Option* Switch(CLI::App& app, const std::string& name, bool* target, bool to,
+                    const std::string& what) {
+  // The text that CLI11 would make of needs and excludes stands in `what`.
+  return app
+      .add_flag_callback(
+          name, [target, to] { *target = to; }, what)
+      ->option_text(" ");
+}
+
+void DeclareHistories(CLI::App& app, Arguments& out) {
+  auto* one = Number(app, "--seed", &out.first, "N", "one history");
+  Switch(app, "--trace", &out.trace, true, "with --seed: each step, on standard error")->needs(one);
+  app.add_option_function<std::vector<uint64_t>>(
+         "--seeds",
+         [&out](const std::vector<uint64_t>& range) {
+           out.first = range[0];
+           out.count = range[1];
+         },
+         "COUNT histories, from that of the seed FIRST")
+      ->delimiter(':')
+      ->expected(2)
+      ->excludes(one)
+      ->option_text("FIRST:COUNT");
+  Number(app, "--seconds", &out.seconds, "S", "as many as that time allows [60]")->excludes(one);
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_name() != "--help") option->group("Which histories");
+  }
+}
+
+void DeclareWorlds(CLI::App& app, Arguments& out) {
+  constexpr const char* kGroup = "In every world";
+  auto* groups = Switch(app, "--groups", &out.groups, true,
+                        "one sender, whose receivers are a group (without the next two)");
+  groups->group(kGroup);
+  Switch(app, "--relays", &out.relays, true, "receivers behind others")
+      ->excludes(groups)
+      ->group(kGroup);
+  Switch(app, "--agents", &out.agents, true, "two senders, each with a part of the model")
+      ->excludes(groups)
+      ->group(kGroup);
+  Switch(app, "--no-readers", &out.readers, false, "no plain readers")->group(kGroup);
+  Switch(app, "--no-zombies", &out.zombies, false, "no ranks that stop and write on later")
+      ->group(kGroup);
+}
+
+void DeclarePlant(CLI::App& app, Arguments& out) {
+  std::string what = "a planted bug, which must be found:";
+  for (const PlantedBug& bug : kPlantedBugs) {
+    what += fmt::format("\n{:{}}{}", bug.name, kBugColumn, bug.what);
+  }
+  app.add_option_function<std::string>(
+         "--plant",
+         [&out](const std::string& name) {
+           for (const PlantedBug& bug : kPlantedBugs) {
+             if (bug.name == name) out.plant = bug.plant;
+           }
+           if (out.plant == Plant::kNone) {
+             throw CLI::ValidationError("--plant", fmt::format("there is no bug \"{}\"", name));
+           }
+         },
+         what)
+      ->option_text("BUG")
+      ->group("Planted");
 }
 
 }  // namespace
@@ -220,8 +281,12 @@ int main(int argc, char** argv) {
   ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 512 << 20);
   Arguments arguments;
-  CLI::App app("Histories of the real sender and receiver on virtual time.");
-  Declare(app, arguments);
+  CLI::App app(
+      "Histories of the real sender and receiver on virtual time, each drawn from a seed.");
+  app.get_formatter()->column_width(kHelpColumn);
+  DeclareHistories(app, arguments);
+  DeclareWorlds(app, arguments);
+  DeclarePlant(app, arguments);
   CLI11_PARSE(app, argc, argv);
   arguments.one = app.count("--seed") > 0;
   if (!arguments.one && arguments.count == 0 && arguments.seconds == 0) arguments.seconds = 60;

@@ -448,28 +448,4 @@ HistoryResult RunHistory(const HistoryOptions& options) {
   return result;
 }
 
-std::string_view ToString(Plant plant) {
-  switch (plant) {
-    case Plant::kNone:
-      return "none";
-    case Plant::kSkipDigest:
-      return "skip-digest";
-    case Plant::kNumbersOnly:
-      return "numbers-only";
-    case Plant::kInPlace:
-      return "in-place";
-    case Plant::kForgetUnknown:
-      return "forget-unknown";
-    case Plant::kDropAttempt:
-      return "drop-attempt";
-    case Plant::kEarlyCommit:
-      return "early-commit";
-    case Plant::kForgetDecision:
-      return "forget-decision";
-    case Plant::kEndAbandoned:
-      return "end-abandoned";
-  }
-  return "?";
-}
-
 }  // namespace deltawire::simulation

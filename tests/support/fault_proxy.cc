@@ -76,8 +76,7 @@ void FaultProxy::Accept() {
     if (receiver < 0) return;
     Reap(false);
     const int sender = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const sockaddr_in to = Address("127.0.0.1", port_);
-    if (connect(sender, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+    if (!ConnectHere(sender, port_)) {
       close(receiver);
       close(sender);
       continue;

@@ -2,23 +2,17 @@
 // connection. Errors: "", or no descriptor.
 #pragma once
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-
 #include <string>
 
 #include "common/base/unique_fd.h"
+#include "tests/support/tcp.h"
 
 namespace deltawire::testing {
 
 /// Asks, and leaves the answer to the caller.
 inline UniqueFd SendGet(uint16_t port, const std::string& path) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return UniqueFd();
+  if (!ConnectHere(fd.get(), port)) return UniqueFd();
   const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
   send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
   return fd;

@@ -68,11 +68,10 @@ void Proxy::Accept() {
     if (receiver < 0) return;
     const int sender = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(sender, SOL_SOCKET, SO_RCVBUF, &kBuffer, sizeof kBuffer);
-    const sockaddr_in to = Address("127.0.0.1", port_);
     std::lock_guard lock(mu_);
     sockets_.push_back(receiver);
     sockets_.push_back(sender);
-    if (connect(sender, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+    if (!ConnectHere(sender, port_)) {
       shutdown(receiver, SHUT_RDWR);
       continue;
     }

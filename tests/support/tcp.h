@@ -1,4 +1,4 @@
-// IPv4 sockets for the tests' proxies. Owner: none; free functions. Threads: any. Cost: system
+// IPv4 sockets for tests. Owner: none; free functions. Threads: any. Cost: system
 // calls. Errors: std::runtime_error.
 #pragma once
 
@@ -17,6 +17,12 @@ inline sockaddr_in Address(const char* host, uint16_t port) {
   a.sin_port = htons(port);
   inet_pton(AF_INET, host, &a.sin_addr);
   return a;
+}
+
+/// Connects a new socket to a port of this machine; false if that fails.
+inline bool ConnectHere(int fd, uint16_t port) {
+  const sockaddr_in to = Address("127.0.0.1", port);
+  return connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
 }
 
 /// Binds the new socket `listener` and listens; throws if that fails. Returns the port, which the

@@ -113,14 +113,15 @@ class Attachment:
         return plan
 
     def _find_in_second(self, plan: Plan | None, why: str) -> Plan:
-        """Another plan where the loader alone does not show what is in memory. `plan`: what the
-        loader showed, and `why` that was refused."""
+        """Makes another plan where the loader alone does not show what is in memory. `plan`: what
+        the loader showed; `why`: the reason for which that was refused."""
         every = range(len(self.tensors))
         chosen: set[int] = set(every)
         if plan is not None and (self._different or plan.groups):
             names = set(self._different)
             wrong = {t for t in every if self.tensors[t][0] in names}
-            # What lies beside them has the same bits as before by chance, e.g. zeros.
+            # Tensors that share memory with these are followed too: their bits may be the expected
+            # ones by chance, as zeros are.
             places = {box.storage for box in plan.boxes if box.tensor in wrong}
             chosen = wrong | {t for group in plan.groups for t in group.tensors} | {
                 box.tensor for box in plan.boxes if box.storage in places}
@@ -200,7 +201,7 @@ class Attachment:
         storages = [(s.named(), s.keeper.untyped_storage().data_ptr(), s.nbytes)
                     for s in self.storages]
         if device is not None:
-            # What else the model holds may be elsewhere, and no box is about it.
+            # The model's other storages may be on other devices; no box is in them.
             storages = [storage if s.keeper.device == device else (storage[0], 0, 0)
                         for storage, s in zip(storages, self.storages)]
             current = torch.cuda.current_stream(device)

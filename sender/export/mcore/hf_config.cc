@@ -112,11 +112,6 @@ StatusOr<HfConfig> HfConfig::Open(const std::filesystem::path& dir) {
   return config;
 }
 
-bool HfConfig::PerLayer(std::string_view name) {
-  const std::string_view suffix = SplitSuffix(name).second;
-  return !suffix.empty() && suffix != "given";
-}
-
 std::optional<double> HfConfig::Field(std::string_view name, uint32_t layer) const {
   const auto [field, suffix] = SplitSuffix(name);
   const Json* value = tree_->Find(field);

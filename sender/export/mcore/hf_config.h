@@ -35,8 +35,6 @@ class HfConfig {
   ///   X.has        1 when the list X contains the number `layer`
   ///   X.at         X[layer] of a list of numbers (0 beyond its end), else X itself
   std::optional<double> Field(std::string_view name, uint32_t layer) const;
-  /// Whether a field's value depends on the layer.
-  static bool PerLayer(std::string_view name);
 
  private:
   struct Tree;

@@ -17,6 +17,8 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/support/tcp.h"
+
 namespace deltawire {
 namespace {
 
@@ -24,11 +26,7 @@ using namespace std::chrono_literals;
 
 UniqueFd Dial(uint16_t port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+  REQUIRE(testing::ConnectHere(fd.get(), port));
   return fd;
 }
 
@@ -79,11 +77,7 @@ TEST_CASE("connections are handed over until Stop") {
   CHECK(keeper.WaitKept(20));
   keeper.acceptor->Stop();
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(keeper.port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  CHECK(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0);
+  CHECK_FALSE(testing::ConnectHere(fd, keeper.port));
   close(fd);
 }
 

@@ -62,23 +62,7 @@ TEST_CASE("engine weights on a GPU: deltas reach every place, and are taken back
   const uint32_t device = GENERATE(0u, 1u);
   CAPTURE(device);
   DevicePair p(device);
-  for (uint64_t v = 2; v < 20; ++v) {
-    CAPTURE(v);
-    const auto before = p.now;
-    p.Publish(FakeAgent::Step(p.now, v));
-    const UpdateInfo info = p.Update();
-    CHECK(info.deltas == 1);
-    CHECK(info.chunks_whole == 0);
-    REQUIRE(p.Holds(p.now));
-    const auto checked = p.weights->Check();
-    REQUIRE(checked.ok());
-    CHECK(checked->different.empty());
-    if (v % 5 != 0) continue;
-    REQUIRE(p.weights->Rollback() == absl::OkStatus());
-    REQUIRE(p.Holds(before));
-    p.Update();
-    REQUIRE(p.Holds(p.now));
-  }
+  FollowDeltas(p, 19);
 }
 
 TEST_CASE("engine weights on a GPU: a chain of deltas goes forth and back at once") {

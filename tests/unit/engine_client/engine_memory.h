@@ -6,27 +6,10 @@
 #include <vector>
 
 #include "receiver/engine_client/engine_weights.h"
+#include "tests/support/strided_runs.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
 namespace deltawire::engine {
-
-/// Calls fn(byte in the tensor, byte in the storage) for every run of a box.
-template <typename Fn>
-void ForEachRunOf(const kernels::StridedCopy& copy, const Fn& fn) {
-  uint64_t runs = 1;
-  for (size_t d = 0; d < copy.dims; ++d) runs *= copy.counts[d];
-  for (uint64_t r = 0; r < runs; ++r) {
-    int64_t src = copy.src_offset, dst = copy.dst_offset;
-    uint64_t rest = r;
-    for (size_t d = copy.dims; d-- > 0;) {
-      const auto digit = static_cast<int64_t>(rest % copy.counts[d]);
-      rest /= copy.counts[d];
-      src += digit * copy.src_strides[d];
-      dst += digit * copy.dst_strides[d];
-    }
-    fn(static_cast<uint64_t>(src), static_cast<uint64_t>(dst));
-  }
-}
 
 /// A box from its fields; `src` and `dst` are its offsets in the tensor and in the storage.
 inline Box MakeBox(uint32_t tensor, uint32_t storage, std::vector<uint64_t> counts, int64_t src,
@@ -68,7 +51,7 @@ struct EngineMemory {
   std::vector<std::vector<std::byte>> With(const receiver::FakeAgent::Chunks& chunks) const {
     auto out = memory;
     for (const Box& box : boxes) {
-      ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
+      testing::ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
         std::memcpy(out[box.storage].data() + dst, chunks[box.tensor].data() + src,
                     box.copy.run_bytes);
       });

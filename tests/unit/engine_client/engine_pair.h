@@ -44,11 +44,38 @@ struct Pair {
     return *info;
   }
 
+  bool Holds(const receiver::FakeAgent::Chunks& chunks) const { return engine.Holds(chunks); }
+
   receiver::RoundRig rig;
   EngineMemory engine;
   std::unique_ptr<EngineWeights> weights;
   receiver::FakeAgent::Chunks now;
   uint64_t version = 0;
 };
+
+/// Publishes versions 2 to `last`, each a delta that reaches the engine's memory; every fifth one
+/// is taken back and applied again. `p`: a Pair, or one whose engine has its memory elsewhere.
+template <typename AnyPair>
+void FollowDeltas(AnyPair& p, uint64_t last) {
+  for (uint64_t v = 2; v <= last; ++v) {
+    CAPTURE(v);
+    const auto before = p.now;
+    p.Publish(receiver::FakeAgent::Step(p.now, v));
+    const UpdateInfo info = p.Update();
+    CHECK(info.deltas == 1);
+    CHECK(info.chunks_whole == 0);
+    CHECK(info.to.id.version == v);
+    CHECK(p.weights->held() == p.rig.buffer->committed());
+    REQUIRE(p.Holds(p.now));
+    CHECK(p.weights->Check()->different.empty());
+    if (v % 5 != 0) continue;
+    REQUIRE(p.weights->Rollback() == absl::OkStatus());
+    REQUIRE(p.Holds(before));
+    CHECK(p.weights->held() == info.from);
+    CHECK(p.weights->Rollback().code() == StatusCode::kFailedPrecondition);
+    p.Update();
+    REQUIRE(p.Holds(p.now));
+  }
+}
 
 }  // namespace deltawire::engine

@@ -27,24 +27,7 @@ TEST_CASE("engine weights: the changes of each delta reach every place that the 
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);
   Pair p(buffers);
-  for (uint64_t v = 2; v < 30; ++v) {
-    CAPTURE(v);
-    const auto before = p.now;
-    p.Publish(FakeAgent::Step(p.now, v));
-    const UpdateInfo info = p.Update();
-    CHECK(info.deltas == 1);
-    CHECK(info.chunks_whole == 0);
-    CHECK(info.to.id.version == v);
-    REQUIRE(p.engine.Holds(p.now));
-    CHECK(p.weights->held() == p.rig.buffer->committed());
-    if (v % 5 != 0) continue;
-    REQUIRE(p.weights->Rollback() == absl::OkStatus());
-    REQUIRE(p.engine.Holds(before));
-    CHECK(p.weights->held() == info.from);
-    CHECK(p.weights->Rollback().code() == StatusCode::kFailedPrecondition);
-    p.Update();
-    REQUIRE(p.engine.Holds(p.now));
-  }
+  FollowDeltas(p, 29);
 }
 
 TEST_CASE("engine weights: one that fell behind takes all deltas at once, and back again") {
@@ -200,7 +183,7 @@ TEST_CASE("engine weights: drift in the engine's memory is found and named") {
   CHECK(parts[0].chunk == 3);
   CHECK(parts[0].bytes == 400);
   auto others = p.now[3];
-  ForEachRunOf(p.engine.boxes[3].copy, [&](uint64_t src, uint64_t) {
+  testing::ForEachRunOf(p.engine.boxes[3].copy, [&](uint64_t src, uint64_t) {
     std::fill_n(others.begin() + static_cast<ptrdiff_t>(src), 20, std::byte{0});
   });
   const kernels::DigestKey key(p.rig.layout.fingerprint().lo);
@@ -260,7 +243,7 @@ TEST_CASE("engine weights: a chunk of which ranks have parts is judged by their 
     binding.boxes.push_back(MakeBox(3, 0, {20}, 0, {50}, 0, {30}, 10));
     binding.boxes.push_back(MakeBox(3, 0, {20}, 30, {50}, 10, {30}, 20));
     for (const Box& box : binding.boxes) {
-      ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
+      testing::ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
         std::memcpy(memory.data() + dst, p.now[3].data() + src, box.copy.run_bytes);
       });
     }

@@ -15,7 +15,7 @@ namespace {
 /// Where each `unit` bytes of the tensor stand in the storage, found by a walk over the box.
 std::map<uint64_t, uint64_t> Walk(const Box& box, uint64_t unit) {
   std::map<uint64_t, uint64_t> places;
-  ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
+  testing::ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
     for (uint64_t at = 0; at < box.copy.run_bytes; at += unit) places[src + at] = dst + at;
   });
   return places;
@@ -51,14 +51,22 @@ Box RandomBox(std::mt19937_64& random) {
   return box;
 }
 
+/// A random box, and what OrderedBox makes of it.
+struct RandomCase {
+  explicit RandomCase(uint64_t seed) : random(seed) {}
+
+  std::mt19937_64 random;
+  const Box box = RandomBox(random);
+  const StatusOr<OrderedBox> ordered = OrderedBox::Create(box, 1 << 16, 1 << 16, 2);
+};
+
 TEST_CASE("layout program: a box finds every byte where a walk over its elements finds it") {
   const uint64_t seed = GENERATE(range(1, 300));
   CAPTURE(seed);
-  std::mt19937_64 random(seed);
-  const Box box = RandomBox(random);
-  const auto ordered = OrderedBox::Create(box, 1 << 16, 1 << 16, 2);
+  const RandomCase c(seed);
+  const StatusOr<OrderedBox>& ordered = c.ordered;
   REQUIRE(ordered.ok());
-  const auto places = Walk(box, 2);
+  const auto places = Walk(c.box, 2);
   CHECK(ordered->first() == places.begin()->first);
   CHECK(ordered->last() == places.rbegin()->first + 2);
   CHECK(ordered->bytes() == 2 * places.size());
@@ -80,20 +88,19 @@ TEST_CASE("layout program: a box finds every byte where a walk over its elements
 TEST_CASE("layout program: the pieces of a box in a range are its bytes there, each once") {
   const uint64_t seed = GENERATE(range(1, 300));
   CAPTURE(seed);
-  std::mt19937_64 random(seed);
-  const Box box = RandomBox(random);
-  const auto ordered = OrderedBox::Create(box, 1 << 16, 1 << 16, 2);
+  RandomCase c(seed);
+  const StatusOr<OrderedBox>& ordered = c.ordered;
   REQUIRE(ordered.ok());
-  CHECK(Walk({0, 0, ordered->copy()}, 2) == Walk(box, 2));
+  CHECK(Walk({0, 0, ordered->copy()}, 2) == Walk(c.box, 2));
   for (int round = 0; round < 20; ++round) {
-    const uint64_t begin = 2 * (random() % (ordered->last() / 2 + 4));
-    const uint64_t end = begin + 2 * (random() % (ordered->last() / 2 + 4));
+    const uint64_t begin = 2 * (c.random() % (ordered->last() / 2 + 4));
+    const uint64_t end = begin + 2 * (c.random() % (ordered->last() / 2 + 4));
     CAPTURE(begin, end);
-    std::map<uint64_t, uint64_t> wanted = Walk(box, 2), found;
+    std::map<uint64_t, uint64_t> wanted = Walk(c.box, 2), found;
     std::erase_if(wanted, [&](const auto& at) { return at.first < begin || at.first >= end; });
     std::vector<kernels::StridedCopy> pieces;
     ordered->Pieces(begin, end, &pieces);
-    CHECK(pieces.size() <= 2 * box.copy.dims + 1);
+    CHECK(pieces.size() <= 2 * c.box.copy.dims + 1);
     for (const kernels::StridedCopy& piece : pieces) {
       for (const auto& [from, to] : Walk({0, 0, piece}, 2)) {
         CHECK(found.emplace(from, to).second);
@@ -138,7 +145,7 @@ TEST_CASE("layout program: boxes are refused exactly where two elements would sh
     const auto inner = static_cast<int64_t>(2 * (1 + below(12)));
     boxes.push_back(MakeBox(t, 0, counts, 0, {100, 8}, static_cast<int64_t>(2 * below(200)),
                             {outer, inner}, 2 * (1 + below(3))));
-    ForEachRunOf(boxes.back().copy, [&](uint64_t, uint64_t dst) {
+    testing::ForEachRunOf(boxes.back().copy, [&](uint64_t, uint64_t dst) {
       for (size_t b = 0; b < boxes.back().copy.run_bytes; ++b) shared |= taken[dst + b]++ > 0;
     });
   }

@@ -1,5 +1,4 @@
 // A PullServer and a PullClient over loopback, with faults on either side.
-#include <arpa/inet.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,11 +24,7 @@ class RawClient {
   /// `buffer`: bytes of the socket's receive buffer; 0 leaves the kernel's default.
   explicit RawClient(uint16_t port, int buffer = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
     if (buffer != 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    REQUIRE(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+    REQUIRE(testing::ConnectHere(fd_, port));
   }
   ~RawClient() { close(fd_); }
   void SendSome(std::string_view bytes) const {

@@ -2,7 +2,6 @@
 // certificates, and what a stream proves of its token.
 #include "common/net/tls.h"
 
-#include <arpa/inet.h>
 #include <openssl/ssl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 
 #include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
+#include "tests/support/tcp.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/net/pull_rig.h"
 
@@ -78,11 +78,7 @@ TEST_CASE("who encrypts is said as the kernel says it") {
   Rig rig(4, Fault::kNone, 10s, TlsOf(authority.Node("sender"), Tls::Side::kServer));
   REQUIRE(PullOver(rig, TlsOf(authority.Node("rollout"), Tls::Side::kClient)) == absl::OkStatus());
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(rig.server->port());
-  inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
-  REQUIRE(connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+  REQUIRE(testing::ConnectHere(fd, rig.server->port()));
   constexpr int kTcpUlp = 31;  // TCP_ULP, which not all headers have
   const bool kernel_has = setsockopt(fd, IPPROTO_TCP, kTcpUlp, "tls", sizeof "tls") == 0;
   close(fd);
@@ -184,11 +180,7 @@ TEST_CASE("a stranger who never stops talking is closed all the same, and others
   for (int i = 0; i < 4; ++i) {  // more than the server has threads
     talkers.emplace_back([&] {
       const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      sockaddr_in at{};
-      at.sin_family = AF_INET;
-      at.sin_port = htons(rig.server->port());
-      inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
-      const bool connected = connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+      const bool connected = testing::ConnectHere(fd, rig.server->port());
       SSL* const ssl = SSL_new(context->context.get());
       SSL_set_fd(ssl, fd);
       bool open = connected && SSL_connect(ssl) == 1;
@@ -209,11 +201,7 @@ TEST_CASE("a client that stops in the middle of its handshake is closed in time"
   const TestAuthority authority(dir.path());
   Rig rig(4, Fault::kNone, 300ms, TlsOf(authority.Node("sender"), Tls::Side::kServer));
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(rig.server->port());
-  inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
-  REQUIRE(connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+  REQUIRE(testing::ConnectHere(fd, rig.server->port()));
   const unsigned char half_a_record[] = {0x16, 0x03, 0x01, 0x02, 0x00, 0x01};
   REQUIRE(send(fd, half_a_record, sizeof half_a_record, MSG_NOSIGNAL) == sizeof half_a_record);
   char byte = 0;

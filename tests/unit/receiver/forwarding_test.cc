@@ -99,7 +99,7 @@ class LocalTransport : public net::PullTransport {
 };
 
 /// The relay as a leaf's upstream.
-class LocalUpstream : public Upstream {
+class LocalUpstream : public RoundUpstream {
  public:
   LocalUpstream(Relay& relay, std::string leaf) : relay_(relay), leaf_(std::move(leaf)) {}
   const std::string& address() const override { return leaf_; }
@@ -128,13 +128,6 @@ class LocalUpstream : public Upstream {
                      .history = ticket.history,
                      .newest = ticket.newest.identity};
   }
-  Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
-                std::function<void(const Status&)>) override {
-    return absl::UnimplementedError("a round does not attach");
-  }
-  void Send(const Report&) override {}
-  void Detach() override {}
-  void Cancel() override {}
 
  private:
   Relay& relay_;

@@ -5,6 +5,7 @@
 #include "common/serving/chunk_bytes.h"
 #include "receiver/relay/relay.h"
 #include "tests/support/bad_memory.h"
+#include "tests/support/next_event.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
 namespace deltawire::receiver {
@@ -264,13 +265,13 @@ TEST_CASE("relay: those who are served hear of an older version that was taken o
   channel.News({.fetching = BufferRig::At(*rig.buffer, 6), .fetched_bytes = 3, .path = {4}});
   const auto token = relay.attachments().Attach("m", "leaf", "peer");
   REQUIRE(token.ok());
-  const auto first = relay.attachments().NextEvent(*token);
+  const auto first = testing::NextEvent(relay.attachments(), *token);
   REQUIRE(first.ok());
   CHECK(first->newest.identity.id.version == 5);
   CHECK(first->relay.fetched_bytes == 3);
   CHECK(first->relay.path == std::vector<uint64_t>{4, 9});
   commit(4);
-  const auto second = relay.attachments().NextEvent(*token);
+  const auto second = testing::NextEvent(relay.attachments(), *token);
   REQUIRE(second.ok());
   CHECK(second->newest.identity.id.version == 4);
 }

@@ -12,6 +12,7 @@
 #include "receiver/buffer_names.h"
 #include "receiver/replica.h"
 #include "tests/support/denied_leases.h"
+#include "tests/support/next_commit.h"
 #include "tests/unit/receiver/replica_rig.h"
 
 namespace deltawire::receiver {
@@ -169,7 +170,7 @@ TEST_CASE("a pause soon after a restart in the middle of an update waits for the
 TEST_CASE("a version whose commit fails behind the weights' name is told of all the same") {
   ReplicaRig s;
   FakeAgent::Chunks chunks = s.Begin({}, 100);
-  const auto first = s.replica->WaitCommit(0, kStays);
+  const auto first = testing::NextCommit(*s.replica, 0, kStays);
   REQUIRE(first);
   const auto list = s.dir.path() / ".deltawire.receiver" / "installed";
   std::filesystem::remove(list);
@@ -177,8 +178,8 @@ TEST_CASE("a version whose commit fails behind the weights' name is told of all 
   chunks = FakeAgent::Step(chunks, 9);
   s.agent().Publish({1, 2}, chunks, 1, 200);
   const auto begin = SteadyClock::now();
-  const auto second = s.replica->WaitCommit(
-      first->serial, [&] { return SteadyClock::now() > begin + seconds(20); });
+  const auto second = testing::NextCommit(*s.replica, first->serial,
+                                          [&] { return SteadyClock::now() > begin + seconds(20); });
   REQUIRE(second);
   CHECK(second->id == s.agent().identity());
   CHECK(s.Holds(chunks));

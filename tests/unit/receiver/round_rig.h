@@ -43,7 +43,19 @@ struct Station {
   std::function<void()> on_run;  ///< when a pull's streams are there, before its chunks
 };
 
-class WatchedUpstream : public Upstream {
+/// An upstream of tests of one round, which does not attach.
+class RoundUpstream : public Upstream {
+ public:
+  Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
+                std::function<void(const Status&)>) override {
+    return absl::UnimplementedError("a round does not attach");
+  }
+  void Send(const Report&) override {}
+  void Detach() override {}
+  void Cancel() override {}
+};
+
+class WatchedUpstream : public RoundUpstream {
  public:
   explicit WatchedUpstream(Station& station) : s_(station), up_(station.agent.MakeUpstream()) {}
   const std::string& address() const override { return up_->address(); }
@@ -63,13 +75,6 @@ class WatchedUpstream : public Upstream {
     if (grant.ok() && s_.says_newest) grant->newest = s_.agent.identity();
     return grant;
   }
-  Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
-                std::function<void(const Status&)>) override {
-    return absl::UnimplementedError("a round does not attach");
-  }
-  void Send(const Report&) override {}
-  void Detach() override {}
-  void Cancel() override {}
 
  private:
   Station& s_;

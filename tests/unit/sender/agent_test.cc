@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/support/next_event.h"
 #include "tests/unit/sender/published_model.h"
 
 namespace deltawire::sender {
@@ -197,7 +198,7 @@ TEST_CASE("agent: a registration that has to wait holds up no other model") {
   const auto token = host.agent().attachments().Attach("n", "r", "p");
   REQUIRE(token.ok());
   host.Publish(1, "n");
-  CHECK(host.agent().attachments().NextEvent(*token).ok());
+  CHECK(testing::NextEvent(host.agent().attachments(), *token).ok());
   CHECK_FALSE(replaced);
   session.reset();
   replaces.join();
@@ -222,7 +223,7 @@ TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
   const auto token = host->agent().attachments().Attach("m", "r", "p");
   REQUIRE(token.ok());
   Thread waits([&] {
-    while (host->agent().attachments().NextEvent(*token).ok()) continue;
+    while (testing::NextEvent(host->agent().attachments(), *token).ok()) continue;
   });
   host->agent().Stop();
   waits.join();

@@ -5,11 +5,13 @@
 #include <catch2/catch.hpp>
 
 #include "common/base/call_end.h"
+#include "tests/support/next_event.h"
 
 namespace deltawire {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::NextEvent;
 
 // No case waits for a silence this long; cases about silence have shorter limits.
 constexpr AttachmentLimits kPatient{.beat = milliseconds(20), .silence = std::chrono::hours(1)};
@@ -28,7 +30,7 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   REQUIRE(token.ok());
   uint64_t number = 0;
   const auto next = [&] {
-    const auto event = a.NextEvent(*token);
+    const auto event = NextEvent(a, *token);
     REQUIRE(event.ok());
     CHECK(event->number == ++number);
     return *event;
@@ -74,10 +76,10 @@ TEST_CASE("attachments: receivers that say a site are told whom to follow, with 
   a.SetAssignments("m", {{"r", told}, {"plain", told}, {"nobody", told}});
   CHECK(news == 1);
   CHECK(a.TakeEvent(*r)->event->assignment == told);
-  CHECK(a.NextEvent(*r)->assignment == told);  // a beat repeats it
   a.SetAssignments("m", {{"r", told}});
   CHECK(news == 1);
-  CHECK_FALSE(a.NextEvent(*plain)->assignment.has_value());
+  CHECK(NextEvent(a, *r)->assignment == told);  // a beat repeats it
+  CHECK_FALSE(NextEvent(a, *plain)->assignment.has_value());
   // What says whether it can serve is a change; what it does is none.
   a.Report(*r, {.phase = ReceiverPhase::kPulling});
   a.Report(*r, {.phase = ReceiverPhase::kPulling, .follows = "10.0.0.2:7710"});
@@ -142,11 +144,11 @@ TEST_CASE("attachments: members of groups are told their word, at once and with 
   const auto r = a.Attach("m", "r", "p"), other = a.Attach("m", "other", "q");
   REQUIRE(r.ok());
   REQUIRE(other.ok());
-  int news = 0;
-  a.OnNews(*r, [&] { ++news; });
   CHECK(a.TakeEvent(*r)->event->group == word);
   CHECK(a.TakeEvent(*other)->event->group.name.empty());
-  CHECK(a.NextEvent(*r)->group == word);  // a beat repeats it
+  CHECK(NextEvent(a, *r)->group == word);  // a beat repeats it
+  int news = 0;
+  a.OnNews(*r, [&] { ++news; });
   a.SetWords("m", {{"r", word}});
   CHECK(news == 0);  // the same word is no news
   word.commit = word.prepare;
@@ -185,8 +187,8 @@ TEST_CASE("attachments: a member that falls silent is gone for its group") {
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  StatusOr<SenderEvent> event = a.NextEvent(*token);
-  while (event.ok()) event = a.NextEvent(*token);
+  StatusOr<SenderEvent> event = NextEvent(a, *token);
+  while (event.ok()) event = NextEvent(a, *token);
   CHECK(event.status().code() == StatusCode::kDeadlineExceeded);
   CHECK(observer.gone == 1);
 }
@@ -258,10 +260,10 @@ TEST_CASE("attachments: a part with equal bytes under another attempt is news") 
   a.Publish("m", info);
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  CHECK(a.NextEvent(*token)->newest.identity.attempt == 5);
+  CHECK(NextEvent(a, *token)->newest.identity.attempt == 5);
   info.identity.attempt = 6;
   a.Publish("m", info);
-  CHECK(a.NextEvent(*token)->newest.identity.attempt == 6);
+  CHECK(NextEvent(a, *token)->newest.identity.attempt == 6);
 }
 
 TEST_CASE("attachments: a long message of a peer is cut to what a person can read") {
@@ -290,7 +292,7 @@ TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") 
   for (uint64_t n = 1; n < 100; ++n)
     a.Report(*token, {.phase = ReceiverPhase::kFailed, .sync_request = n});
   Thread receiver([&] {
-    for (auto event = a.NextEvent(*token); event.ok(); event = a.NextEvent(*token)) {
+    for (auto event = NextEvent(a, *token); event.ok(); event = NextEvent(a, *token)) {
       if (event->sync_request == 0) continue;
       a.Report(*token, {.committed = event->newest.identity,
                         .phase = ReceiverPhase::kCommitted,
@@ -314,11 +316,11 @@ TEST_CASE("attachments: an older version is told of where versions are told of i
   a.Publish("m", Version(5));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  CHECK(a.NextEvent(*token)->newest.identity == Version(5).identity);
+  CHECK(NextEvent(a, *token)->newest.identity == Version(5).identity);
   a.Publish("m", Version(4));  // was overtaken on its way
-  CHECK(a.NextEvent(*token)->newest.identity == Version(5).identity);
+  CHECK(NextEvent(a, *token)->newest.identity == Version(5).identity);
   a.Publish("m", Version(4), true);
-  CHECK(a.NextEvent(*token)->newest.identity == Version(4).identity);
+  CHECK(NextEvent(a, *token)->newest.identity == Version(4).identity);
 }
 
 TEST_CASE("attachments: each event says what the relay said last, until its model is forgotten") {
@@ -329,11 +331,11 @@ TEST_CASE("attachments: each event says what the relay said last, until its mode
   a.SetRelay("m", news);
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  CHECK(a.NextEvent(*token)->relay == news);
-  CHECK(a.NextEvent(*token)->relay == news);  // a beat
+  CHECK(NextEvent(a, *token)->relay == news);
+  CHECK(NextEvent(a, *token)->relay == news);  // a beat
   a.Forget("m");
   a.Publish("m", Version(1));
-  CHECK(a.NextEvent(*token)->relay == RelayNews{});
+  CHECK(NextEvent(a, *token)->relay == RelayNews{});
 }
 
 TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
@@ -344,10 +346,10 @@ TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
   const bool ever = GENERATE(false, true);
   const bool talks_on = GENERATE(false, true);
   CAPTURE(ever, talks_on);
-  StatusOr<SenderEvent> event = a.NextEvent(*token);
+  StatusOr<SenderEvent> event = NextEvent(a, *token);
   if (ever) a.Report(*token, {.event = 1});
   while (event.ok()) {
-    event = a.NextEvent(*token);
+    event = NextEvent(a, *token);
     // Reports that never acknowledge a newer event are no sign that events arrive.
     if (talks_on) a.Report(*token, {.event = ever ? uint64_t{1} : 0});
   }
@@ -364,7 +366,7 @@ TEST_CASE("attachments: a receiver that echoes its events stays") {
   REQUIRE(token.ok());
   const auto until = SteadyClock::now() + 3 * kStrict.silence;
   while (SteadyClock::now() < until) {
-    const auto event = a.NextEvent(*token);
+    const auto event = NextEvent(a, *token);
     REQUIRE(event.ok());
     a.Report(*token, {.event = event->number});
   }
@@ -389,8 +391,8 @@ TEST_CASE("attachments: another peer with the same id is refused while the first
   // A receiver's newer attachment takes the place of its older one.
   const auto again = a.Attach("m", "r", "10.0.0.1:4000");
   REQUIRE(again.ok());
-  CHECK(absl::IsAborted(a.NextEvent(*first).status()));
-  CHECK(a.NextEvent(*again).ok());
+  CHECK(absl::IsAborted(NextEvent(a, *first).status()));
+  CHECK(NextEvent(a, *again).ok());
   a.Detach(*again);
   CHECK(a.Attach("m", "r", "10.0.0.2:4000").ok());
 }
@@ -402,7 +404,7 @@ TEST_CASE("attachments: a name is free when its receiver has been silent") {
   REQUIRE(first.ok());
   const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
   while (!a.Attach("m", "r", "p2").ok()) REQUIRE(SteadyClock::now() < deadline);
-  CHECK(absl::IsAborted(a.NextEvent(*first).status()));
+  CHECK(absl::IsAborted(NextEvent(a, *first).status()));
 }
 
 TEST_CASE("attachments: ids and numbers have limits") {
@@ -473,8 +475,8 @@ TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
   CHECK(absl::IsNotFound(a.TriggerSync("m", {"x"}, false, nullptr, never)));
   CHECK(absl::IsFailedPrecondition(a.TriggerSync("none", {}, false, nullptr, never)));
   Thread receiver([&] {
-    for (StatusOr<SenderEvent> event = a.NextEvent(*token); event.ok();
-         event = a.NextEvent(*token)) {
+    for (StatusOr<SenderEvent> event = NextEvent(a, *token); event.ok();
+         event = NextEvent(a, *token)) {
       if (event->sync_request == 0) continue;
       CHECK(event->force_full);
       a.Report(*token, {.committed = event->newest.identity,

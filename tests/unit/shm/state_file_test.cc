@@ -59,6 +59,15 @@ void Fill(StateFile& state, uint32_t slot, uint64_t version) {
   }
 }
 
+/// A file whose first slot holds version 1.
+void MakeFile(const fs::path& path) {
+  auto state = StateFile::Create(path, kShape);
+  REQUIRE(state.ok());
+  state->BeginWrite(0);
+  Fill(*state, 0, 1);
+  state->FinishWrite(0, At({1, 1}));
+}
+
 TEST_CASE("a new state file claims nothing, and reopens as it was made") {
   const TempDir temp;
   const fs::path path = temp.path() / "state";
@@ -226,13 +235,7 @@ TEST_CASE("a reader sees ids, a write that begins, and a file that was replaced"
 TEST_CASE("Open refuses a file that is damaged, cut, of another format or of an earlier boot") {
   const TempDir temp;
   const fs::path path = temp.path() / "state";
-  {
-    auto state = StateFile::Create(path, kShape);
-    REQUIRE(state.ok());
-    state->BeginWrite(0);
-    Fill(*state, 0, 1);
-    state->FinishWrite(0, At({1, 1}));
-  }
+  MakeFile(path);
   const std::string good = ReadFile(path);
   REQUIRE(StateFile::Open(path).ok());
   struct Damage {
@@ -281,13 +284,7 @@ TEST_CASE("Open refuses a file that is damaged, cut, of another format or of an 
 TEST_CASE("Open sets right a sequence word that a crash left behind its phase") {
   const TempDir temp;
   const fs::path path = temp.path() / "state";
-  {
-    auto state = StateFile::Create(path, kShape);
-    REQUIRE(state.ok());
-    state->BeginWrite(0);
-    Fill(*state, 0, 1);
-    state->FinishWrite(0, At({1, 1}));
-  }
+  MakeFile(path);
   std::string file = ReadFile(path);
   Put64(file, 128, 3);  // as if killed between the two stores of BeginWrite or FinishWrite
   WriteFile(path, file);

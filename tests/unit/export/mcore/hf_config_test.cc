@@ -33,10 +33,6 @@ TEST_CASE("hf_config: suffixes ask for more of a field than its value") {
   CHECK(c.Field("has.has", 1) == 1);  // a field may be called like a suffix
   CHECK(c.Field("has.has", 0) == 0);
   CHECK_FALSE(c.Field("n.has", 3).has_value());
-  CHECK(HfConfig::PerLayer("n.at"));
-  CHECK(HfConfig::PerLayer("n.is.x"));
-  CHECK_FALSE(HfConfig::PerLayer("n.given"));
-  CHECK_FALSE(HfConfig::PerLayer("n"));
 }
 
 TEST_CASE("hf_config: a text config comes before the top level") {

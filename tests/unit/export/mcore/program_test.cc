@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 
+#include "tests/support/strided_runs.h"
 #include "tests/unit/export/mcore/plans.h"
 
 namespace deltawire::mcore {
@@ -64,26 +65,14 @@ Places PlacesOf(const ParamCut& cut, const std::vector<TensorView>& views, uint3
 /// Enters what a strided copy moves into `places`, one element at a time.
 void Apply(const kernels::StridedCopy& copy, unsigned src_width, unsigned dst_width,
            uint32_t tensor, Places* places) {
-  uint64_t total = 1;
-  for (size_t d = 0; d < copy.dims; ++d) total *= copy.counts[d];
-  for (uint64_t i = 0; i < total; ++i) {
-    int64_t src = copy.src_offset, dst = copy.dst_offset;
-    uint64_t rest = i;
-    for (size_t d = copy.dims; d-- > 0;) {
-      const auto k = static_cast<int64_t>(rest % copy.counts[d]);
-      rest /= copy.counts[d];
-      src += k * copy.src_strides[d];
-      dst += k * copy.dst_strides[d];
-    }
-    REQUIRE(copy.run_bytes % dst_width == 0);
+  REQUIRE(copy.run_bytes % dst_width == 0);
+  deltawire::testing::ForEachRunOf(copy, [&](uint64_t src, uint64_t dst) {
     for (uint64_t e = 0; e < copy.run_bytes / dst_width; ++e) {
-      const uint64_t from = static_cast<uint64_t>(src) / src_width + e;
       const bool fresh =
-          places->emplace(from, std::pair{tensor, static_cast<uint64_t>(dst) / dst_width + e})
-              .second;
+          places->emplace(src / src_width + e, std::pair{tensor, dst / dst_width + e}).second;
       REQUIRE(fresh);
     }
-  }
+  });
 }
 
 struct Case {
