@@ -171,6 +171,12 @@ void Agent::Coming(const Model& model) {
     if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
   }
   const auto incoming = model.incoming();
+  // First what is published, looked at after what is coming. Where a version has just been
+  // published, or the next one is already on its way, a receiver that heard only that it comes no
+  // more would take it for given up, and drop what has come of it.
+  if (const auto state = model.published(); state != nullptr) {
+    desk_.attachments().Publish(model.name(), deltawire::InfoOf(model, state.get()));
+  }
   desk_.attachments().SetIncoming(model.name(),
                                   incoming == nullptr ? IncomingNews{} : incoming->news());
 }

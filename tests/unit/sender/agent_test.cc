@@ -14,8 +14,8 @@ using std::chrono::milliseconds;
 
 class Host {
  public:
-  explicit Host(const AgentLimits& limits = {}, size_t tensors = 4)
-      : agent_(Options(), pool_, limits) {
+  explicit Host(const AgentLimits& limits = {}, size_t tensors = 4, StageObserver stages = nullptr)
+      : agent_(Options(), pool_, limits, std::move(stages)) {
     auto model = Register(tensors, false);
     REQUIRE(model.status() == absl::OkStatus());
     Publish(1);
@@ -106,6 +106,56 @@ TEST_CASE("agent: a pull is cut by its receiver's next one, not by somebody with
   CHECK(cut);
   CHECK(!cut2);
   CHECK(absl::IsAborted(first->Next(0, [] {}).status()));
+}
+
+TEST_CASE("agent: no beat says that a version comes no more before one says that it is published") {
+  // The next version may be on its way before the receivers were told of this one.
+  const bool next = GENERATE(false, true);
+  CAPTURE(next);
+  const auto no = [] { return false; };
+  constexpr size_t kTensors = 4;
+  std::atomic<int> published{0};
+  std::function<void()> while_published;  // of version 2
+  Host host({.pulls = {.attachments = {.beat = milliseconds(0)}}}, kTensors,
+            [&](const StageEnd& end) {
+              if (end.stage == Stage::kPublish && ++published == 2) while_published();
+            });
+  const auto model = *host.agent().Find("m");
+  const auto token = host.agent().attachments().Attach("m", "r", "peer");
+  REQUIRE(token.ok());
+  // A version of which one tensor is written, and has come to the agent.
+  const auto begin = [&](uint64_t version) {
+    const auto grant = model->BeginOffload({.version = version}, no);
+    if (!grant.ok()) return uint64_t{0};
+    const UniqueFd half(open(grant->half_path.c_str(), O_RDWR | O_CLOEXEC));
+    const auto change = static_cast<std::byte>(version);
+    const bool wrote = pwrite(half.get(), &change, 1, static_cast<off_t>(grant->data_offset)) == 1;
+    const WrittenNotice marked{.rank = 0, .tensors = {0}};
+    const bool came = wrote && model->MarkWritten(grant->lease, marked).ok() &&
+                      Soon([&] { return model->incoming() != nullptr; });
+    return came ? grant->lease : 0;
+  };
+  const auto told = [&] { return host.agent().attachments().NextEvent(*token); };
+  const uint64_t lease = begin(2);
+  REQUIRE(lease != 0);
+  REQUIRE(Soon([&] { return told()->incoming.version.id.version == 2; }));
+  std::optional<SenderEvent> between;
+  std::atomic<bool> asked{false};
+  while_published = [&] {
+    if (next) begin(3);
+    (void)Soon([&] {
+      const auto event = told();
+      if (event.ok()) between = *event;
+      return !event.ok() || event->incoming.version.id.version == (next ? 3 : 0);
+    });
+    asked = true;
+  };
+  REQUIRE(model->NotifyReady({.version = 2, .lease = lease, .wrote_all = true}).ok());
+  REQUIRE(model->WaitPublished(2, lease, no).ok());
+  REQUIRE(Soon([&] { return asked.load(); }));
+  REQUIRE(between.has_value());
+  CHECK(between->incoming.version.id.version == (next ? 3 : 0));
+  CHECK(between->newest.identity.id.version == 2);
 }
 
 TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
