@@ -219,10 +219,22 @@ StatusOr<std::shared_ptr<const void>> Access::Hold(const grpc::ServerContextBase
   DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
   const std::string peer = context.peer();
   const std::string caller = who != nullptr ? who->name : peer.substr(0, peer.rfind(':'));
-  auto held = (kind == LongCall::kWatch ? watches_ : work_).Take(caller);
+  auto held = Count(kind).Take(caller);
   if (!held.ok() && held_.Allow(caller))
     LogWarn("a call was refused: {}", MessageOf(held.status()));
   return held;
+}
+
+OpenCalls& Access::Count(LongCall kind) const {
+  switch (kind) {
+    case LongCall::kWatch:
+      return watches_;
+    case LongCall::kWait:
+      return waits_;
+    case LongCall::kWork:
+      break;
+  }
+  return work_;
 }
 
 Status Access::CheckExposure(bool beyond_loopback, bool insecure_plaintext) const {

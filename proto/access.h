@@ -21,11 +21,13 @@ namespace deltawire {
 
 /// Calls that may be open for long.
 enum class LongCall : uint8_t {
-  kWatch,  ///< holds memory, and no thread
+  kWatch,  ///< tells what is new; holds memory, and no thread
+  kWait,   ///< has others do something, and waits for them; holds memory, and no thread
   kWork,   ///< holds a thread
 };
 struct CallLimits {
   OpenCalls::Limits watches{.most = 4096, .most_per_caller = 512};
+  OpenCalls::Limits waits{.most = 4096, .most_per_caller = 512};
   OpenCalls::Limits work{.most = 128, .most_per_caller = 32};
 };
 
@@ -79,11 +81,15 @@ class Access {
 
  private:
   explicit Access(const CallLimits& limits)
-      : watches_("watches", limits.watches), work_("calls", limits.work) {}
+      : watches_("watches", limits.watches),
+        waits_("waiting calls", limits.waits),
+        work_("calls", limits.work) {}
+  OpenCalls& Count(LongCall kind) const;
+
   std::shared_ptr<security::Credentials> credentials_;
   std::shared_ptr<security::Principals> principals_;
   bool requires_certificate_ = false;
-  mutable OpenCalls watches_, work_;
+  mutable OpenCalls watches_, waits_, work_;
   mutable LogThrottle held_;
   // Shared with the gates, which live as long as their server.
   const std::shared_ptr<std::atomic<uint64_t>> calls_refused_ =

@@ -99,11 +99,6 @@ void Attachments::Forget(const std::string& model) {
   Call(news);
 }
 
-void Attachments::Wake() {
-  ++changes_;
-  cv_.notify_all();
-}
-
 void Attachments::Wake(const Attached& a, News& news) {
   if (a.news != nullptr) news.push_back(a.news);
 }
@@ -114,9 +109,9 @@ void Attachments::Call(const News& news) {
 
 void Attachments::Erase(Entry entry, News& news) {
   const Attached& a = entry->second;
-  Wake(a, news);
+  Wake(entry->second, news);
+  TellCallersGone(entry->first, entry->second, news);
   Tell(a.model, Of::kReceivers, news);
-  Wake();
   by_name_.erase({a.model, a.id});
   if (const auto of = of_principal_.find(a.principal); --of->second == 0) of_principal_.erase(of);
   attached_.erase(entry);
@@ -284,14 +279,11 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
       a.committed = report.committed;  // the same state may have come by another attempt
     }
     ++a.report_serial;
-    // Answers to requests that this receiver was not sent are ignored.
-    if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
-    if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
+    TellCallers(token, a, news);
     if (observer_ != nullptr && WordFor(a.model, a.id) != nullptr) {
       member_model = a.model;
       member = a.id;
     }
-    Wake();
   }
   Call(news);
   if (!site_model.empty()) site_observer_->SiteReported(site_model, site_changed);
@@ -336,16 +328,14 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   const bool comes = coming != incoming_.end();
   const bool due_now =
       known && (newest->second.serial != a.seen || word_serial != a.word || a.reassigned ||
-                !a.requests.empty() || (comes && coming->second.serial != a.incoming) ||
-                a.number == 0 || now - a.sent >= limits_.beat);
+                a.syncs.due() || (comes && coming->second.serial != a.incoming) || a.number == 0 ||
+                now - a.sent >= limits_.beat);
   Due due;
   if (due_now) {
     SenderEvent& event = due.event.emplace();
-    if (!a.requests.empty()) {
-      event = a.requests.front();
-      a.requests.erase(a.requests.begin());
-      a.asked.insert(event.sync_request);
-      if (a.asked.size() > kMaxPending) a.asked.erase(a.asked.begin());
+    if (const auto request = a.syncs.Send()) {
+      event.sync_request = request->number;
+      event.force_full = request->force_full;
     }
     event.number = ++a.number;
     event.newest = newest->second.info;
@@ -479,9 +469,11 @@ void Attachments::Stop(const Status& why) {
   {
     std::lock_guard lock(mu_);
     stopped_.Update(why);
-    for (const auto& [token, a] : attached_) Wake(a, news);
+    for (auto& [token, a] : attached_) {
+      Wake(a, news);
+      for (const auto& call : a.syncs.callers()) news.push_back(call->news());
+    }
     Tell("", Of::kVersions, news);
-    Wake();
   }
   Call(news);
 }

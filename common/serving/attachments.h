@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -23,24 +22,11 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/delta/pull_stats.h"
+#include "common/serving/receiver_report.h"
+#include "common/serving/sync_call.h"
 #include "common/serving/version_info.h"
 
 namespace deltawire {
-
-/// What a receiver last said of itself.
-struct ReceiverReport {
-  Identity committed;
-  ReceiverPhase phase = ReceiverPhase::kNone;
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  std::string message;
-  uint64_t event = 0;         ///< number of the last event that the receiver got
-  uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
-  PullStats last_pull;        ///< for status displays only
-  GroupReport group;          ///< of a member of a group
-  std::string follows;        ///< the relay's address that it follows now; empty: this sender
-  bool barred = false;        ///< its principal may not use the model any more
-};
 
 struct ReceiverView {
   std::string id;
@@ -164,17 +150,18 @@ class Attachments {
   /// Attachments that ended by silence.
   uint64_t silent(const std::string& model) const;
 
-  struct Progress {
-    std::string receiver_id;
-    ReceiverPhase phase = ReceiverPhase::kNone;
-    Identity target;
-    ReceiverReport report;
+  /// Asks receivers (all attached ones when `ids` is empty) to sync. The result is the caller's
+  /// wait, which ends when it is dropped; `news` is called, from any thread and without a lock,
+  /// when Look may have something. kNotFound when none is attached.
+  StatusOr<std::shared_ptr<SyncCall>> AskSync(const std::string& model,
+                                              const std::vector<std::string>& ids, bool force_full,
+                                              std::function<void()> news);
+  struct SyncStep {
+    std::optional<SyncCall::Progress> tell;  ///< a change of one receiver
+    bool over = false;  ///< every receiver has committed, failed or gone, and all is told
   };
-  /// Asks receivers (all attached ones when `ids` is empty) to sync; `progress` is called with each
-  /// change until every receiver has committed, failed or gone. kNotFound when none is attached.
-  Status TriggerSync(const std::string& model, const std::vector<std::string>& ids, bool force_full,
-                     const std::function<bool(const Progress&)>& progress,
-                     const std::function<bool()>& gone);
+  /// Does not block. An error: stopping.
+  StatusOr<SyncStep> Look(SyncCall& call) const;
 
   struct Change {
     uint64_t serial = 0;  ///< never 0; different for each change
@@ -224,9 +211,7 @@ class Attachments {
     uint64_t incoming = 0;  // serial of the Coming that was last sent down; 0: none
     uint64_t number = 0;    // of the last event that was sent down
     SteadyClock::time_point sent;
-    std::vector<SenderEvent> requests;
-    std::set<uint64_t> asked;                    // sync requests that were sent down
-    std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
+    SyncRequests syncs;
   };
 
   /// Callbacks that are due; its owner calls them when it has released mu_.
@@ -234,8 +219,8 @@ class Attachments {
   static void Call(const News& news);
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
                            const std::string& principal, const SiteOffer& offer, News& news);
-  void Wake();  // wakes TriggerSync. REQUIRES (here and below): mu_ held
-  /// Adds the callback by which this receiver's events are asked for.
+  /// Adds the callback by which this receiver's events are asked for. REQUIRES (here and below): mu_
+  /// held
   static void Wake(const Attached& a, News& news);
   /// Adds the listeners whom a change concerns; an empty model stands for all.
   void Tell(const std::string& model, Of what, News& news);
@@ -244,8 +229,6 @@ class Attachments {
   void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
   /// `news` is of the observer alone: whoever asks is told by the error.
   StatusOr<Due> Take(uint64_t token, News& news);
-  /// Limit of requests and answers per receiver, since a caller that has gone never takes its own.
-  static constexpr size_t kMaxPending = 64;
   struct Word {
     GroupWord word;
     uint64_t serial = 0;
@@ -254,13 +237,9 @@ class Attachments {
   /// Has the observers told that the attachment of a member, or of one of a site, is over.
   void TellGone(const Attached& a, News& news);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
-  std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
-                            bool force_full, uint64_t request, News& news);
-  /// What the asked receivers did since the last call. Receivers that ended are removed from
-  /// `names`.
-  std::vector<Progress> Collect(uint64_t request, const Identity& target,
-                                std::map<uint64_t, std::string>& names,
-                                std::map<uint64_t, uint64_t>& seen);
+  /// Tells those who asked the receiver to sync what it has just reported, or that it has gone.
+  static void TellCallers(uint64_t token, Attached& a, News& news);
+  static void TellCallersGone(uint64_t token, Attached& a, News& news);
 
   Census Count(const std::string& model, uint64_t version, bool part) const;
   /// Whether a state of several senders' parts holds what this one published in its newest epoch.
@@ -271,7 +250,6 @@ class Attachments {
   MemberObserver* observer_ = nullptr;
   SiteObserver* site_observer_ = nullptr;
   mutable Mutex mu_;
-  CondVar cv_;      // for TriggerSync
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
@@ -293,7 +271,6 @@ class Attachments {
   };
   std::vector<Hearer> hearers_;
   std::map<std::string, uint64_t> silent_;
-  uint64_t changes_ = 0;
   uint64_t next_serial_ = 1;
   uint64_t next_token_ = 1;
   uint64_t next_request_ = 1;

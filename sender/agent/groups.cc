@@ -4,19 +4,15 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
-#include "common/base/model_name.h"
 #include "common/base/trace.h"
 
 namespace deltawire::sender {
 namespace {
 
-// How often waits check whether their caller has gone; changes wake them at once.
-constexpr std::chrono::milliseconds kGoneSlice{200};
 // How many outcomes of a group are kept for calls that wait.
 constexpr size_t kMostEnded = 64;
 
@@ -29,10 +25,6 @@ uint64_t FirstRound() {
     drawn = static_cast<uint32_t>(UnixNanos() >> 10);
   }
   return uint64_t{drawn} * 100'000 + 1;
-}
-
-bool SameMembers(const std::vector<std::string>& a, const std::vector<std::string>& b) {
-  return std::set<std::string>(a.begin(), a.end()) == std::set<std::string>(b.begin(), b.end());
 }
 
 }  // namespace
@@ -50,9 +42,13 @@ Groups::~Groups() {
 }
 
 void Groups::Stop(const Status& why) {
-  std::lock_guard lock(mu_);
+  std::unique_lock lock(mu_);
   stopped_.Update(why);
   cv_.notify_all();
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) TakeNews(entry);
+  }
+  CallWaiters(lock);
 }
 
 // Models and events ------------------------------------------------------------------------------
@@ -71,6 +67,7 @@ void Groups::Adopt(const std::string& name, const std::filesystem::path& directo
   if (!(kept->lineage == lineage)) kept->groups.clear();
   std::unique_lock lock(mu_);
   OfModel& model = models_[name];
+  for (auto& [group, entry] : model.groups) TakeNews(entry);
   model = {.file = file,
            .lineage = lineage,
            .whole = whole,
@@ -111,6 +108,7 @@ void Groups::Forget(const std::string& name) {
     models_.erase(model);
     return;
   }
+  for (auto& [group, entry] : model->second.groups) TakeNews(entry);
   model->second.groups.clear();
   model->second.whole = false;
   model->second.number = next_number_++;
@@ -205,10 +203,12 @@ void Groups::NoteChange() {
   ++changes_;
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
+      if (entry.waiters == 0) continue;
+      bool news = NoteShown(entry);
       const GroupOutcome& last = entry.course->last();
-      if (entry.waiters == 0 || last.round == 0) continue;
-      entry.ended.emplace(last.round, last);
+      if (last.round != 0) news = entry.ended.emplace(last.round, last).second || news;
       if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
+      if (news) TakeNews(entry);
     }
   }
   cv_.notify_all();
@@ -217,6 +217,7 @@ void Groups::NoteChange() {
 void Groups::Settle(std::unique_lock<Mutex>& lock) {
   NoteChange();
   again_ = true;
+  CallWaiters(lock);
   if (settling_) return;
   settling_ = true;
   while (std::exchange(again_, false) && stopped_.ok()) {
@@ -224,6 +225,7 @@ void Groups::Settle(std::unique_lock<Mutex>& lock) {
     const bool told = TellSome(lock);
     const bool dropped = DropSome(lock);
     again_ = again_ || wrote || told || dropped;
+    CallWaiters(lock);
   }
   settling_ = false;
 }
@@ -318,182 +320,6 @@ bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
     }
   }
   return false;
-}
-
-// Orchestrators ----------------------------------------------------------------------------------
-
-Groups::Entry* Groups::Find(const std::string& name, uint64_t number, const std::string& group) {
-  const auto model = models_.find(name);
-  if (model == models_.end() || model->second.number != number) return nullptr;
-  const auto entry = model->second.groups.find(group);
-  return entry == model->second.groups.end() ? nullptr : &entry->second;
-}
-
-Status Groups::CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
-                            const std::vector<std::string>& ids) const {
-  DW_RETURN_IF_ERROR(CheckGroupName(group));
-  if (ids.size() > kMostMembers) {
-    return Errorf(StatusCode::kInvalidArgument, "group \"{}\": {} members; name at most {}", group,
-                  ids.size(), kMostMembers);
-  }
-  for (const std::string& id : ids) {
-    DW_RETURN_IF_ERROR(CheckReceiverId(id));
-    // The file has one line for each member, so an id must not contain a line's end.
-    const auto control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
-    if (std::any_of(id.begin(), id.end(), control)) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "group \"{}\": a receiver id has control "
-                    "characters",
-                    group);
-    }
-    for (const auto& [other, entry] : model.groups) {
-      const GroupCourse& course = *entry.course;
-      const bool busy = course.traits().standing || course.phase() != GroupCourse::Phase::kIdle ||
-                        entry.waiters > 0;
-      if (other == group || !busy || !course.has(id)) continue;
-      return Errorf(
-          StatusCode::kFailedPrecondition,
-          "model \"{}\": receiver \"{}\" is a member of group \"{}\"; sync that group, or "
-          "leave the receiver out",
-          name, id, other);
-    }
-  }
-  return absl::OkStatus();
-}
-
-StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& model,
-                                           const std::string& group,
-                                           const std::vector<std::string>& ids) {
-  const auto known = model.groups.find(group);
-  if (known != model.groups.end()) {
-    Entry& entry = known->second;
-    if (ids.empty() || SameMembers(ids, entry.course->traits().members)) return &entry;
-    if (entry.course->traits().standing || entry.waiters > 0 ||
-        entry.course->phase() != GroupCourse::Phase::kIdle) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\": group \"{}\" has other members ({}); use another name", name,
-                    group, fmt::join(entry.course->traits().members, ", "));
-    }
-  } else if (ids.empty()) {
-    std::string names;
-    for (const auto& [other, entry] : model.groups) names += (names.empty() ? "" : ", ") + other;
-    return Errorf(StatusCode::kNotFound,
-                  "model \"{}\": no group \"{}\" (there are: {}); name it by --group in the "
-                  "sender's options, or name its receivers with --id",
-                  name, group, names.empty() ? "none" : names);
-  }
-  DW_RETURN_IF_ERROR(CheckMembers(name, model, group, ids));
-  std::set<std::string> members(ids.begin(), ids.end());
-  // A receiver has one group. So groups of orchestrators that have no round and that share a member
-  // with the new one go; their other members reach what was decided by themselves.
-  std::vector<std::string> give_way;
-  for (const auto& [other, entry] : model.groups) {
-    const auto takes = [&](const std::string& id) { return entry.course->has(id); };
-    if (other == group || std::any_of(members.begin(), members.end(), takes)) {
-      give_way.push_back(other);
-    }
-  }
-  for (const std::string& other : give_way) model.groups.erase(other);
-  const auto named = std::ranges::count_if(
-      model.groups, [](const auto& e) { return !e.second.course->traits().standing; });
-  if (static_cast<size_t>(named) >= kMostNamed) {
-    return Errorf(StatusCode::kResourceExhausted,
-                  "model \"{}\": {} groups wait for members that have not committed; use one of "
-                  "their names, or their members, again",
-                  name, named);
-  }
-  AddGroup(model,
-           {.name = group,
-            .members = {members.begin(), members.end()},
-            .standing = false,
-            .skip_absent = options_.skip_absent,
-            .timeout = options_.timeout},
-           GroupDecision{});
-  return &model.groups.at(group);
-}
-
-std::vector<Groups::Progress> Groups::Changes(const Entry& entry,
-                                              std::map<std::string, std::string>& shown) {
-  std::vector<Progress> changes;
-  const GroupCourse& course = *entry.course;
-  const Identity target = course.target().empty() ? course.decision().state : course.target();
-  for (const std::string& id : course.traits().members) {
-    Progress p{.receiver_id = id,
-               .state = course.state(id),
-               .target = target,
-               .message = course.message(id),
-               .report = {}};
-    if (const auto said = entry.reports.find(id); said != entry.reports.end()) {
-      p.report = said->second;
-    }
-    std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
-                                   p.report.bytes_done, p.message);
-    if (std::exchange(shown[id], text) != text) changes.push_back(std::move(p));
-  }
-  return changes;
-}
-
-StatusOr<GroupOutcome> Groups::Sync(const std::string& name, const std::string& group,
-                                    const std::vector<std::string>& ids,
-                                    const std::function<bool(const Progress&)>& progress,
-                                    const std::function<bool()>& gone) {
-  const std::vector<ReceiverView> attached = attachments_.Receivers(name);
-  std::unique_lock lock(mu_);
-  DW_RETURN_IF_ERROR(stopped_);
-  const auto model = models_.find(name);
-  if (model == models_.end()) {
-    return Errorf(StatusCode::kNotFound, "no model \"{}\" is registered with this sender", name);
-  }
-  if (!model->second.whole) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": this agent publishes a part of it, and a group needs a sender of "
-                  "the whole",
-                  name);
-  }
-  if (model->second.newest.empty()) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
-  }
-  DW_ASSIGN_OR_RETURN(Entry * entry, FindGroup(name, model->second, group, ids));
-  const auto now = SteadyClock::now();
-  for (const ReceiverView& view : attached) entry->course->Attached(view.id, now);
-  DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
-  ++entry->waiters;
-  const uint64_t number = model->second.number;
-  StatusOr<GroupOutcome> outcome = AwaitRound(lock, name, group, progress, gone);
-  if (Entry* mine = Find(name, number, group); mine != nullptr && --mine->waiters == 0) {
-    mine->ended.clear();
-  }
-  Settle(lock);
-  return outcome;
-}
-
-StatusOr<GroupOutcome> Groups::AwaitRound(std::unique_lock<Mutex>& lock, const std::string& name,
-                                          const std::string& group,
-                                          const std::function<bool(const Progress&)>& progress,
-                                          const std::function<bool()>& gone) {
-  const uint64_t number = models_.at(name).number;
-  const uint64_t round = Find(name, number, group)->course->round();
-  Settle(lock);
-  std::map<std::string, std::string> shown;
-  while (true) {
-    const Entry* entry = Find(name, number, group);
-    if (entry == nullptr) {
-      return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", name);
-    }
-    const uint64_t changes = changes_;
-    const auto ended = entry->ended.find(round);
-    const auto outcome = ended == entry->ended.end() ? std::nullopt : std::optional(ended->second);
-    const std::vector<Progress> news = Changes(*entry, shown);
-    lock.unlock();
-    bool left = false;
-    for (const Progress& p : news) left = left || !progress(p);
-    left = left || gone();
-    lock.lock();
-    if (outcome) return *outcome;
-    if (left) return CallerGone();
-    DW_RETURN_IF_ERROR(stopped_);
-    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
-  }
 }
 
 std::vector<GroupView> Groups::views(const std::string& name) const {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,15 +72,37 @@ class Groups : public MemberObserver {
     std::string message;
     ReceiverReport report;
   };
-  /// Brings `group` to the newest state in one round, and returns how that round ended; a round
-  /// that was aborted is an outcome and not an error. With `ids`, `group` is an orchestrator's: it
-  /// is made of these receivers, or is the one that has this name and these members already.
-  /// Without `ids` it is a group of the sender's options. `progress` is called at each change of a
-  /// member.
-  StatusOr<GroupOutcome> Sync(const std::string& model, const std::string& group,
-                              const std::vector<std::string>& ids,
-                              const std::function<bool(const Progress&)>& progress,
-                              const std::function<bool()>& gone);
+  /// A caller's wait for the end of one round; the round goes on when it is dropped. Owner: the
+  /// caller; the Groups outlive it. Threads: one at a time.
+  class Wait {
+   public:
+    ~Wait();
+    struct Step {
+      std::optional<Progress> tell;         ///< a change of one member
+      std::optional<GroupOutcome> outcome;  ///< set when the round has ended, and all is told
+    };
+    /// Does not block. An error: the model was replaced, or the sender stops.
+    StatusOr<Step> Look();
+
+   private:
+    friend class Groups;
+    Wait(Groups& groups, std::string model, uint64_t number, std::string group, uint64_t round,
+         std::function<void()> news);
+    Groups& groups_;
+    const std::string model_;
+    const uint64_t number_;
+    const std::string group_;
+    const uint64_t round_;
+    const std::shared_ptr<const std::function<void()>> news_;
+    std::vector<uint64_t> told_;  // serial of what was last told of each member
+  };
+  /// Brings `group` to the newest state in one round; a round that is aborted is an outcome and not
+  /// an error. With `ids`, `group` is an orchestrator's: it is made of these receivers, or is the
+  /// one that has this name and these members already. Without `ids` it is a group of the sender's
+  /// options. `news` is called, from any thread and without a lock, when Look may have something.
+  StatusOr<std::unique_ptr<Wait>> Sync(const std::string& model, const std::string& group,
+                                       const std::vector<std::string>& ids,
+                                       std::function<void()> news);
 
   std::vector<GroupView> views(const std::string& model) const;
 
@@ -87,12 +110,21 @@ class Groups : public MemberObserver {
 
  private:
   using Time = SteadyClock::time_point;
+  using News = std::vector<std::weak_ptr<const std::function<void()>>>;
+  /// What waiters are told of a member, as text, and a number that is new whenever it changes.
+  struct Shown {
+    std::string text;
+    uint64_t serial = 0;
+  };
   struct Entry {
     std::unique_ptr<GroupCourse> course;
     bool kept = false;                              // whether the file has it
     std::map<std::string, ReceiverReport> reports;  // the last ones, by member
-    size_t waiters = 0;                             // calls of Sync
-    std::map<uint64_t, GroupOutcome> ended;         // by round; kept while there are waiters
+    // While there are waiters:
+    size_t waiters = 0;
+    News news;                               // theirs
+    std::vector<Shown> shown;                // by member
+    std::map<uint64_t, GroupOutcome> ended;  // by round
   };
   struct OfModel {
     std::filesystem::path file;
@@ -113,17 +145,17 @@ class Groups : public MemberObserver {
   Status CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
                       const std::vector<std::string>& ids) const;
   Entry* Find(const std::string& model, uint64_t number, const std::string& group);
-  static std::vector<Progress> Changes(const Entry& entry,
-                                       std::map<std::string, std::string>& shown);
-  StatusOr<GroupOutcome> AwaitRound(std::unique_lock<Mutex>& lock, const std::string& model,
-                                    const std::string& group,
-                                    const std::function<bool(const Progress&)>& progress,
-                                    const std::function<bool()>& gone);
+  static Progress ProgressOf(const Entry& entry, size_t member);
+  /// Whether what waiters are told of members has changed.
+  bool NoteShown(Entry& entry);
+  void TakeNews(Entry& entry);
+  /// Calls the waiters that have news; the lock is released meanwhile.
+  void CallWaiters(std::unique_lock<Mutex>& lock);
   Time NextTick(Time now) const;
   /// What the file shall hold. `deciding`: including decisions that are about to be made.
   static KeptGroups Kept(const OfModel& model, bool deciding);
   std::map<std::string, GroupWord> Words(const OfModel& model) const;
-  /// Wakes the callers of `Sync` that wait, and keeps for them how rounds ended.
+  /// Takes note of what is news for waiters, and keeps for them how rounds ended.
   void NoteChange();
   /// Writes decisions, tells words that changed, and drops groups that are over, until nothing of
   /// that is left. The lock is released meanwhile. One thread at a time does this; what other
@@ -142,6 +174,8 @@ class Groups : public MemberObserver {
   bool settling_ = false, again_ = false;
   uint64_t next_number_ = 1;
   uint64_t changes_ = 0;
+  uint64_t shown_ = 0;  // the last serial of a Shown
+  News due_;            // waiters to be called
   std::map<std::string, OfModel> models_;
   Thread thread_;
 };

@@ -42,6 +42,85 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
   bool over_ = false;
 };
 
+/// The progress of receivers that were asked to sync.
+class SyncSource final : public WatchSource<v1::SyncProgress> {
+ public:
+  SyncSource(std::shared_ptr<const void> held, const Attachments& attachments,
+             std::shared_ptr<SyncCall> call)
+      : held_(std::move(held)), attachments_(attachments), call_(std::move(call)) {}
+
+  StatusOr<Found> Next(v1::SyncProgress* out) override {
+    DW_ASSIGN_OR_RETURN(const Attachments::SyncStep step, attachments_.Look(*call_));
+    if (!step.tell) return step.over ? Found::kEnd : Found::kNothing;
+    const SyncCall::Progress& p = *step.tell;
+    out->Clear();
+    out->set_receiver_id(p.receiver_id);
+    const bool committed = p.phase == ReceiverPhase::kCommitted;
+    out->set_phase(std::string(ToString(p.phase)));
+    deltawire::ToProto(committed ? p.report.committed : p.target, out->mutable_target());
+    out->set_bytes_done(p.report.bytes_done);
+    out->set_bytes_total(p.report.bytes_total);
+    out->set_message(p.report.message);
+    if (committed) deltawire::ToProto(p.report.last_pull, out->mutable_stats());
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  const Attachments& attachments_;
+  const std::shared_ptr<SyncCall> call_;
+};
+
+/// The progress of a group's members, and at the end how its round ended.
+class GroupSyncSource final : public WatchSource<v1::SyncProgress> {
+ public:
+  GroupSyncSource(std::shared_ptr<const void> held, std::string group,
+                  std::unique_ptr<Groups::Wait> wait)
+      : held_(std::move(held)), group_(std::move(group)), wait_(std::move(wait)) {}
+
+  StatusOr<Found> Next(v1::SyncProgress* out) override {
+    if (outcome_) return End();
+    DW_ASSIGN_OR_RETURN(const Groups::Wait::Step step, wait_->Look());
+    if (!step.tell && !step.outcome) return Found::kNothing;
+    out->Clear();
+    if (step.tell) {
+      Write(*step.tell, out);
+      return Found::kMessage;
+    }
+    outcome_ = step.outcome;
+    out->set_phase(std::string(
+        ToString(outcome_->committed ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed)));
+    deltawire::ToProto(outcome_->target, out->mutable_target());
+    ToProto(group_, *outcome_, out->mutable_group());
+    return Found::kMessage;
+  }
+
+ private:
+  static void Write(const Groups::Progress& p, v1::SyncProgress* out) {
+    out->set_receiver_id(p.receiver_id);
+    out->set_phase(std::string(SyncPhase(p)));
+    deltawire::ToProto(p.target, out->mutable_target());
+    out->set_bytes_done(p.report.bytes_done);
+    out->set_bytes_total(p.report.bytes_total);
+    const bool away = p.state == GroupMemberState::kAway && p.message.empty();
+    out->set_message(away ? "not attached" : p.message);
+    if (p.state == GroupMemberState::kCommitted) {
+      deltawire::ToProto(p.report.last_pull, out->mutable_stats());
+    }
+  }
+  StatusOr<Found> End() const {
+    if (outcome_->committed) return Found::kEnd;
+    return Errorf(StatusCode::kAborted,
+                  "group \"{}\": round {} for {} is aborted, and nobody has committed: {}", group_,
+                  outcome_->round, ToString(outcome_->target), outcome_->message);
+  }
+
+  const std::shared_ptr<const void> held_;
+  const std::string group_;
+  const std::unique_ptr<Groups::Wait> wait_;
+  std::optional<GroupOutcome> outcome_;
+};
+
 }  // namespace
 
 SenderServiceImpl::SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access,
@@ -173,75 +252,40 @@ grpc::ServerWriteReactor<v1::VersionInfo>* SenderServiceImpl::WatchVersions(
       });
 }
 
-grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
-                                            const v1::TriggerSyncRequest* request,
-                                            grpc::ServerWriter<v1::SyncProgress>* writer) {
-  const Status may = access_->MayTouch(*context, request->model());
-  if (!may.ok()) return ToGrpc(may);
-  const auto held = access_->Hold(*context, LongCall::kWork);
-  if (!held.ok()) return ToGrpc(held.status());
-  if (!request->group().empty()) return SyncGroup(context, *request, writer);
-  const auto write = [writer](const Attachments::Progress& p) {
-    v1::SyncProgress out;
-    out.set_receiver_id(p.receiver_id);
-    const bool committed = p.phase == ReceiverPhase::kCommitted;
-    out.set_phase(std::string(ToString(p.phase)));
-    deltawire::ToProto(committed ? p.report.committed : p.target, out.mutable_target());
-    out.set_bytes_done(p.report.bytes_done);
-    out.set_bytes_total(p.report.bytes_total);
-    out.set_message(p.report.message);
-    if (committed) deltawire::ToProto(p.report.last_pull, out.mutable_stats());
-    return writer->Write(out);
-  };
-  return ToGrpc(agent_.attachments().TriggerSync(
-      request->model(), {request->receiver_ids().begin(), request->receiver_ids().end()},
-      request->force_full(), write, Gone(context)));
+grpc::ServerWriteReactor<v1::SyncProgress>* SenderServiceImpl::TriggerSync(
+    grpc::CallbackServerContext* context, const v1::TriggerSyncRequest* request) {
+  return WatchReactor<v1::SyncProgress>::Begin(*context, [&](std::function<void()> news) {
+    return AskSync(*context, *request, std::move(news));
+  });
 }
 
-grpc::Status SenderServiceImpl::SyncGroup(grpc::ServerContext* context,
-                                          const v1::TriggerSyncRequest& request,
-                                          grpc::ServerWriter<v1::SyncProgress>* writer) {
-  if (request.force_full()) {
-    return ToGrpc(Errorf(StatusCode::kInvalidArgument,
-                         "group \"{}\": a group fetches what its members lack; force_full goes "
-                         "without a group",
-                         request.group()));
+StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> SenderServiceImpl::AskSync(
+    const grpc::ServerContextBase& context, const v1::TriggerSyncRequest& request,
+    std::function<void()> news) {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model()));
+  DW_ASSIGN_OR_RETURN(auto held, access_->Hold(context, LongCall::kWait));
+  const std::vector<std::string> ids(request.receiver_ids().begin(), request.receiver_ids().end());
+  if (request.group().empty()) {
+    DW_ASSIGN_OR_RETURN(
+        auto call,
+        agent_.attachments().AskSync(request.model(), ids, request.force_full(), std::move(news)));
+    return std::make_unique<SyncSource>(std::move(held), agent_.attachments(), std::move(call));
   }
-  const auto write = [writer](const Groups::Progress& p) {
-    v1::SyncProgress out;
-    out.set_receiver_id(p.receiver_id);
-    out.set_phase(std::string(SyncPhase(p)));
-    deltawire::ToProto(p.target, out.mutable_target());
-    out.set_bytes_done(p.report.bytes_done);
-    out.set_bytes_total(p.report.bytes_total);
-    out.set_message(p.state == GroupMemberState::kAway && p.message.empty() ? "not attached"
-                                                                            : p.message);
-    if (p.state == GroupMemberState::kCommitted) {
-      deltawire::ToProto(p.report.last_pull, out.mutable_stats());
-    }
-    return writer->Write(out);
-  };
+  if (request.force_full()) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "group \"{}\": a group fetches what its members lack; force_full goes "
+                  "without a group",
+                  request.group());
+  }
   // A trainer that has just heard of its publish may ask before the groups were told of it.
   if (const auto model = agent_.Find(request.model()); model.ok()) {
     if (const auto state = (*model)->published(); state != nullptr) {
       agent_.groups().Published(request.model(), state->info.identity);
     }
   }
-  const auto outcome = agent_.groups().Sync(
-      request.model(), request.group(),
-      {request.receiver_ids().begin(), request.receiver_ids().end()}, write, Gone(context));
-  if (!outcome.ok()) return ToGrpc(outcome.status());
-  v1::SyncProgress last;
-  last.set_phase(std::string(
-      ToString(outcome->committed ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed)));
-  deltawire::ToProto(outcome->target, last.mutable_target());
-  ToProto(request.group(), *outcome, last.mutable_group());
-  writer->Write(last);
-  if (outcome->committed) return grpc::Status::OK;
-  return ToGrpc(Errorf(StatusCode::kAborted,
-                       "group \"{}\": round {} for {} is aborted, and nobody has committed: {}",
-                       request.group(), outcome->round, ToString(outcome->target),
-                       outcome->message));
+  DW_ASSIGN_OR_RETURN(auto wait,
+                      agent_.groups().Sync(request.model(), request.group(), ids, std::move(news)));
+  return std::make_unique<GroupSyncSource>(std::move(held), request.group(), std::move(wait));
 }
 
 grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* SenderServiceImpl::WaitCommitted(

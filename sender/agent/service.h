@@ -1,7 +1,7 @@
 // The sender's gRPC services over an Agent, one source file each; the service for receivers is in
 // proto/serving. Only these files and service_convert.h use proto types. Owner: main; the agent
-// outlives them. Threads: gRPC's. Cost: a watch holds no thread, any other call does while it runs.
-// Errors: the agent's, translated by ToGrpc, and those of Access::Hold.
+// outlives them. Threads: gRPC's. Cost: a watch or a sync holds no thread, any other call does
+// while it runs. Errors: the agent's, translated by ToGrpc, and those of Access::Hold.
 #pragma once
 
 #include <chrono>
@@ -9,6 +9,7 @@
 #include "proto/access.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "proto/watch_reactor.h"
 #include "sender/agent/agent.h"
 
 namespace deltawire::sender {
@@ -37,7 +38,8 @@ class TrainerServiceImpl final : public v1::TrainerService::Service {
 
 class SenderServiceImpl final
     : public v1::SenderService::WithCallbackMethod_WatchVersions<
-          v1::SenderService::WithCallbackMethod_WaitCommitted<v1::SenderService::Service>> {
+          v1::SenderService::WithCallbackMethod_TriggerSync<
+              v1::SenderService::WithCallbackMethod_WaitCommitted<v1::SenderService::Service>>> {
  public:
   SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port,
                     size_t pool_threads);
@@ -47,8 +49,8 @@ class SenderServiceImpl final
                              v1::ListReceiversResponse*) override;
   grpc::ServerWriteReactor<v1::VersionInfo>* WatchVersions(
       grpc::CallbackServerContext*, const v1::WatchSenderVersionsRequest*) override;
-  grpc::Status TriggerSync(grpc::ServerContext*, const v1::TriggerSyncRequest*,
-                           grpc::ServerWriter<v1::SyncProgress>*) override;
+  grpc::ServerWriteReactor<v1::SyncProgress>* TriggerSync(grpc::CallbackServerContext*,
+                                                          const v1::TriggerSyncRequest*) override;
   grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* WaitCommitted(
       grpc::CallbackServerContext*, const v1::WaitCommittedRequest*) override;
   grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*,
@@ -58,8 +60,10 @@ class SenderServiceImpl final
   /// The model, if this call may name it. A watch must not keep it from being replaced.
   StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContextBase& context,
                                         const std::string& name) const;
-  grpc::Status SyncGroup(grpc::ServerContext*, const v1::TriggerSyncRequest&,
-                         grpc::ServerWriter<v1::SyncProgress>*);
+  /// Has receivers, or a group of them, sync; the result tells how they get on.
+  StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> AskSync(
+      const grpc::ServerContextBase& context, const v1::TriggerSyncRequest& request,
+      std::function<void()> news);
 
   Agent& agent_;
   const std::shared_ptr<const Access> access_;

@@ -2,9 +2,10 @@
 // then, and what an orchestrator hears.
 #include "sender/agent/groups.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <fstream>
-#include <future>
+#include <optional>
 #include <set>
 
 #include "tests/support/eventually.h"
@@ -19,11 +20,6 @@ using testing::Eventually;
 
 constexpr Hash128 kLineage{1, 2};
 constexpr const char* kModel = "m";
-/// A caller that goes after half a minute, so that a case that has failed comes to its end.
-std::function<bool()> Stays() {
-  return [until = SteadyClock::now() + seconds(30)] { return SteadyClock::now() > until; };
-}
-const auto kNobody = [](const Groups::Progress&) { return true; };
 
 Identity Version(uint64_t version, uint64_t epoch = 1) {
   return {kLineage, {epoch, version}, 1000 * epoch + version, 7};
@@ -98,6 +94,39 @@ class Member {
   uint64_t token_ = 0, number_ = 0;
 };
 
+/// An orchestrator that has a group sync.
+class Caller {
+ public:
+  Caller(Process& process, const std::string& group, const std::vector<std::string>& ids = {}) {
+    auto wait = process.groups.Sync(kModel, group, ids, [this] { ++told_; });
+    REQUIRE(wait.ok());
+    wait_ = *std::move(wait);
+  }
+  /// How the round ends. Looks only when it is told to.
+  StatusOr<GroupOutcome> Ends() {
+    std::optional<StatusOr<GroupOutcome>> end;
+    CHECK(Eventually([&] {
+      if (std::exchange(looked_, int{told_}) == told_) return false;
+      while (!end) {
+        const auto step = wait_->Look();
+        if (!step.ok()) end = step.status();
+        if (!step.ok() || (!step->tell && !step->outcome)) break;
+        if (step->tell) seen.emplace(step->tell->receiver_id, step->tell->state);
+        if (step->outcome) end = *step->outcome;
+      }
+      return end.has_value();
+    }));
+    wait_.reset();
+    return end ? *end : absl::DeadlineExceededError("the round has not ended");
+  }
+  std::set<std::pair<std::string, GroupMemberState>> seen;
+
+ private:
+  std::unique_ptr<Groups::Wait> wait_;
+  std::atomic<int> told_{0};
+  int looked_ = -1;
+};
+
 GroupsOptions OneGroup(bool every_version = false) {
   return {.groups = {{"", "g", {"a", "b"}}},
           .every_version = every_version,
@@ -119,16 +148,7 @@ TEST_CASE("a group syncs: all prepare, the decision is on disk, then all are tol
   Process p(dir.path(), OneGroup());
   p.Publish(1);
   Member a(p, "a"), b(p, "b");
-  std::set<std::pair<std::string, GroupMemberState>> seen;
-  auto synced = std::async(std::launch::async, [&] {
-    return p.groups.Sync(
-        kModel, "g", {},
-        [&](const Groups::Progress& progress) {
-          seen.emplace(progress.receiver_id, progress.state);
-          return true;
-        },
-        Stays());
-  });
+  Caller caller(p, "g");
   REQUIRE(a.IsAskedFor(1));
   REQUIRE(b.IsAskedFor(1));
   a.Report(true);
@@ -143,12 +163,12 @@ TEST_CASE("a group syncs: all prepare, the decision is on disk, then all are tol
   CHECK(kept->groups[0].decision.state == Version(1));
   a.Commit(1);
   b.Commit(1);
-  const auto outcome = synced.get();
+  const auto outcome = caller.Ends();
   REQUIRE(outcome.ok());
   CHECK(outcome->members == 2);
   CHECK(outcome->late == 0);
-  CHECK(seen.contains({"a", GroupMemberState::kCommitted}));
-  CHECK(seen.contains({"b", GroupMemberState::kCommitted}));
+  CHECK(caller.seen.contains({"a", GroupMemberState::kCommitted}));
+  CHECK(caller.seen.contains({"b", GroupMemberState::kCommitted}));
 }
 
 TEST_CASE("a decision that cannot be written is told to nobody, and the caller hears why") {
@@ -157,13 +177,12 @@ TEST_CASE("a decision that cannot be written is told to nobody, and the caller h
   Process p(dir.path(), OneGroup());
   p.Publish(1);
   Member a(p, "a"), b(p, "b");
-  auto synced = std::async(std::launch::async,
-                           [&] { return p.groups.Sync(kModel, "g", {}, kNobody, Stays()); });
+  Caller caller(p, "g");
   REQUIRE(a.IsAskedFor(1));
   REQUIRE(b.IsAskedFor(1));
   a.Report(true);
   b.Report(true);
-  const auto outcome = synced.get();
+  const auto outcome = caller.Ends();
   REQUIRE(outcome.ok());
   CHECK_FALSE(outcome->committed);
   CHECK(outcome->message.find("could not be written") != std::string::npos);
@@ -220,9 +239,7 @@ TEST_CASE("an orchestrator's group lasts until each member has committed, also o
     Process p(dir.path());
     p.Publish(1);
     Member a(p, "a"), b(p, "b");
-    auto synced = std::async(std::launch::async, [&] {
-      return p.groups.Sync(kModel, "pair", {"a", "b"}, kNobody, Stays());
-    });
+    Caller caller(p, "pair", {"a", "b"});
     REQUIRE(a.IsAskedFor(1));
     REQUIRE(b.IsAskedFor(1));
     a.Report(true);
@@ -230,7 +247,7 @@ TEST_CASE("an orchestrator's group lasts until each member has committed, also o
     REQUIRE(a.IsToldToCommit(1));
     a.Commit(1);
     b.Leave();  // died before it committed
-    const auto outcome = synced.get();
+    const auto outcome = caller.Ends();
     REQUIRE(outcome.ok());
     CHECK(outcome->late == 1);
     CHECK(outcome->message == "late: b");
@@ -253,11 +270,10 @@ TEST_CASE("an orchestrator's group whose round is aborted is gone, and says beca
   Process p(dir.path());
   p.Publish(1);
   Member a(p, "a");
-  auto synced = std::async(std::launch::async,
-                           [&] { return p.groups.Sync(kModel, "one", {"a"}, kNobody, Stays()); });
+  Caller caller(p, "one", {"a"});
   REQUIRE(a.IsAskedFor(1));
   a.Report(false, "it is paused");
-  const auto outcome = synced.get();
+  const auto outcome = caller.Ends();
   REQUIRE(outcome.ok());
   CHECK_FALSE(outcome->committed);
   CHECK(outcome->message == "a cannot prepare it: it is paused");
@@ -270,7 +286,7 @@ TEST_CASE("what cannot be a group is refused") {
   Process p(dir.path(), OneGroup());
   const auto sync = [&](const std::string& model, const std::string& group,
                         const std::vector<std::string>& ids) {
-    return p.groups.Sync(model, group, ids, kNobody, Stays()).status();
+    return p.groups.Sync(model, group, ids, [] {}).status();
   };
   CHECK(sync(kModel, "g", {}).code() == StatusCode::kFailedPrecondition);  // nothing published
   p.Publish(1);
@@ -289,8 +305,7 @@ TEST_CASE("a caller that has gone does not end its round") {
   Process p(dir.path(), OneGroup());
   p.Publish(1);
   Member a(p, "a"), b(p, "b");
-  CHECK(p.groups.Sync(kModel, "g", {}, kNobody, [] { return true; }).status().code() ==
-        StatusCode::kCancelled);
+  CHECK(p.groups.Sync(kModel, "g", {}, [] {}).ok());
   REQUIRE(a.IsAskedFor(1));
   REQUIRE(b.IsAskedFor(1));
   a.Report(true);

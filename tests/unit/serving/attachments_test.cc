@@ -3,6 +3,7 @@
 #include "common/serving/attachments.h"
 
 #include <catch2/catch.hpp>
+#include <deque>
 
 #include "common/base/call_end.h"
 #include "tests/support/next_event.h"
@@ -21,6 +22,37 @@ VersionInfo Version(uint64_t version, uint64_t lineage = 1) {
   VersionInfo info;
   info.identity = {.lineage = {lineage, 7}, .id = {1, version}, .root = version * 10};
   return info;
+}
+
+/// A caller that has receivers of "m" sync.
+struct Caller {
+  Caller(Attachments& attachments, const std::vector<std::string>& ids, bool full)
+      : a(attachments) {
+    auto asked = a.AskSync("m", ids, full, [this] { ++told; });
+    REQUIRE(asked.ok());
+    call = *std::move(asked);
+  }
+  /// What there is to hear now.
+  std::vector<ReceiverPhase> Hears() {
+    std::vector<ReceiverPhase> phases;
+    for (auto step = a.Look(*call); step.ok(); step = a.Look(*call)) {
+      over = step->over;
+      if (!step->tell) break;
+      phases.push_back(step->tell->phase);
+    }
+    return phases;
+  }
+  Attachments& a;
+  std::shared_ptr<SyncCall> call;
+  int told = 0;
+  bool over = false;
+};
+
+/// The request that goes down to a receiver now; 0: none.
+uint64_t RequestTo(Attachments& a, uint64_t token) {
+  const auto due = a.TakeEvent(token);
+  REQUIRE(due.ok());
+  return due->event ? due->event->sync_request : 0;
 }
 
 TEST_CASE("attachments: events count from one, and repeat the newest when there is no news") {
@@ -291,24 +323,18 @@ TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") 
   // The receiver claims beforehand that all of the next syncs have failed.
   for (uint64_t n = 1; n < 100; ++n)
     a.Report(*token, {.phase = ReceiverPhase::kFailed, .sync_request = n});
-  Thread receiver([&] {
-    for (auto event = NextEvent(a, *token); event.ok(); event = NextEvent(a, *token)) {
-      if (event->sync_request == 0) continue;
-      a.Report(*token, {.committed = event->newest.identity,
-                        .phase = ReceiverPhase::kCommitted,
-                        .sync_request = event->sync_request});
-    }
-  });
-  std::vector<ReceiverPhase> phases;
-  const auto progress = [&](const Attachments::Progress& p) {
-    phases.push_back(p.phase);
-    return true;
-  };
-  CHECK(a.TriggerSync("m", {}, false, progress, [] { return false; }).ok());
-  REQUIRE_FALSE(phases.empty());
-  CHECK(phases.back() == ReceiverPhase::kCommitted);
-  a.Stop(Stopping("sender"));
-  receiver.join();
+  Caller caller(a, {}, false);
+  const uint64_t request = RequestTo(a, *token);
+  REQUIRE(request != 0);
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kAsked});
+  for (uint64_t n = 1; n < 100; ++n) {
+    if (n != request) a.Report(*token, {.phase = ReceiverPhase::kFailed, .sync_request = n});
+  }
+  CHECK(caller.Hears().empty());
+  CHECK_FALSE(caller.over);
+  a.Report(*token, {.phase = ReceiverPhase::kCommitted, .sync_request = request});
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kCommitted});
+  CHECK(caller.over);
 }
 
 TEST_CASE("attachments: an older version is told of where versions are told of in order") {
@@ -471,30 +497,76 @@ TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  const auto never = [] { return false; };
-  CHECK(absl::IsNotFound(a.TriggerSync("m", {"x"}, false, nullptr, never)));
-  CHECK(absl::IsFailedPrecondition(a.TriggerSync("none", {}, false, nullptr, never)));
-  Thread receiver([&] {
-    for (StatusOr<SenderEvent> event = NextEvent(a, *token); event.ok();
-         event = NextEvent(a, *token)) {
-      if (event->sync_request == 0) continue;
-      CHECK(event->force_full);
-      a.Report(*token, {.committed = event->newest.identity,
-                        .phase = ReceiverPhase::kCommitted,
-                        .event = event->number,
-                        .sync_request = event->sync_request});
-    }
-  });
-  ReceiverPhase phase = ReceiverPhase::kNone;
-  const auto progress = [&](const Attachments::Progress& p) {
-    phase = p.phase;
-    return true;
-  };
-  CHECK(a.TriggerSync("m", {}, true, progress, never).ok());
-  CHECK(phase == ReceiverPhase::kCommitted);
+  CHECK(absl::IsNotFound(a.AskSync("m", {"x"}, false, [] {}).status()));
+  CHECK(absl::IsFailedPrecondition(a.AskSync("none", {}, false, [] {}).status()));
+  Caller caller(a, {"r"}, true);
+  CHECK(caller.Hears().empty());
+  a.Report(*token, {.phase = ReceiverPhase::kPulling, .bytes_done = 1, .bytes_total = 2});
+  CHECK(caller.told == 1);
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kPulling});
+  // A beat that says the same is no news.
+  a.Report(*token, {.phase = ReceiverPhase::kPulling, .bytes_done = 1, .bytes_total = 2});
+  CHECK(caller.told == 1);
+  const auto due = a.TakeEvent(*token);
+  REQUIRE((due.ok() && due->event));
+  CHECK(due->event->force_full);
+  a.Report(*token, {.committed = due->event->newest.identity,
+                    .phase = ReceiverPhase::kCommitted,
+                    .event = due->event->number,
+                    .sync_request = due->event->sync_request});
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kCommitted});
+  CHECK(caller.over);
+}
+
+TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of the end") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto first = a.Attach("m", "r1", "p"), second = a.Attach("m", "r2", "p");
+  Caller caller(a, {}, false);
+  a.Detach(*first);
+  CHECK(caller.told == 1);
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kFailed});
+  CHECK_FALSE(caller.over);
+  REQUIRE(a.Attach("m", "r2", "p").ok());  // takes the other attachment's place
+  CHECK(caller.Hears() == std::vector{ReceiverPhase::kFailed});
+  CHECK(caller.over);
+
+  Caller later(a, {}, false);
   a.Stop(Stopping("sender"));
-  receiver.join();
+  CHECK(later.told > 0);
+  CHECK(absl::IsUnavailable(a.Look(*later.call).status()));
+  CHECK(absl::IsUnavailable(a.AskSync("m", {}, false, [] {}).status()));
   CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
+}
+
+TEST_CASE(
+    "attachments: as many callers as may come have one receiver sync, and none is forgotten") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  std::vector<std::unique_ptr<Caller>> callers;
+  std::deque<uint64_t> requests;
+  const auto take = [&] {
+    if (const uint64_t request = RequestTo(a, *token)) requests.push_back(request);
+  };
+  for (int i = 0; i < 500; ++i) {
+    callers.push_back(std::make_unique<Caller>(a, std::vector<std::string>(), false));
+    take();
+  }
+  // A receiver has so many requests to answer, and no caller more makes them more.
+  CHECK(requests.size() == SyncRequests::kMostSent);
+  callers.erase(callers.begin() + 3, callers.begin() + 40);  // they go
+  for (size_t answers = 0; !requests.empty(); ++answers) {
+    REQUIRE(answers <= SyncRequests::kMostSent);
+    a.Report(*token, {.phase = ReceiverPhase::kCommitted, .sync_request = requests.front()});
+    requests.pop_front();
+    take();
+  }
+  for (const auto& caller : callers) {
+    CHECK(caller->Hears() == std::vector{ReceiverPhase::kCommitted});
+    CHECK(caller->over);
+  }
 }
 
 }  // namespace

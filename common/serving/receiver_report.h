@@ -1,0 +1,29 @@
+// What a receiver says of itself, as the attachments keep it. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/group_word.h"
+#include "common/base/identity.h"
+#include "common/base/receiver_phase.h"
+#include "common/delta/pull_stats.h"
+
+namespace deltawire {
+
+/// What a receiver last said of itself.
+struct ReceiverReport {
+  Identity committed;
+  ReceiverPhase phase = ReceiverPhase::kNone;
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  std::string message;
+  uint64_t event = 0;         ///< number of the last event that the receiver got
+  uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
+  PullStats last_pull;        ///< for status displays only
+  GroupReport group;          ///< of a member of a group
+  std::string follows;        ///< the relay's address that it follows now; empty: this sender
+  bool barred = false;        ///< its principal may not use the model any more
+};
+
+}  // namespace deltawire

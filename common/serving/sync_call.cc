@@ -1,0 +1,111 @@
+#include "common/serving/sync_call.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace deltawire {
+namespace {
+
+bool SameToCaller(const SyncCall::Progress& a, const SyncCall::Progress& b) {
+  return a.phase == b.phase && a.report.bytes_done == b.report.bytes_done &&
+         a.report.bytes_total == b.report.bytes_total && a.report.message == b.report.message;
+}
+
+void Append(const std::vector<std::weak_ptr<SyncCall>>& from,
+            std::vector<std::shared_ptr<SyncCall>>* to) {
+  for (const auto& one : from) {
+    if (auto call = one.lock()) to->push_back(std::move(call));
+  }
+}
+
+}  // namespace
+
+SyncCall::SyncCall(const Identity& target, std::function<void()> news)
+    : target_(target), news_(std::make_shared<const std::function<void()>>(std::move(news))) {}
+
+void SyncCall::Asked(uint64_t token, const std::string& id) { open_[token].id = id; }
+
+bool SyncCall::Reported(uint64_t token, const ReceiverReport& report) {
+  const auto it = open_.find(token);
+  if (it == open_.end()) return false;
+  const bool busy =
+      report.phase == ReceiverPhase::kPulling || report.phase == ReceiverPhase::kApplying;
+  Progress now{.receiver_id = it->second.id,
+               .phase = busy ? report.phase : ReceiverPhase::kAsked,
+               .target = target_,
+               .report = report};
+  if (it->second.last && SameToCaller(*it->second.last, now)) return false;
+  it->second.last = now;
+  Tell(token, std::move(now));
+  return true;
+}
+
+void SyncCall::Answered(uint64_t token, const ReceiverReport& report) {
+  const auto it = open_.find(token);
+  if (it == open_.end()) return;
+  Tell(token,
+       {.receiver_id = it->second.id, .phase = report.phase, .target = target_, .report = report});
+  open_.erase(it);
+}
+
+void SyncCall::Gone(uint64_t token) {
+  const auto it = open_.find(token);
+  if (it == open_.end()) return;
+  Progress gone{.receiver_id = it->second.id,
+                .phase = ReceiverPhase::kFailed,
+                .target = target_,
+                .report = {}};
+  gone.report.message = "the receiver has gone";
+  Tell(token, std::move(gone));
+  open_.erase(it);
+}
+
+void SyncCall::Tell(uint64_t token, Progress progress) {
+  if (waiting_.insert_or_assign(token, std::move(progress)).second) order_.push_back(token);
+}
+
+std::optional<SyncCall::Progress> SyncCall::Take() {
+  if (order_.empty()) return std::nullopt;
+  const auto next = waiting_.find(order_.front());
+  order_.pop_front();
+  Progress progress = std::move(next->second);
+  waiting_.erase(next);
+  return progress;
+}
+
+void SyncRequests::Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number) {
+  if (!unsent_) unsent_ = Unsent{{number, false}, {}};
+  std::erase_if(unsent_->callers, [](const auto& one) { return one.expired(); });
+  unsent_->request.force_full |= force_full;
+  unsent_->callers.push_back(call);
+}
+
+bool SyncRequests::due() const {
+  return unsent_ && sent_.size() < kMostSent &&
+         std::ranges::any_of(unsent_->callers, [](const auto& one) { return !one.expired(); });
+}
+
+std::optional<SyncRequests::Request> SyncRequests::Send() {
+  if (!due()) return std::nullopt;
+  Unsent next = *std::exchange(unsent_, std::nullopt);
+  sent_.emplace(next.request.number, std::move(next.callers));
+  return next.request;
+}
+
+std::vector<std::shared_ptr<SyncCall>> SyncRequests::Answered(uint64_t number) {
+  std::vector<std::shared_ptr<SyncCall>> callers;
+  const auto it = sent_.find(number);
+  if (it == sent_.end()) return callers;
+  Append(it->second, &callers);
+  sent_.erase(it);
+  return callers;
+}
+
+std::vector<std::shared_ptr<SyncCall>> SyncRequests::callers() const {
+  std::vector<std::shared_ptr<SyncCall>> callers;
+  for (const auto& [number, waiting] : sent_) Append(waiting, &callers);
+  if (unsent_) Append(unsent_->callers, &callers);
+  return callers;
+}
+
+}  // namespace deltawire
