@@ -59,7 +59,7 @@ struct EngineAnswer {
   std::string why;      ///< if not kDone
   std::string version;  ///< of kProbe: the version that the engine names
   /// A refusal says that nothing but another process of the engine helps.
-  bool spoiled = false;
+  bool only_anew = false;
   /// A refusal says that the engine's memory is no longer what was written to it. The next kPrepare
   /// makes an update ready that heals it.
   bool drifted = false;

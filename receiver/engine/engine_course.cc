@@ -204,7 +204,7 @@ std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::stri
 }
 
 std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
-  if (spoiled_) return std::nullopt;
+  if (!MayReload()) return std::nullopt;
   // It holds another version, or cannot be followed. The first refusal may be a passing failure,
   // unless there is no other attempt that could show it.
   if (refusals_++ == 0 && attempts_ < policy_.retries) return std::nullopt;
@@ -237,6 +237,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (call == EngineCall::kReload) reloaded_ = true;
     if (call == EngineCall::kAttach) spoiled_ = false;
     if (call == EngineCall::kPrepare) prepared_ = true;
+    if (call == EngineCall::kAttach || call == EngineCall::kPrepare) only_anew_ = false;
     if (call == EngineCall::kCheck) checked_ = true;
     if (call == EngineCall::kResume) return Resumed(now);
     if (condemned_) return Condemn(now);
@@ -252,7 +253,10 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (refused && answer.drifted && !std::exchange(drifted_, true)) {
       return Drifted(call, answer.why, now);
     }
-    if (refused && (answer.spoiled || (traits_.reload_spoils && Reads(call)))) spoiled_ = true;
+    if (refused && traits_.reload_spoils && Reads(call)) spoiled_ = true;
+    if (call == EngineCall::kAttach || call == EngineCall::kPrepare || answer.only_anew) {
+      only_anew_ = answer.only_anew;
+    }
     if (refused) next = Instead(call, answer.why);
     if (!next && checking_ && checked_) {
       // The check is done, and only the call that clears up after it has failed. If the engine
@@ -265,7 +269,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
       const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
       totals_.error = fmt::format("{}: {}{}{}", ToString(call), answer.why,
                                   both ? fmt::format(" (at first: {})", refusal_) : "",
-                                  spoiled_ ? kSpoiled : "");
+                                  spoiled_ && !answer.only_anew ? kSpoiled : "");
       return Failed(call, answer, now);
     }
   }
@@ -409,7 +413,7 @@ void EngineCourse::Lost(Time now) {
 void EngineCourse::BeginAnew() {
   served_ = weights_ = given_up_ = {};
   attempts_ = refusals_ = 0;
-  out_ = paused_ = closing_ = reload_only_ = spoiled_ = false;
+  out_ = paused_ = closing_ = reload_only_ = spoiled_ = only_anew_ = false;
   why_reload_.clear();
   named_.clear();
   unclear_ = true;

@@ -90,7 +90,8 @@ class EngineCourse {
   /// The call has the engine read the directory.
   bool Reads(EngineCall call) const;
   /// The engine cannot be updated in place, and may be told to read the directory.
-  bool ReadsAlways() const { return reload_only_ && !spoiled_; }
+  bool ReadsAlways() const { return reload_only_ && MayReload(); }
+  bool MayReload() const { return !spoiled_ && !only_anew_; }
   bool Holds(EngineCall call) const;
   /// Adds a call's time to the attempt's.
   void AddTime(EngineCall call, Time now);
@@ -149,6 +150,8 @@ class EngineCourse {
   /// A reload has failed in it, so that only a kAttach, which compares all bytes, or another
   /// process brings it back.
   bool spoiled_ = false;
+  /// The last that it has refused so says that no reload would help, as for another model's shapes.
+  bool only_anew_ = false;
   uint64_t checks_asked_ = 0, checks_begun_ = 0;
   // Of the attempt under way:
   bool attach_tried_ = false;

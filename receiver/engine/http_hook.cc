@@ -16,9 +16,9 @@ using Json = nlohmann::ordered_json;
 using Result = EngineAnswer::Result;
 
 constexpr size_t kMaxWords = 500;  // of an engine's error
-/// In a refusal of deltawire's plug-in for vLLM (python/deltawire/engine/vllm.py).
-constexpr std::string_view kSpoiled = "start the engine anew";
 /// In a refusal of both plug-ins (python/deltawire/engine/_outcome.py).
+constexpr std::string_view kOnlyAnew = "start the engine anew";
+/// The same.
 constexpr std::string_view kDrifted = "the engine's memory has drifted in ";
 
 /// A request, and what its answer must say besides a status of 2xx.
@@ -224,12 +224,12 @@ class HttpHook : public EngineHook {
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     if (reply.code < 200 || reply.code > 299) {
-      std::string words = Printable(WordsOf(answer));
-      if (words.empty()) words = Printable(reply.body);
+      std::string words = WordsOf(answer);
+      if (words.empty()) words = reply.body;
       return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
-              fmt::format("{}: {}", reply.code, words),
+              fmt::format("{}: {}", reply.code, Printable(words)),
               {},
-              words.find(kSpoiled) != std::string::npos,
+              words.find(kOnlyAnew) != std::string::npos,
               words.find(kDrifted) != std::string::npos};
     }
     if (options_.kind == EngineKind::kHttp) return {};

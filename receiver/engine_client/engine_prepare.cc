@@ -171,6 +171,7 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
   p->info.from = held_;
   p->info.to = committed();
   if (p->info.to.empty()) {
+    DW_RETURN_IF_ERROR(RefuseOtherBuffer());
     return Errorf(StatusCode::kUnavailable, "{}: no version is committed now", directory_.native());
   }
   p->digests_before = digests_;

@@ -96,17 +96,26 @@ Identity EngineWeights::committed() const {
   return slot.phase == SlotPhase::kWhole && state_.IsCurrent() ? slot.identity : Identity{};
 }
 
+Status EngineWeights::RefuseOtherBuffer() const {
+  if (state_.IsCurrent()) return absl::OkStatus();
+  std::error_code ignored;
+  if (!fs::exists(directory_ / kState, ignored)) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{}: the receiver's files are gone; open it again when they are back",
+                  directory_.native());
+  }
+  return Errorf(StatusCode::kFailedPrecondition,
+                "{}: the receiver has made its buffer anew, for another model or layout; open it "
+                "again",
+                directory_.native());
+}
+
 StatusOr<Identity> EngineWeights::WaitForOther(const Identity& known,
                                                std::chrono::milliseconds limit,
                                                const std::function<bool()>& gone) const {
   const auto end = SteadyClock::now() + limit;
   while (true) {
-    if (!state_.IsCurrent()) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "{}: the receiver has made its buffer anew, for another model or layout; open "
-                    "it again",
-                    directory_.native());
-    }
+    DW_RETURN_IF_ERROR(RefuseOtherBuffer());
     const Identity now = committed();
     if (!now.empty() && !(now == known)) return now;
     if (gone && gone()) return absl::CancelledError("nobody waits any longer");

@@ -100,9 +100,10 @@ class EngineWeights {
 
   /// Prepares the update from held() to the committed version, and checks all of it, before a byte
   /// of the engine's memory changes. An update that was applied before can no longer be rolled
-  /// back. kFailedPrecondition while held() is empty; kUnavailable while nothing is committed, or
-  /// when another version was meanwhile: try again. Chunks that come from the buffer are copied, so
-  /// that whatever becomes of the update, the receiver's file is not held open for it.
+  /// back. kFailedPrecondition while held() is empty, or when the buffer is gone or was made anew;
+  /// kUnavailable while nothing is committed, or when another version was meanwhile: try again.
+  /// Chunks that come from the buffer are copied, so that whatever becomes of the update, the
+  /// receiver's file is not held open for it.
   StatusOr<UpdateInfo> Prepare();
   /// Forgets what Prepare made ready, and gives its memory back. An update that was applied stays,
   /// and can still be rolled back.
@@ -137,6 +138,7 @@ class EngineWeights {
 
   EngineWeights(std::filesystem::path directory, StateReader state, Layout layout,
                 ChunkTable chunks, size_t threads);
+  Status RefuseOtherBuffer() const;
   StatusOr<std::vector<std::filesystem::path>> FindChain(const Identity& to) const;
   StatusOr<std::vector<std::filesystem::path>> AwaitChain(const Identity& to) const;
   Status CheckChain(Prepared& prepared) const;

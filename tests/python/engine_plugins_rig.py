@@ -96,20 +96,30 @@ class Plugin(EngineRig):
 
     make: type[Engine] | None = None
 
-    def begin(self, world_size: int = 2) -> None:
+    def begin(self, world_size: int = 2, seed: int = 1) -> None:
+        """`seed`: of the weights that the models have loaded; those of version 1 are of 1."""
         self.make = self.make or (Engine if world_size > 1 else Alone)
         self.ranks = stand_ins.start(world_size)
         self.weights = checkpoint(1)
         self.directory = str(self.start(self.weights))
         self.models = [self.make(rank) for rank in range(world_size)]
         for model in self.models:
-            model.load_weights(self.weights.items())
+            model.load_weights(checkpoint(seed).items())
 
     def next_version(self) -> None:
         self.weights["k"][5] += 1
         self.weights["o"] += 1
         self.weights["norm"] += 1
         self.publish(self.weights)
+
+    def other_shapes(self) -> None:
+        """The trainer begins anew with another model: a tensor fewer, and one of another shape."""
+        del self.weights["norm"]
+        self.weights["k"] = torch.cat([self.weights["k"], self.weights["k"]])
+        self.trainer.register(self.weights.items(), replace=True)
+        self.version = 0
+        self.publish(self.weights)
+        self.receiver.sync()  # to this model's first version, and not the other's
 
     def states(self) -> list[dict]:
         return [state(model) for model in self.models]

@@ -35,8 +35,8 @@ class DraftRig(EngineRig):
 
 
 class VllmTest(Plugin):
-    def begin(self, world_size: int = 2) -> None:
-        super().begin(world_size)
+    def begin(self, world_size: int = 2, seed: int = 1) -> None:
+        super().begin(world_size, seed)
         self.workers = [DeltawireEngine(model) for model in self.models]
         self.assert_done(self.attach())
 
@@ -91,6 +91,20 @@ class VllmTest(Plugin):
         with self.assertRaisesRegex(AssertionError, "holds only a part of o, so the checkpoint is"):
             self.begin(1)
         self.assert_refused(self.prepare(), "comes first")
+
+    def test_a_part_of_a_checkpoint_is_refused_before_its_other_bytes_are(self):
+        self.make = Engine  # of two ranks, the first alone
+        with self.assertRaisesRegex(AssertionError, "holds only a part of o.*start the engine anew"):
+            self.begin(1, seed=2)
+
+    def test_a_model_that_was_attached_to_is_not_attached_to_other_shapes(self):
+        self.begin()
+        before = self.states()
+        self.other_shapes()
+        self.assert_refused(self.prepare(), "the receiver has made its buffer anew")
+        self.assert_refused(self.attach(), "tensors of other names, types or shapes by now than when "
+                            "this model was attached to: norm, k; start the engine anew")
+        self.assert_states(before)
 
     def test_workers_that_have_prepared_different_versions_write_nothing(self):
         self.begin()

@@ -42,8 +42,8 @@ class OrderTest(unittest.TestCase):
 
 
 class SglangTest(Plugin):
-    def begin(self, world_size: int = 2) -> None:
-        super().begin(world_size)
+    def begin(self, world_size: int = 2, seed: int = 1) -> None:
+        super().begin(world_size, seed)
         self.runners = [stand_ins.Runner(model) for model in self.models]
         self.addCleanup(sglang._followers.clear)
 
@@ -91,6 +91,21 @@ class SglangTest(Plugin):
         self.begin(1)
         for _ in range(2):
             self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
+
+    def test_a_part_of_a_checkpoint_is_refused_before_its_other_bytes_are(self):
+        self.make = Engine  # of two ranks, the first alone
+        self.begin(1, seed=2)
+        self.assert_refused(self.update(), "holds only a part of o")
+
+    def test_a_model_that_was_attached_to_is_not_attached_to_other_shapes(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.other_shapes()
+        for _ in range(2):
+            self.assert_refused(self.update(), "tensors of other names, types or shapes by now than "
+                                "when this model was attached to: norm, k; start the engine anew")
+        self.assert_states(before)
 
     def test_a_server_with_a_draft_model_is_refused(self):
         """A reload brings both models to one directory, so it is wrong where there are two."""

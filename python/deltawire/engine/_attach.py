@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from deltawire.engine import _codes, _core, _second, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
-from deltawire.engine._outcome import Attached, some
+from deltawire.engine._outcome import ANEW, Attached, some
 from deltawire.engine._plans import Plan, PlanCache
 from deltawire.engine._trace import Group, Tensors
 
@@ -36,6 +37,11 @@ _TORCH_DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+
+
+#: The checkpoint's tensors when a model was attached to last. An engine would load another
+#: checkpoint into it without a word where names and shapes happen to fit, or fail in its middle.
+_proven: weakref.WeakKeyDictionary[torch.nn.Module, Tensors] = weakref.WeakKeyDictionary()
 
 
 class Refused(Exception):
@@ -61,11 +67,13 @@ class Attachment:
         begin = time.perf_counter()
         result = Attached(False)
         try:
+            self._refuse_other_tensors()
             if plans is None or not self._use_plan(plans, result):
                 plan = self._find_and_prove(result)
                 if plans is not None:
                     result.plan = plans.keep(self._key(plans), plan, self.storages)
             result.ok = True
+            _proven[self._model] = self.tensors
         except (Refused, Error) as error:
             result.reason = str(error)
             self._weights.bind([], [])
@@ -81,6 +89,15 @@ class Attachment:
             self._weights.read(prepared, tensor, address, nbytes)
         return fill
 
+    def _refuse_other_tensors(self) -> None:
+        known = dict.fromkeys(_proven.get(self._model, self.tensors))
+        now = dict.fromkeys(self.tensors)
+        if other := known.keys() ^ now.keys():
+            names = dict.fromkeys(name for tensors in (known, now) for name, *rest in tensors
+                                  if (name, *rest) in other)
+            raise Refused("the checkpoint has tensors of other names, types or shapes by now than "
+                          f"when this model was attached to: {some(names)}; {ANEW}")
+
     def _key(self, plans: PlanCache) -> dict[str, str]:
         return plans.key(self._weights.fingerprint, self._model)
 
@@ -94,6 +111,7 @@ class Attachment:
             self._prove(plan, result)
         except (Refused, Error):
             # The model may be refused as well when it is traced, and then with a better reason.
+            result.held = {}
             return False
         result.plan = "used"
         return True
@@ -212,6 +230,7 @@ class Attachment:
         result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
         result.unmapped = self._unmapped(plan.boxes)
         self._different = list(compared.different)
+        result.held = self._held(plan.boxes)
         if compared.different:
             raise Refused(
                 f"{len(compared.different)} tensors have other bytes in the engine than in "
@@ -228,7 +247,6 @@ class Attachment:
             self.by_loader = by_loader
             result.by_loader = by_loader.names
         result.by_numbers = [self.tensors[t][0] for t in plan.by_numbers]
-        result.held = self._held(plan.boxes)
 
     def _reasons(self, groups: list[Group]) -> list[str]:
         return [f"{self.tensors[t][0]}: {g.why}" for g in groups for t in g.tensors]

@@ -14,6 +14,9 @@ _NAMED = 5
 #: How a reason begins that names tensors whose memory is no longer what was written to it. The
 #: receiver knows these words (receiver/engine/http_hook.cc).
 DRIFTED = "the engine's memory has drifted in "
+#: How a reason ends that no reload of the directory would help against, and the receiver has none
+#: made then (receiver/engine/http_hook.cc).
+ANEW = "start the engine anew"
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Attached(Outcome):
     #: Tensors whose way shapes do not show, found by their elements' numbers.
     by_numbers: list[str] = field(default_factory=list)
     #: (elements that have a place here, all) of each tensor that has boxes. More where some have
-    #: several places; fewer where other ranks must have the rest.
+    #: several places; fewer where other ranks must have the rest. Also of a model that was refused
+    #: because other bytes are there.
     held: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     #: With a plan cache: "used", "kept" (for the next time), or why neither.
     plan: str = ""

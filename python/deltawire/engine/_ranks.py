@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deltawire import Error
-from deltawire.engine._outcome import DRIFTED, some
+from deltawire.engine._outcome import ANEW, DRIFTED, some
 
 if TYPE_CHECKING:
     from deltawire.engine._client import EngineClient
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: What a rank holds: `Attached.held`.
+Held = dict[str, tuple[int, int]]
+
+
 class Refused(Exception):
-    """What was asked for cannot be carried out; the engine's memory is what it was."""
+    """What was asked for cannot be carried out; the engine's memory is what it was. `held`: of the
+    model whose attach it is about, where that is known."""
+
+    def __init__(self, reason: str, held: Held | None = None):
+        super().__init__(reason)
+        self.held = held
 
 
 #: After so many versions all memory was compared with its digests.
 CHECK_EVERY = 64
-
-#: What a rank holds: `Attached.held`.
-Held = dict[str, tuple[int, int]]
 
 
 def everywhere(value: Any, group: Any) -> list:
@@ -55,21 +61,24 @@ def together(step: Callable[[], Any], group: Any,
     """Runs `step` on every rank of `group` (a GroupCoordinator of vLLM's or SGLang's); raises on
     all of them what it raised on one. `step` returns what must be the same on all ranks. `held`:
     asked after it; what the rank has just attached to, or None."""
-    reason = result = None
+    reason = result = parts = None
     try:
         result = step()
     except Exception as error:  # pylint: disable=broad-except
         # A rank that leaves the others waiting for the gather below hangs the whole server.
         reason = str(error) or repr(error)
-        if not isinstance(error, (Refused, Error)):
+        if isinstance(error, Refused):
+            parts = error.held or None
+        elif not isinstance(error, Error):
             logger.exception("deltawire: unexpected")
-    ranks = everywhere((reason, str(result), held()), group)
+    ranks = everywhere((reason, str(result), parts or held()), group)
+    attached = [held for *_, held in ranks if held is not None]
+    if len(attached) == len(ranks):
+        # First: that the bytes are others as well is no wonder then, and a reload no remedy.
+        _refuse_parts(attached)
     _refuse([text for text, *_ in ranks])
     if len({text for _, text, _ in ranks}) > 1:
         raise Refused("the ranks see different versions: " + ", ".join(t for _, t, _ in ranks))
-    attached = [held for *_, held in ranks if held is not None]
-    if len(attached) == len(ranks):
-        _refuse_parts(attached)
     return result
 
 
@@ -143,7 +152,5 @@ def _refuse_parts(ranks: list[Held]) -> None:
             sums[name] = sums.get(name, 0) + elements
     parts = [name for held in ranks for name, (_, every) in held.items() if sums[name] < every]
     if parts:
-        # The last words keep the receiver from having the engine reload it.
         raise Refused("this model cannot be updated in place: it holds only a part of "
-                      f"{some(dict.fromkeys(parts))}, so the checkpoint is of another shape; "
-                      "start the engine anew")
+                      f"{some(dict.fromkeys(parts))}, so the checkpoint is of another shape; {ANEW}")

@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, quote
 
 from deltawire import DeadlineError, Error, RefusedError
 from deltawire.engine import EngineClient, Identity, Outcome
+from deltawire.engine._outcome import ANEW
 from deltawire.engine._ranks import (
     CHECK_EVERY,
     Held,
@@ -151,8 +152,10 @@ class Follower:
             runner.model, loader_of(runner.model), plans=_plans(runner, order),
             loader_tensors=order.loader_tensors)
         if not attached:
-            raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
-                          f"the version is another, post model_path {order.directory} once")
+            advice = ("" if ANEW in attached.reason else ". Where only the version is another, "
+                      f"post model_path {order.directory} once")
+            raise Refused(f"this model cannot be updated in place: {attached.reason}{advice}",
+                          attached.held)
         self.news: Held | None = attached.held  # until all ranks have compared it
         logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
@@ -217,7 +220,7 @@ def _refuse_what_cannot_follow(runner: Any) -> None:
             # SGLang reads one directory into both models, and calls it a success where names and
             # shapes happen to fit. The words keep the receiver from a reload of this directory.
             raise Refused(f"the draft model of {draft} is none of this directory, and every update "
-                          "of SGLang's goes into both models; start the engine anew without it")
+                          f"of SGLang's goes into both models; {ANEW} without it")
         raise Refused("the draft model of speculative decoding is not followed; a reload of the "
                       "directory brings both models to it")
     if runner.eplb_manager is not None:

@@ -34,7 +34,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
 from deltawire.engine import Attached, EngineClient, Identity, PlanCache
-from deltawire.engine._outcome import some
+from deltawire.engine._outcome import ANEW, some
 from deltawire.engine._ranks import CHECK_EVERY, Held, Refused, Rounds, refuse_drift, together
 from deltawire.engine._second import Instance
 
@@ -149,7 +149,8 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 loader_tensors=info.loader_tensors, is_served=model is self._default_model,
                 second=self._second(model, info))
             if not attached:
-                raise Refused(f"this model cannot be updated in place: {attached.reason}")
+                raise Refused(f"this model cannot be updated in place: {attached.reason}",
+                              attached.held)
             logger.info("deltawire: attached to %s: %s", client.held, attached.described())
             found.append((client, attached))
             return client.held
@@ -169,7 +170,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         lost = [name for name, p in model.named_parameters()
                 if p.device.type == "meta" != self.device.type]
         if lost:
-            raise Refused(f"start the engine anew: {len(lost)} parameters have no memory since a "
+            raise Refused(f"{ANEW}: {len(lost)} parameters have no memory since a "
                           f"reload of vLLM's own failed: {some(lost)}")
 
     def start_weight_update(self) -> None:

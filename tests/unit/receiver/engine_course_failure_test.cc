@@ -149,7 +149,8 @@ TEST_CASE("a reload that vLLM has failed is not followed by another one, but by 
 TEST_CASE("a reload that vLLM's plug-in cannot vouch for leaves the engine paused") {
   const bool says_so = GENERATE(false, true);  // as after a restart of the receiver
   EngineAnswer lost = kRefused;
-  lost.spoiled = says_so;
+  lost.only_anew = says_so;
+  if (says_so) lost.why = "500: start the engine anew: 3 parameters have no memory";
   Walk walk(EngineKind::kVllm, {.retries = 1});
   walk.answers[EngineCall::kPrepare] = {kRefused, kRefused, kRefused, kRefused};
   walk.answers[EngineCall::kAttach] = {kRefused, kRefused, lost, lost};
@@ -170,6 +171,38 @@ TEST_CASE("a reload that vLLM's plug-in cannot vouch for leaves the engine pause
   CHECK(walk.Run().back() == "resume");
   CHECK(walk.served() == Version(2));
   CHECK(walk.course.view().error.empty());
+}
+
+TEST_CASE("an engine that only a new process would help is not told to reload, and serves on") {
+  const EngineKind kind = GENERATE(EngineKind::kVllm, EngineKind::kSglang);
+  const EngineCall proves = kind == EngineKind::kVllm ? EngineCall::kAttach : EngineCall::kPrepare;
+  Walk walk(kind, {.retries = 1});
+  walk.Serve(1);
+  EngineAnswer shapes = kRefused;
+  shapes.only_anew = true;
+  shapes.why = "500: tensors of other shapes; start the engine anew";
+  for (const uint64_t version : {2, 3}) {
+    walk.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+    walk.answers[proves] = {shapes, shapes};
+    walk.course.Ready(Version(version));
+    Calls all = walk.Run();
+    while (walk.state() == EngineState::kRetrying) {
+      for (const std::string& call : walk.Later()) all.push_back(call);
+    }
+    CHECK(std::count(all.begin(), all.end(), "pause*") == 0);
+    CHECK(walk.state() == EngineState::kBehind);
+    CHECK(walk.served() == Version(1));
+    CHECK(walk.course.view().error == fmt::format("{}: {}", ToString(proves), shapes.why));
+  }
+  // The model of before is back, with other bytes: that a reload does help against.
+  walk.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused, kRefused};
+  walk.course.Ready(Version(4));
+  (void)walk.Run();
+  const Calls calls = walk.Later();
+  CHECK(std::count(calls.begin(), calls.end(), "reload*") == 1);
+  CHECK(calls.back() == "resume");
+  CHECK(walk.served() == Version(4));
 }
 
 TEST_CASE("stay-paused: there is one attempt for each version") {
