@@ -219,8 +219,8 @@ class Attachments {
   static void Call(const News& news);
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
                            const std::string& principal, const SiteOffer& offer, News& news);
-  /// Adds the callback by which this receiver's events are asked for. REQUIRES (here and below): mu_
-  /// held
+  /// Adds the callback by which this receiver's events are asked for. REQUIRES (here and below):
+  /// mu_ held
   static void Wake(const Attached& a, News& news);
   /// Adds the listeners whom a change concerns; an empty model stands for all.
   void Tell(const std::string& model, Of what, News& news);

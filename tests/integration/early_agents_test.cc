@@ -23,8 +23,8 @@ struct Parts {
     for (size_t i = 0; i < 2; ++i) {
       const auto dir = root.path() / fmt::format("node{}", i);
       std::filesystem::create_directories(dir);
-      senders.push_back(std::make_unique<SenderProcess>(
-          dir, i == 0 ? std::vector<std::string>{} : of_second));
+      senders.push_back(
+          std::make_unique<SenderProcess>(dir, i == 0 ? std::vector<std::string>{} : of_second));
       clients.push_back(std::make_unique<TrainerClient>(senders[i]->socket(), kModel));
       REQUIRE(clients[i]
                   ->Register(trainer.layout(), {{"config.json", "{}"}}, {.owned = {owned[i]}})
