@@ -1,7 +1,7 @@
-// A server-streaming call that holds no thread. Its source says which message is sent next, and
-// calls back when there may be another one. A peer that reads slowly gets what is newest whenever
-// it has read a message; nothing queues up. Owner: the reactor owns itself, from Begin until
-// OnDone. Threads: gRPC's callbacks and those that bring news; one at a time asks the source.
+// A call that waits or streams, and holds no thread. Its source says which message is sent next,
+// and calls back when there may be another one. A peer that reads slowly gets what is newest
+// whenever it has read a message; nothing queues up. Owner: the reactor owns itself, from Begin
+// until OnDone. Threads: gRPC's callbacks and those that bring news; one at a time asks the source.
 // Errors end the call with their status.
 #pragma once
 
@@ -65,41 +65,15 @@ class ChangeSource final : public WatchSource<Message> {
   uint64_t seen_ = 0;
 };
 
-template <typename Message>
-class WatchReactor final : public grpc::ServerWriteReactor<Message> {
+/// A call whose source says what is sent. `Base` is gRPC's reactor for one answer or for a stream.
+template <typename Base, typename Message>
+class SourceReactor : public Base {
  public:
   using Source = WatchSource<Message>;
   /// Makes the source of a call, or says why it is refused. The source calls `news` when Next may
   /// have something, from any thread and without a lock; once that may be after its destruction.
   using Open = std::function<StatusOr<std::unique_ptr<Source>>(std::function<void()> news)>;
 
-  /// `context`, and what the source refers to, outlive the call.
-  static WatchReactor* Begin(grpc::CallbackServerContext& context, const Open& open) {
-    std::shared_ptr<WatchReactor> reactor(new WatchReactor(context));
-    reactor->self_ = reactor;
-    auto source = open([weak = std::weak_ptr(reactor)] {
-      if (const auto still = weak.lock()) still->News();
-    });
-    if (source.ok()) {
-      {
-        std::lock_guard lock(reactor->mu_);
-        reactor->source_ = *std::move(source);
-      }
-      reactor->News();
-    } else {
-      reactor->End(source.status());
-    }
-    return reactor.get();
-  }
-
-  void OnWriteDone(bool ok) override {
-    Turn next;
-    {
-      std::lock_guard lock(mu_);
-      next = turn_.Written(ok);
-    }
-    Do(next);
-  }
   void OnCancel() override { End(absl::CancelledError("the caller has gone")); }
   void OnDone() override {
     std::unique_ptr<Source> source;
@@ -111,15 +85,44 @@ class WatchReactor final : public grpc::ServerWriteReactor<Message> {
     const auto last = std::move(self_);  // deletes this, unless a callback is just here
   }
 
- private:
+ protected:
   using Turn = StreamTurn::Next;
-  explicit WatchReactor(grpc::CallbackServerContext& context) : context_(context) {}
+  explicit SourceReactor(grpc::CallbackServerContext& context) : context_(context) {}
+
+  /// `self` is this. `message`: where the source writes what is sent.
+  void Start(std::shared_ptr<SourceReactor> self, Message* message, const Open& open) {
+    message_ = message;
+    self_ = std::move(self);
+    auto source = open([weak = std::weak_ptr(self_)] {
+      if (const auto still = weak.lock()) still->News();
+    });
+    if (!source.ok()) return End(source.status());
+    {
+      std::lock_guard lock(mu_);
+      source_ = *std::move(source);
+    }
+    News();
+  }
+
+  void Written(bool ok) {
+    Turn next;
+    {
+      std::lock_guard lock(mu_);
+      next = turn_.Written(ok);
+    }
+    Do(next);
+  }
+
+ private:
+  /// The message is there.
+  virtual Turn Found(StreamTurn& turn) = 0;
+  virtual void Write(Message* message) = 0;
 
   void News() {
     Turn next = Turn::kNothing;
     {
       std::lock_guard lock(mu_);
-      if (source_ != nullptr) next = turn_.News();  // else Begin asks when it has the source
+      if (source_ != nullptr) next = turn_.News();  // else Start asks when it has the source
     }
     Do(next);
   }
@@ -135,12 +138,12 @@ class WatchReactor final : public grpc::ServerWriteReactor<Message> {
 
   /// The source is not destroyed while somebody looks: OnDone comes after Finish, which they make.
   Turn Look() {
-    const auto found = source_->Next(&message_);
+    const auto found = source_->Next(message_);
     std::lock_guard lock(mu_);
     if (!found.ok()) return turn_.FoundEnd(found.status());
     switch (*found) {
       case Source::Found::kMessage:
-        return turn_.Found();
+        return Found(turn_);
       case Source::Found::kNothing:
         return turn_.FoundNothing();
       case Source::Found::kEnd:
@@ -151,7 +154,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<Message> {
 
   void Do(Turn next) {
     while (next == Turn::kLook) next = Look();
-    if (next == Turn::kWrite) return this->StartWrite(&message_);
+    if (next == Turn::kWrite) return Write(message_);
     if (next == Turn::kCancel) return context_.TryCancel();
     if (next == Turn::kNothing) return;
     Status why;
@@ -163,12 +166,53 @@ class WatchReactor final : public grpc::ServerWriteReactor<Message> {
   }
 
   grpc::CallbackServerContext& context_;
-  std::shared_ptr<WatchReactor> self_;  // until OnDone
-  Message message_;                     // being made or written
+  std::shared_ptr<SourceReactor> self_;  // until OnDone
+  Message* message_ = nullptr;           // being made or written
 
   Mutex mu_;
   std::unique_ptr<Source> source_;
   StreamTurn turn_;
+};
+
+/// A stream of what its source has.
+template <typename Message>
+class WatchReactor final : public SourceReactor<grpc::ServerWriteReactor<Message>, Message> {
+ public:
+  using Base = SourceReactor<grpc::ServerWriteReactor<Message>, Message>;
+  /// `context`, and what the source refers to, outlive the call.
+  static WatchReactor* Begin(grpc::CallbackServerContext& context,
+                             const typename Base::Open& open) {
+    std::shared_ptr<WatchReactor> reactor(new WatchReactor(context));
+    reactor->Start(reactor, &reactor->message_, open);
+    return reactor.get();
+  }
+
+  void OnWriteDone(bool ok) override { this->Written(ok); }
+
+ private:
+  explicit WatchReactor(grpc::CallbackServerContext& context) : Base(context) {}
+  StreamTurn::Next Found(StreamTurn& turn) override { return turn.Found(); }
+  void Write(Message* message) override { this->StartWrite(message); }
+  Message message_;
+};
+
+/// A call that ends with the first message that its source has, which is its answer.
+template <typename Message>
+class AnswerReactor final : public SourceReactor<grpc::ServerUnaryReactor, Message> {
+ public:
+  using Base = SourceReactor<grpc::ServerUnaryReactor, Message>;
+  /// `context`, `answer`, and what the source refers to, outlive the call.
+  static AnswerReactor* Begin(grpc::CallbackServerContext& context, Message* answer,
+                              const typename Base::Open& open) {
+    std::shared_ptr<AnswerReactor> reactor(new AnswerReactor(context));
+    reactor->Start(reactor, answer, open);
+    return reactor.get();
+  }
+
+ private:
+  explicit AnswerReactor(grpc::CallbackServerContext& context) : Base(context) {}
+  StreamTurn::Next Found(StreamTurn& turn) override { return turn.FoundEnd(absl::OkStatus()); }
+  void Write(Message*) override {}  // Finish writes it
 };
 
 }  // namespace deltawire

@@ -17,6 +17,7 @@ using Clock = SteadyClock;
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
 constexpr std::chrono::milliseconds kCheckEvery{1000};
+constexpr std::chrono::milliseconds kTogether{50};
 
 Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
   return {.buffers = o.buffers,
@@ -112,6 +113,7 @@ void Replica::Stop() {
     attend_cv_.notify_all();
   }
   commit_listeners_.Call();
+  answer_listeners_.Call();
   if (round != nullptr) round->Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
 }
@@ -126,7 +128,13 @@ void Replica::Run() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
-    if (DoNext(lock, &again)) continue;
+    if (DoNext(lock, &again)) {
+      // What was done may be what somebody waits for.
+      lock.unlock();
+      answer_listeners_.Call();
+      lock.lock();
+      continue;
+    }
     if (again == Clock::time_point::max()) {
       cv_.wait(lock);
     } else {
@@ -139,7 +147,7 @@ void Replica::Run() {
 bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   const auto now = Clock::now();
   if (!follower_.attached()) {
-    if (!requests_.waiting()) return DoUpkeep(lock, now, again);
+    if (!requests_.waiting()) return DoUpkeep(lock, now, again) || VerifySome(lock);
     Answer(lock, requests_.Take(),
            Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
                   status_.message));
@@ -147,10 +155,12 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   }
   if (describe_) {
     *again = describe_at_;
-    if (now < describe_at_ && !requests_.waiting()) return false;
+    if (now < describe_at_ && !requests_.waiting()) return VerifySome(lock);
     Describe(lock);
     return true;
   }
+  const bool between_pulls = std::exchange(slice_due_, false) && !status_.committed.empty();
+  if (between_pulls && VerifySome(lock)) return true;
   if (requests_.waiting()) {
     Pull(lock, {});
     return true;
@@ -200,7 +210,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     return true;
   }
   *again = choice.again;
-  return DoUpkeep(lock, now, again);
+  return DoUpkeep(lock, now, again) || VerifySome(lock);
 }
 
 bool Replica::MayCatchUp(Clock::time_point now) const {
@@ -211,12 +221,13 @@ bool Replica::MayCatchUp(Clock::time_point now) const {
 bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
                        Clock::time_point* again) {
   if (buffer_ == nullptr || status_.committed.empty()) return false;
-  if (verifying_ == 0 && now >= check_at_) {
+  // What is due soon is done now, or it would wake the processor once more.
+  if (now + kTogether >= check_at_) {
     CheckFiles(lock);
     check_at_ = Clock::now() + kCheckEvery;
     return true;
   }
-  *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
+  *again = std::min(*again, check_at_);
   if (MayCatchUp(catch_up_at_)) {
     if (now >= catch_up_at_) {
       CatchUp(lock);
@@ -225,9 +236,10 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
     *again = std::min(*again, catch_up_at_);
   }
   if (options_.scrub_bytes_per_s == 0) return false;
-  if (now >= scrub_at_) {
+  if (now + kTogether >= scrub_at_) {
     lock.unlock();
-    scrub_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(ScrubSome());
+    const auto due = std::max(scrub_at_, now);  // also one that is early keeps to the rate
+    scrub_at_ = due + std::chrono::duration_cast<Clock::duration>(ScrubSome());
     lock.lock();
     return true;
   }
@@ -285,9 +297,8 @@ StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
 
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   {
-    std::unique_lock lock(mu_);
+    std::lock_guard lock(mu_);
     pulling_ = true;
-    cv_.wait(lock, [this] { return verifying_ == 0; });
   }
   const Status made = MakeBuffer(descriptions.front());
   std::lock_guard lock(mu_);
@@ -376,7 +387,7 @@ Follower::Situation Replica::Situation() const {
           .paused = paused_ && !half_updated_,
           .requested = requests_.waiting(),
           .suspects = !suspects_.empty(),
-          .checking = verifies_ > 0,
+          .checking = verifies_.waiting(),
           .member = member_.bound(),
           .one_file = status_.buffers == 1};
 }
@@ -440,58 +451,53 @@ ReplicaStatus Replica::status() const {
   return s;
 }
 
-StatusOr<Commit> Replica::Sync(bool force_full,
-                               const std::function<void(const ReplicaStatus&)>& progress,
-                               const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  if (!follower_.attached()) {
-    return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
-                  status_.message.empty() ? "not connected yet, try again" : status_.message);
-  }
-  const uint64_t mine = requests_.Add(force_full);
-  cv_.notify_all();
-  lock.unlock();
-  EndEarlyPull();
-  lock.lock();
-  while (true) {
-    if (const auto answer = requests_.AnswerTo(mine)) {
-      DW_RETURN_IF_ERROR(*answer);
-      return *last_commit_;
-    }
+StatusOr<uint64_t> Replica::AskSync(bool force_full) {
+  uint64_t request = 0;
+  {
+    std::lock_guard lock(mu_);
     if (stopping_) return Stopping("receiver");
-    cv_.wait_for(lock, kSlice);
-    lock.unlock();
-    if (gone()) {
-      lock.lock();
-      requests_.Forget(mine);
-      return CallerGone();
+    if (!follower_.attached()) {
+      return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
+                    status_.message.empty() ? "not connected yet, try again" : status_.message);
     }
-    progress(status());
-    lock.lock();
+    request = requests_.Add(force_full);
+    cv_.notify_all();
   }
+  EndEarlyPull();
+  return request;
 }
 
-Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  paused_ = paused;
-  cv_.notify_all();
-  if (!paused) return absl::OkStatus();
-  // A pull that has begun to change the only file (then `committed` is empty) is not cancelled, and
-  // is made again if it fails: a half-updated file could not be loaded at all.
-  if (round_ != nullptr && !round_requested_ && !status_.committed.empty()) {
-    const std::shared_ptr<PullRound> round = round_;
-    lock.unlock();
-    round->Cancel();
-    lock.lock();
+StatusOr<std::optional<Commit>> Replica::SyncAnswer(uint64_t request) {
+  std::lock_guard lock(mu_);
+  if (const auto answer = requests_.AnswerTo(request)) {
+    DW_RETURN_IF_ERROR(*answer);
+    return last_commit_;
   }
-  while ((pulling_ || catching_up_ || PauseWaits()) && !stopping_) {
-    cv_.wait_for(lock, kSlice);
-    lock.unlock();
-    const bool left = gone();
-    lock.lock();
-    if (left) return CallerGone();
+  if (stopping_) return Stopping("receiver");
+  return std::optional<Commit>();
+}
+
+void Replica::ForgetSync(uint64_t request) {
+  std::lock_guard lock(mu_);
+  requests_.Forget(request);
+}
+
+void Replica::SetPaused(bool paused) {
+  std::shared_ptr<PullRound> round;
+  {
+    std::lock_guard lock(mu_);
+    paused_ = paused;
+    cv_.notify_all();
+    // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
+    // and is made again if it fails: a half-updated file could not be loaded at all.
+    if (paused && !round_requested_ && !status_.committed.empty()) round = round_;
   }
-  return absl::OkStatus();
+  if (round != nullptr) round->Cancel();
+}
+
+bool Replica::Settled() const {
+  std::lock_guard lock(mu_);
+  return stopping_ || !(pulling_ || catching_up_ || PauseWaits());
 }
 
 StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {

@@ -36,6 +36,7 @@
 #include "receiver/replica_history.h"
 #include "receiver/request_queue.h"
 #include "receiver/upstream.h"
+#include "receiver/verify_queue.h"
 
 namespace deltawire::receiver {
 
@@ -125,16 +126,6 @@ struct Commit {
   CommitTimes times = {};
 };
 
-struct VerifyResult {
-  Identity committed;
-  uint64_t chunks = 0;
-  uint64_t bytes = 0;
-  double seconds = 0;
-  uint64_t bad_chunks = 0;
-  std::vector<std::string> bad_tensors;
-  bool repaired = false;
-};
-
 class Replica {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
@@ -152,19 +143,32 @@ class Replica {
   /// The last commits of this process, the oldest first.
   std::vector<Commit> recent() const;
 
-  // `gone` returns true once the caller has gone; the calls below then return early.
+  // What callers ask for and wait for, without a thread of theirs.
+  /// `news` is called, without a lock, when one of the answers below may have come, or what is
+  /// waited for gets on; see Listeners. To be added before the question.
+  [[nodiscard]] Listeners::Listener OnAnswers(std::function<void()> news) {
+    return answer_listeners_.Add(std::move(news));
+  }
+  /// Asks for the newest version; returns the request's number. The answer waits at most for a pull
+  /// that already runs and one of its own.
+  StatusOr<uint64_t> AskSync(bool force_full);
+  /// nullopt: there is no answer yet. An error says how the sync failed. After an answer the
+  /// request is forgotten.
+  StatusOr<std::optional<Commit>> SyncAnswer(uint64_t request);
+  /// The caller has gone.
+  void ForgetSync(uint64_t request);
+  /// Asks to compare every chunk with its digest; with `repair` a sync then fetches bad ones.
+  /// Returns the request's number. The driving thread works in slices, so that a pull waits for
+  /// one slice at most; all who wait when it begins share one pass.
+  uint64_t AskVerify(bool repair);
+  StatusOr<std::optional<VerifyResult>> VerifyAnswer(uint64_t request);
+  void ForgetVerify(uint64_t request);
+  /// Pausing ends a pull that follows. If one has begun to change the only weight file, it goes on
+  /// to the commit, however many pulls that takes; Settled tells when.
+  void SetPaused(bool paused);
+  /// Whether nothing is being changed while this is paused.
+  bool Settled() const;
 
-  /// Brings the buffer to the newest version; calls `progress` about every 100 ms. Waits at most
-  /// for a pull that already runs and one of its own.
-  StatusOr<Commit> Sync(bool force_full, const std::function<void(const ReplicaStatus&)>& progress,
-                        const std::function<bool()>& gone);
-  /// Compares every chunk with its digest; with `repair` a sync then fetches bad ones. Works in
-  /// slices, so that a pull waits for one slice at most. kCancelled when the caller has gone.
-  StatusOr<VerifyResult> Verify(bool repair, const std::function<bool()>& gone);
-  /// Pausing returns when nothing is being changed: it ends a pull that follows. If one has begun
-  /// to change the only weight file, it waits for the commit, however many pulls that takes.
-  /// kCancelled when the caller has gone; the replica is paused all the same.
-  Status SetPaused(bool paused, const std::function<bool()>& gone);
   /// The last commit, if its serial is above `seen`; a commit taken up at the start has serial 1.
   /// Does not block. An error: the replica stops.
   StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
@@ -206,6 +210,7 @@ class Replica {
     Hash128 described;         // the lineage at the last description; zero: not known
     uint64_t delta_bytes = 0;  // of the agent's newest version
     uint64_t attachment = 0;   // number of the attachment, so that late events of an older one show
+    std::optional<UpstreamEvent> heard;  // the last of the attachment
   };
 
   Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
@@ -307,8 +312,11 @@ class Replica {
   void CatchUp(std::unique_lock<Mutex>& lock);
   /// Compares some chunks with their digests; returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome();
-  StatusOr<VerifyResult> VerifyAll(bool repair, const std::function<bool()>& gone);
-  void VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad);
+  /// Takes a slice of a check that callers wait for; false: nobody waits for one.
+  bool VerifySome(std::unique_lock<Mutex>& lock);
+  StatusOr<VerifyResult> EndVerify();
+  /// A lack of the buffer that keeps it from being checked.
+  Status MayVerify() const;
   // The thread that keeps the attachments (replica_attach.cc).
   void KeepAttached();
   void Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock);
@@ -345,7 +353,7 @@ class Replica {
   CoderRates& rates_;
   const std::shared_ptr<DirLock> lock_;
 
-  // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
+  // Used by the driving thread only.
   std::unique_ptr<Buffer> buffer_;
   std::unique_ptr<PullSink> sink_;          // of buffer_
   std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
@@ -372,6 +380,15 @@ class Replica {
     SteadyClock::time_point began;
   };
   std::optional<PreparedRound> prepared_;  // waits for its group's word
+  /// A check of all chunks, between two slices.
+  struct VerifyPass {
+    SteadyClock::time_point began;
+    uint64_t made = 0;  // buffers_made_, by which a model of another layout shows
+    uint32_t next = 0;
+    std::set<uint32_t> bad;
+  };
+  std::optional<VerifyPass> pass_;
+  bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
   mutable Mutex mu_;
@@ -394,9 +411,10 @@ class Replica {
   std::optional<GroupReport> answered_;  // to the sender, since the phase last changed
   Identity last_whole_;                  // as the buffer says between pulls
   RequestQueue requests_;
+  VerifyQueue verifies_;
   ReplicaStatus status_;
   std::optional<Commit> last_commit_;
-  Listeners commit_listeners_;  // not under mu_
+  Listeners commit_listeners_, answer_listeners_;  // not under mu_
   std::deque<Commit> recent_;
   std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
   double readers_waited_ = 0;  // since the pull began; a wait that goes on is not in it
@@ -416,8 +434,6 @@ class Replica {
   bool check_failed_ = false;       // status_ shows a failed Check; the next success clears it
   uint64_t buffers_made_ = 0;
   bool pulling_ = false;              // a pull, a check or a replacement uses the buffer, or will
-  uint32_t verifying_ = 0;            // number of Verify slices that read the buffer now
-  uint32_t verifies_ = 0;             // number of Verify calls
   std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
   std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
   SteadyClock::time_point reported_{};

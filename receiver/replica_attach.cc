@@ -8,6 +8,18 @@ namespace deltawire::receiver {
 
 using Clock = SteadyClock;
 
+bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
+  // The same state may come by another attempt, which is news.
+  const auto same = [](const Identity& x, const Identity& y) {
+    return x == y && x.attempt == y.attempt;
+  };
+  return b.sync_request == 0 && same(a.newest, b.newest) && a.delta_bytes == b.delta_bytes &&
+         a.relay == b.relay && a.group == b.group && same(a.group.prepare, b.group.prepare) &&
+         same(a.group.commit, b.group.commit) && a.assignment == b.assignment &&
+         a.incoming == b.incoming && same(a.incoming.version, b.incoming.version) &&
+         same(a.incoming.base, b.incoming.base);
+}
+
 void Replica::KeepAttached() {
   std::unique_lock lock(mu_);
   while (!stopping_) {
@@ -44,6 +56,7 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
   if (attach) {
     follower_.Attaching(agent, Clock::now());
     ++a.attachment;
+    a.heard.reset();
   }
   const uint64_t attachment = a.attachment;
   const Report report = MakeReport(agent);
@@ -114,7 +127,9 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
-  cv_.notify_all();
+  // A beat changes nothing that anybody waits for, and comes every second.
+  if (!a.heard || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  a.heard = event;
   return true;
 }
 
@@ -161,6 +176,7 @@ void Replica::SendAll() {
     }
     agents_[i].upstream->Send(report);
   }
+  answer_listeners_.Call();
 }
 
 void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,

@@ -1,4 +1,4 @@
-// A Replica's checks: memory against digests, on request (Verify) and little by little when idle
+// A Replica's checks: memory against digests, on request (AskVerify) and little by little when idle
 // (scrubbing); files that somebody changed; and the catch-up of the hidden file.
 #include <algorithm>
 #include <chrono>
@@ -15,103 +15,121 @@ namespace {
 
 using Clock = SteadyClock;
 
-// Small chunks are scrubbed together, since each pause costs a wake-up.
-constexpr uint64_t kBatchBytes = 256 << 10;
+// Chunks are scrubbed together, since each pause costs a wake-up. A batch takes about a
+// millisecond, for which a pull may have to wait.
+constexpr uint64_t kBatchBytes = 8 << 20;
 constexpr std::chrono::milliseconds kNothingToDo{500};
 // Size of a slice of Verify; a pull waits for one slice at most.
 constexpr uint64_t kSliceBytes = 64 << 20;
-constexpr std::chrono::milliseconds kSlice{100};
 constexpr size_t kMaxBadTensors = 100;
 // Pause before the next attempt to update the hidden file, which a reader may have open.
 constexpr std::chrono::milliseconds kCatchUpPause{200};
 
 }  // namespace
 
-void Replica::VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad) {
-  Mutex mu;
-  pool_.ParallelFor(last - first, [&](size_t i) {
-    const auto c = first + static_cast<uint32_t>(i);
-    if (buffer_->Intact(c)) return;
-    std::lock_guard guard(mu);
-    bad->insert(c);
-  });
-}
-
-StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>& gone) {
-  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
+uint64_t Replica::AskVerify(bool repair) {
+  uint64_t request = 0;
   {
     std::lock_guard lock(mu_);
-    ++verifies_;
+    request = verifies_.Add(repair);
+    cv_.notify_all();
   }
+  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
   EndEarlyPull();
-  auto result = VerifyAll(repair, gone);
-  std::lock_guard lock(mu_);
-  --verifies_;
-  cv_.notify_all();
-  return result;
+  return request;
 }
 
-StatusOr<VerifyResult> Replica::VerifyAll(bool repair, const std::function<bool()>& gone) {
-  VerifyResult result;
-  std::set<uint32_t> bad;
-  const auto start = Clock::now();
-  std::unique_lock lock(mu_);
-  uint64_t made = buffers_made_;
-  for (uint32_t first = 0;;) {
-    // A pull goes first. Chunks that it commits are verified in place of the older ones.
-    while (pulling_ && !stopping_) {
-      cv_.wait_for(lock, kSlice);
-      lock.unlock();
-      const bool left = gone();
-      lock.lock();
-      if (left) return CallerGone();
+StatusOr<std::optional<VerifyResult>> Replica::VerifyAnswer(uint64_t request) {
+  std::lock_guard lock(mu_);
+  if (const uint64_t sync = verifies_.sync(request); sync != 0) {
+    if (const auto synced = requests_.AnswerTo(sync)) {
+      verifies_.Repaired(request, *synced, last_commit_ ? last_commit_->id : Identity{});
+      cv_.notify_all();
     }
-    if (stopping_) return Stopping("receiver");
-    if (buffer_ == nullptr || buffer_->committed().empty()) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\": no whole version is committed; sync first", options_.model);
-    }
-    if (std::exchange(made, buffers_made_) != buffers_made_) {
-      // A model of another layout has replaced this one, so verification starts over.
-      first = 0;
-      bad.clear();
+  }
+  if (auto answer = verifies_.AnswerTo(request)) {
+    if (!answer->ok()) return answer->status();
+    return std::optional<VerifyResult>(**std::move(answer));
+  }
+  if (stopping_) return Stopping("receiver");
+  return std::optional<VerifyResult>();
+}
+
+void Replica::ForgetVerify(uint64_t request) {
+  std::lock_guard lock(mu_);
+  requests_.Forget(verifies_.Forget(request));
+  cv_.notify_all();
+}
+
+Status Replica::MayVerify() const {
+  if (buffer_ != nullptr && !buffer_->committed().empty()) return absl::OkStatus();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": no whole version is committed; sync first", options_.model);
+}
+
+bool Replica::VerifySome(std::unique_lock<Mutex>& lock) {
+  if (pass_ && !verifies_.passes()) pass_.reset();  // its callers have gone
+  if (!pass_) {
+    if (!verifies_.Begin()) return false;
+    pass_ = VerifyPass{.began = Clock::now(), .made = buffers_made_, .next = 0, .bad = {}};
+  }
+  StatusOr<VerifyResult> found = VerifyResult();
+  if (const Status may = MayVerify(); !may.ok()) {
+    found = may;
+  } else {
+    // A model of another layout has replaced this one, so the check starts over.
+    if (pass_->made != buffers_made_) {
+      *pass_ = {.began = pass_->began, .made = buffers_made_, .next = 0, .bad = {}};
     }
     const ChunkTable& chunks = buffer_->chunks();
-    result.committed = buffer_->committed();
-    result.chunks = chunks.size();
-    result.bytes = buffer_->layout().total_bytes();
-    uint32_t last = first;
-    for (uint64_t bytes = 0; last < chunks.size() && bytes < kSliceBytes; ++last) {
-      bytes += chunks[last].bytes;
+    const uint32_t first = pass_->next;
+    for (uint64_t bytes = 0; pass_->next < chunks.size() && bytes < kSliceBytes; ++pass_->next) {
+      bytes += chunks[pass_->next].bytes;
     }
-    if (first >= last) break;
-    ++verifying_;
     lock.unlock();
-    VerifySlice(first, last, &bad);
-    const bool left = gone();
+    Mutex mu;
+    pool_.ParallelFor(pass_->next - first, [&](size_t i) {
+      const auto c = first + static_cast<uint32_t>(i);
+      if (buffer_->Intact(c)) return;
+      std::lock_guard guard(mu);
+      pass_->bad.insert(c);
+    });
     lock.lock();
-    --verifying_;
-    cv_.notify_all();
-    if (left) return CallerGone();
-    first = last;
+    if (pass_->next < chunks.size()) return true;
+    found = EndVerify();
   }
-  result.seconds = SecondsSince(start);
-  result.bad_chunks = bad.size();
+  const std::set<uint32_t> bad = std::move(pass_->bad);
+  pass_.reset();
+  const std::vector<uint64_t> repairs = verifies_.End(found);
+  if (!repairs.empty()) suspects_.insert(bad.begin(), bad.end());
+  for (const uint64_t call : repairs) {
+    if (follower_.attached()) {
+      verifies_.Repairs(call, requests_.Add(false));
+    } else {
+      verifies_.RepairFailed(
+          call, Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
+                       status_.message));
+    }
+  }
+  return true;
+}
+
+StatusOr<VerifyResult> Replica::EndVerify() {
+  VerifyResult result;
+  result.committed = buffer_->committed();
+  result.chunks = buffer_->chunks().size();
+  result.bytes = buffer_->layout().total_bytes();
+  result.seconds = SecondsSince(pass_->began);
+  result.bad_chunks = pass_->bad.size();
   std::set<uint32_t> tensors;
-  for (const uint32_t c : bad) tensors.insert(buffer_->chunks()[c].tensor);
+  for (const uint32_t c : pass_->bad) tensors.insert(buffer_->chunks()[c].tensor);
   for (const uint32_t t : tensors) {
     if (result.bad_tensors.size() == kMaxBadTensors) break;
     result.bad_tensors.push_back(buffer_->layout().tensor(t).name);
   }
-  if (bad.empty()) return result;
-  LogError("model {}: verify: {} chunks disagree with their digest", options_.model, bad.size());
-  if (!repair) return result;
-  suspects_.insert(bad.begin(), bad.end());
-  lock.unlock();
-  DW_ASSIGN_OR_RETURN(const Commit synced, Sync(
-                                               false, [](const ReplicaStatus&) {}, gone));
-  result.committed = synced.id;
-  result.repaired = true;
+  if (pass_->bad.empty()) return result;
+  LogError("model {}: verify: {} chunks disagree with their digest", options_.model,
+           result.bad_chunks);
   return result;
 }
 
@@ -213,6 +231,7 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   const auto stop = [this] {
     std::lock_guard guard(mu_);
     if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
+    if (verifies_.waiting()) return true;
     const Follower::Choice next = NextPlan(Clock::now()).choice;
     return next.pull && !next.target.unwritten();
   };

@@ -9,7 +9,6 @@ bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
 
 void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
   pulling_ = true;
-  cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   DropEarlyUnless({});
   lock.lock();

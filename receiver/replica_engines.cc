@@ -73,14 +73,17 @@ Status Replica::BeginChange() {
       break;
     }
     const std::string readers = Holders();
-    if (readers != status_.readers) {
-      LogDebug("model {}: waiting for {} to have read the weights", options_.model, readers);
-    }
     if (!before) {
       before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
       waiting_since_ = start;
     }
-    status_.readers = readers;
+    if (std::exchange(status_.readers, readers) != readers) {
+      LogDebug("model {}: waiting for {} to have read the weights", options_.model, readers);
+      lock.unlock();
+      answer_listeners_.Call();
+      lock.lock();
+      continue;
+    }
     auto pause = SteadyClock::duration(kLongestWait);
     for (const auto& [reader, until] : holders_) {
       pause = std::min(pause, until - SteadyClock::now());

@@ -55,7 +55,6 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   round_requested_ = false;
   holding_ = cannot_hold_ = false;
   pulling_ = true;
-  cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   const Status ended =
       EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));

@@ -43,7 +43,6 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   hold = hold && batch.empty();
   pulling_ = true;
   readers_waited_ = 0;
-  cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   Status pulled;
   fault_ = absl::CancelledError("not pulled");
@@ -91,6 +90,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
     HandOver();
   }
   lock.lock();
+  slice_due_ = true;
 }
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
@@ -264,7 +264,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   {
     std::lock_guard lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
-    if (target.unwritten() && (requests_.waiting() || verifies_ > 0)) {
+    if (target.unwritten() && (requests_.waiting() || verifies_.waiting())) {
       return absl::CancelledError("somebody asks for something else first");
     }
     for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
@@ -466,11 +466,17 @@ Status Replica::WaitWritable() {
       break;
     }
     std::unique_lock lock(mu_);
+    const bool news = !before;
     if (!before) {
       before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
       waiting_since_ = start;
     }
     status_.readers = readers;
+    if (news) {
+      lock.unlock();
+      answer_listeners_.Call();
+      lock.lock();
+    }
     if (stopping_ || PauseEndsIt()) {
       ended = absl::CancelledError("paused");
       break;

@@ -8,10 +8,6 @@
 namespace deltawire::receiver {
 namespace {
 
-std::function<bool()> Gone(grpc::ServerContext* context) {
-  return [context] { return context->IsCancelled(); };
-}
-
 Status NoEngines(const std::string& model) {
   return Errorf(StatusCode::kFailedPrecondition,
                 "model \"{}\" has no engines here; add them with --engine and restart", model);
@@ -90,6 +86,118 @@ void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
   }
 }
 
+/// The progress of a sync, and at the end what it has committed.
+class SyncSource final : public WatchSource<v1::SyncUpdate> {
+ public:
+  SyncSource(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
+      : held_(std::move(held)), replica_(replica), listener_(replica.OnAnswers(std::move(news))) {}
+  ~SyncSource() override {
+    if (request_ != 0) replica_.ForgetSync(request_);
+  }
+  Status Ask(bool force_full) {
+    DW_ASSIGN_OR_RETURN(request_, replica_.AskSync(force_full));
+    return absl::OkStatus();
+  }
+
+  StatusOr<Found> Next(v1::SyncUpdate* out) override {
+    if (over_) return Found::kEnd;
+    DW_ASSIGN_OR_RETURN(const auto commit, replica_.SyncAnswer(request_));
+    v1::SyncUpdate now;
+    if (commit) {
+      over_ = true;
+      now.set_phase(std::string(ToString(ReceiverPhase::kCommitted)));
+      deltawire::ToProto(commit->id, now.mutable_target());
+      now.set_bytes_done(commit->stats.payload_bytes);
+      now.set_bytes_total(commit->stats.payload_bytes);
+      deltawire::ToProto(commit->stats, now.mutable_stats());
+    } else {
+      const ReplicaStatus s = replica_.status();
+      now.set_phase(std::string(ToString(s.phase)));
+      deltawire::ToProto(s.newest, now.mutable_target());
+      now.set_bytes_done(s.bytes_done);
+      now.set_bytes_total(s.bytes_total);
+      std::string text = now.SerializeAsString();
+      if (std::exchange(told_, text) == text) return Found::kNothing;
+    }
+    *out = std::move(now);
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  Replica& replica_;
+  const Listeners::Listener listener_;
+  uint64_t request_ = 0;
+  bool over_ = false;
+  std::string told_;  // the last update
+};
+
+/// What a check has found, in the buffer and then, where they are asked, in the engines.
+class VerifySource final : public WatchSource<v1::VerifyResponse> {
+ public:
+  /// `engines`: null if they are not asked.
+  VerifySource(std::shared_ptr<const void> held, Replica& replica, bool repair, Engines* engines,
+               const std::function<void()>& news)
+      : held_(std::move(held)),
+        replica_(replica),
+        engines_(engines),
+        listener_(replica.OnAnswers(news)),
+        engines_listener_(engines == nullptr ? nullptr : engines->OnChecked(news)),
+        request_(replica.AskVerify(repair)) {}
+  ~VerifySource() override { replica_.ForgetVerify(request_); }
+
+  StatusOr<Found> Next(v1::VerifyResponse* out) override {
+    if (!found_) {
+      DW_ASSIGN_OR_RETURN(found_, replica_.VerifyAnswer(request_));
+      if (!found_) return Found::kNothing;
+      if (engines_ != nullptr) check_ = engines_->AskCheck();
+    }
+    if (engines_ != nullptr) {
+      const auto checked = engines_->CheckAnswer(check_);
+      if (!checked) return Found::kNothing;
+      for (const Engines::Checked& engine : *checked) {
+        v1::EngineCheck* check = out->add_engines();
+        check->set_name(engine.name);
+        check->set_error(engine.error);
+        check->set_drifted(engine.drifted);
+      }
+    }
+    deltawire::ToProto(found_->committed, out->mutable_committed());
+    out->set_chunks(found_->chunks);
+    out->set_bytes(found_->bytes);
+    out->set_seconds(found_->seconds);
+    out->set_bad_chunks(found_->bad_chunks);
+    for (const std::string& name : found_->bad_tensors) out->add_bad_tensors(name);
+    out->set_repaired(found_->repaired);
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  Replica& replica_;
+  Engines* const engines_;
+  const Listeners::Listener listener_, engines_listener_;
+  const uint64_t request_;
+  std::optional<VerifyResult> found_;
+  Engines::Asked check_;
+};
+
+class PauseSource final : public WatchSource<v1::PauseResponse> {
+ public:
+  PauseSource(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
+      : held_(std::move(held)), replica_(replica), listener_(replica.OnAnswers(std::move(news))) {
+    replica_.SetPaused(true);
+  }
+  StatusOr<Found> Next(v1::PauseResponse*) override {
+    return replica_.Settled() ? Found::kMessage : Found::kNothing;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  Replica& replica_;
+  const Listeners::Listener listener_;
+};
+
 }  // namespace
 
 StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& context,
@@ -99,10 +207,10 @@ StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& cont
 }
 
 StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& context,
-                                             const std::string& model,
+                                             const std::string& model, LongCall kind,
                                              std::shared_ptr<const void>* held) const {
   DW_ASSIGN_OR_RETURN(Replica * replica, Find(context, model));
-  DW_ASSIGN_OR_RETURN(*held, access_->Hold(context, LongCall::kWork));
+  DW_ASSIGN_OR_RETURN(*held, access_->Hold(context, kind));
   return replica;
 }
 
@@ -150,72 +258,60 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::SyncRequest* request,
-                                       grpc::ServerWriter<v1::SyncUpdate>* writer) {
-  std::shared_ptr<const void> held;
-  const auto replica = Find(*context, request->model(), &held);
-  if (!replica.ok()) return ToGrpc(replica.status());
-  const auto progress = [writer](const ReplicaStatus& s) {
-    v1::SyncUpdate update;
-    update.set_phase(std::string(ToString(s.phase)));
-    deltawire::ToProto(s.newest, update.mutable_target());
-    update.set_bytes_done(s.bytes_done);
-    update.set_bytes_total(s.bytes_total);
-    writer->Write(update);
-  };
-  auto commit = (*replica)->Sync(request->force_full(), progress, Gone(context));
-  if (!commit.ok()) return ToGrpc(commit.status());
-  v1::SyncUpdate update;
-  update.set_phase(std::string(ToString(ReceiverPhase::kCommitted)));
-  deltawire::ToProto(commit->id, update.mutable_target());
-  update.set_bytes_done(commit->stats.payload_bytes);
-  update.set_bytes_total(commit->stats.payload_bytes);
-  deltawire::ToProto(commit->stats, update.mutable_stats());
-  writer->Write(update);
-  return grpc::Status::OK;
+grpc::ServerWriteReactor<v1::SyncUpdate>* ReceiverServiceImpl::Sync(
+    grpc::CallbackServerContext* context, const v1::SyncRequest* request) {
+  using Reactor = WatchReactor<v1::SyncUpdate>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        std::shared_ptr<const void> held;
+        DW_ASSIGN_OR_RETURN(Replica * replica,
+                            Find(*context, request->model(), LongCall::kWait, &held));
+        auto source = std::make_unique<SyncSource>(std::move(held), *replica, std::move(news));
+        DW_RETURN_IF_ERROR(source->Ask(request->force_full()));
+        return source;
+      });
 }
 
-grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
-                                         const v1::VerifyRequest* request,
-                                         v1::VerifyResponse* response) {
-  std::shared_ptr<const void> held;
-  const auto replica = Find(*context, request->model(), &held);
-  if (!replica.ok()) return ToGrpc(replica.status());
-  Engines* const engines = daemon_.EnginesOf(request->model());
-  if (request->engines() && engines == nullptr) return ToGrpc(NoEngines(request->model()));
-  auto result = (*replica)->Verify(request->repair(), Gone(context));
-  if (!result.ok()) return ToGrpc(result.status());
-  deltawire::ToProto(result->committed, response->mutable_committed());
-  response->set_chunks(result->chunks);
-  response->set_bytes(result->bytes);
-  response->set_seconds(result->seconds);
-  response->set_bad_chunks(result->bad_chunks);
-  for (const std::string& name : result->bad_tensors) response->add_bad_tensors(name);
-  response->set_repaired(result->repaired);
-  if (!request->engines()) return grpc::Status::OK;
-  for (const Engines::Checked& checked : engines->Check(Gone(context))) {
-    v1::EngineCheck* out = response->add_engines();
-    out->set_name(checked.name);
-    out->set_error(checked.error);
-    out->set_drifted(checked.drifted);
-  }
-  return grpc::Status::OK;
+grpc::ServerUnaryReactor* ReceiverServiceImpl::Verify(grpc::CallbackServerContext* context,
+                                                      const v1::VerifyRequest* request,
+                                                      v1::VerifyResponse* response) {
+  using Reactor = AnswerReactor<v1::VerifyResponse>;
+  return Reactor::Begin(
+      *context, response,
+      [&](const std::function<void()>& news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        std::shared_ptr<const void> held;
+        DW_ASSIGN_OR_RETURN(Replica * replica,
+                            Find(*context, request->model(), LongCall::kWait, &held));
+        Engines* engines = nullptr;
+        if (request->engines()) {
+          engines = daemon_.EnginesOf(request->model());
+          if (engines == nullptr) return NoEngines(request->model());
+        }
+        return std::make_unique<VerifySource>(std::move(held), *replica, request->repair(), engines,
+                                              news);
+      });
 }
 
-grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext* context,
-                                        const v1::PauseRequest* request, v1::PauseResponse*) {
-  std::shared_ptr<const void> held;
-  const auto replica = Find(*context, request->model(), &held);
-  if (!replica.ok()) return ToGrpc(replica.status());
-  return ToGrpc((*replica)->SetPaused(true, Gone(context)));
+grpc::ServerUnaryReactor* ReceiverServiceImpl::Pause(grpc::CallbackServerContext* context,
+                                                     const v1::PauseRequest* request,
+                                                     v1::PauseResponse* response) {
+  using Reactor = AnswerReactor<v1::PauseResponse>;
+  return Reactor::Begin(
+      *context, response,
+      [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        std::shared_ptr<const void> held;
+        DW_ASSIGN_OR_RETURN(Replica * replica,
+                            Find(*context, request->model(), LongCall::kWait, &held));
+        return std::make_unique<PauseSource>(std::move(held), *replica, std::move(news));
+      });
 }
 
 grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext* context,
                                          const v1::ResumeRequest* request, v1::ResumeResponse*) {
-  std::shared_ptr<const void> held;
-  const auto replica = Find(*context, request->model(), &held);
+  const auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
-  return ToGrpc((*replica)->SetPaused(false, Gone(context)));
+  (*replica)->SetPaused(false);
+  return grpc::Status::OK;
 }
 
 grpc::ServerWriteReactor<v1::CommitInfo>* ReceiverServiceImpl::WatchVersions(

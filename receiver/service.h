@@ -1,5 +1,5 @@
 // The receiver's gRPC service over a Daemon. Owner: main; the daemon outlives it.
-// Threads: gRPC's. Cost: Sync, Verify and Pause hold a thread each while they run, watches none.
+// Threads: gRPC's. Cost: no call holds a thread while it waits.
 // Errors: those of the Replica, as gRPC codes, and those of Access::Hold.
 #pragma once
 
@@ -12,18 +12,24 @@
 namespace deltawire::receiver {
 
 class ReceiverServiceImpl final
-    : public v1::ReceiverService::WithCallbackMethod_WatchVersions<
-          v1::ReceiverService::WithCallbackMethod_WatchServed<v1::ReceiverService::Service>> {
+    : public v1::ReceiverService::WithCallbackMethod_Sync<
+          v1::ReceiverService::WithCallbackMethod_Verify<
+              v1::ReceiverService::WithCallbackMethod_Pause<
+                  v1::ReceiverService::WithCallbackMethod_WatchVersions<
+                      v1::ReceiverService::WithCallbackMethod_WatchServed<
+                          v1::ReceiverService::Service>>>>> {
  public:
   ReceiverServiceImpl(Daemon& daemon, std::shared_ptr<const Access> access)
       : daemon_(daemon), access_(std::move(access)), started_(std::chrono::steady_clock::now()) {}
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
                          v1::ReceiverStatusResponse*) override;
-  grpc::Status Sync(grpc::ServerContext*, const v1::SyncRequest*,
-                    grpc::ServerWriter<v1::SyncUpdate>*) override;
-  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest*, v1::VerifyResponse*) override;
-  grpc::Status Pause(grpc::ServerContext*, const v1::PauseRequest*, v1::PauseResponse*) override;
+  grpc::ServerWriteReactor<v1::SyncUpdate>* Sync(grpc::CallbackServerContext*,
+                                                 const v1::SyncRequest*) override;
+  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext*, const v1::VerifyRequest*,
+                                   v1::VerifyResponse*) override;
+  grpc::ServerUnaryReactor* Pause(grpc::CallbackServerContext*, const v1::PauseRequest*,
+                                  v1::PauseResponse*) override;
   grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*, v1::ResumeResponse*) override;
   grpc::ServerWriteReactor<v1::CommitInfo>* WatchVersions(
       grpc::CallbackServerContext*, const v1::WatchReceiverVersionsRequest*) override;
@@ -33,9 +39,9 @@ class ReceiverServiceImpl final
  private:
   /// The replica, if this call may name its model.
   StatusOr<Replica*> Find(const grpc::ServerContextBase& context, const std::string& model) const;
-  /// The same for a call that holds a thread, and counts it until `held` is dropped.
+  /// The same for a call that may last, and counts it until `held` is dropped.
   StatusOr<Replica*> Find(const grpc::ServerContextBase& context, const std::string& model,
-                          std::shared_ptr<const void>* held) const;
+                          LongCall kind, std::shared_ptr<const void>* held) const;
 
   Daemon& daemon_;
   const std::shared_ptr<const Access> access_;

@@ -75,6 +75,9 @@ struct UpstreamEvent {
   IncomingNews incoming;                 ///< a version that is on its way to the upstream itself
 };
 
+/// Whether `b`, which came after `a`, is a beat: it says nothing new.
+bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b);
+
 /// What the replica reports of itself.
 struct Report {
   Identity committed;

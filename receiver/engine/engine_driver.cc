@@ -20,13 +20,15 @@ constexpr milliseconds kHoldMargin{100};
 }  // namespace
 
 EngineDriver::EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook,
-                           EngineSource& source, std::function<void(const View&)> served)
+                           EngineSource& source, std::function<void(const View&)> served,
+                           std::function<void()> called)
     : settings_(std::move(settings)),
       name_(NameOf(settings_.options)),
       reader_("engine " + name_),
       hook_(std::move(hook)),
       source_(source),
       served_(std::move(served)),
+      called_(std::move(called)),
       course_(TraitsOf(settings_.options.kind), settings_.policy) {
   thread_ = Thread([this] { Run(); });
 }
@@ -104,6 +106,9 @@ void EngineDriver::Run() {
     if (stopping_ && (!action.call || !course_.in_pause() || now >= stop_at_)) break;
     if (!HoldFor(action)) {
       course_.HoldRefused(now);
+      lock.unlock();
+      called_();
+      lock.lock();
     } else if (action.call) {
       Call(action, lock);
     } else if (action.until == Clock::time_point::max()) {
@@ -160,10 +165,10 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   Tell(before, after, action.to);
   const bool updated = after.updates != before.updates;
   const bool serves = !after.served.empty() && !(after.served == before.served);
-  if (!updated && !serves) return;
   if (serves) served_unix_nanos_ = UnixNanos();
   const View now = MakeView();
   lock.unlock();
+  called_();
   if (updated) TellStages(after);
   if (serves) served_(now);
   lock.lock();

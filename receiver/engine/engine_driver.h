@@ -49,9 +49,11 @@ class EngineDriver {
   };
 
   /// `served` is called on the driver's thread when the engine begins to serve a version, with what
-  /// view() was then.
-  EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook, EngineSource& source,
-               std::function<void(const View&)> served);
+  /// view() was then; `called`, on the same, after each call to the engine, or when one could not
+  /// be made.
+  EngineDriver(
+      Settings settings, std::unique_ptr<EngineHook> hook, EngineSource& source,
+      std::function<void(const View&)> served, std::function<void()> called = [] {});
   /// Stops it.
   ~EngineDriver();
 
@@ -84,6 +86,7 @@ class EngineDriver {
   const std::unique_ptr<EngineHook> hook_;
   EngineSource& source_;
   const std::function<void(const View&)> served_;
+  const std::function<void()> called_;
 
   mutable Mutex mu_;
   CondVar cv_;

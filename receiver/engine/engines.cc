@@ -7,9 +7,6 @@
 namespace deltawire::receiver {
 namespace {
 
-// Waits are cut into slices of this length to notice callers that have gone.
-constexpr std::chrono::milliseconds kSlice{100};
-
 /// Whether an engine in this state comes to serve what is committed by itself.
 bool MayServe(EngineState state) {
   return state == EngineState::kServing || state == EngineState::kPreparing ||
@@ -43,7 +40,8 @@ Engines::Engines(std::vector<EngineDriver::Settings> settings, EngineSource& sou
     auto hook = hooks(settings[i]);
     drivers_.push_back(std::make_unique<EngineDriver>(
         std::move(settings[i]), std::move(hook), source,
-        [this, i](const EngineDriver::View& view) { Note(i, view); }));
+        [this, i](const EngineDriver::View& view) { Note(i, view); },
+        [this] { call_listeners_.Call(); }));
   }
 }
 
@@ -56,7 +54,6 @@ void Engines::Note(size_t engine, const EngineDriver::View& view) {
     std::lock_guard lock(mu_);
     events_[engine] = {view, ++last_serial_};
   }
-  cv_.notify_all();
   listeners_.Call();
 }
 
@@ -93,31 +90,30 @@ StatusOr<std::optional<Engines::Served>> Engines::ServedAfter(uint64_t seen) con
   }
 }
 
-std::vector<Engines::Checked> Engines::Check(const std::function<bool()>& gone) {
-  std::vector<std::optional<uint64_t>> asked;
+Engines::Asked Engines::AskCheck() {
+  Asked asked;
   for (const auto& driver : drivers_) asked.push_back(driver->AskCheck());
+  return asked;
+}
+
+std::optional<std::vector<Engines::Checked>> Engines::CheckAnswer(const Asked& asked) const {
+  bool stopping = false;
+  {
+    std::lock_guard lock(mu_);
+    stopping = stopping_;
+  }
   std::vector<Checked> found;
   for (size_t i = 0; i < drivers_.size(); ++i) {
-    EngineDriver::View view = drivers_[i]->view();
+    const EngineDriver::View view = drivers_[i]->view();
     if (!asked[i]) {
       found.push_back(
           {view.name,
            fmt::format("an engine of the kind {} cannot compare its memory", ToString(view.kind)),
            false});
-      continue;
-    }
-    bool left = false;
-    // An engine on its way to a version is waited for. One that the receiver has given up may never
-    // serve a version again, so it is not.
-    while (view.checks_ended < *asked[i] && !left && MayServe(view.state)) {
-      std::unique_lock lock(mu_);
-      left = stopping_ || gone();
-      if (!left) cv_.wait_for(lock, kSlice);
-      lock.unlock();
-      view = drivers_[i]->view();
-    }
-    if (view.checks_ended >= *asked[i]) {
+    } else if (view.checks_ended >= *asked[i]) {
       found.push_back({view.name, view.check_error, view.check_drifted});
+    } else if (MayServe(view.state) && !stopping) {
+      return std::nullopt;
     } else {
       found.push_back({view.name,
                        fmt::format("its memory was not compared: it is {}", ToString(view.state)),
@@ -138,8 +134,8 @@ void Engines::Stop() {
     std::lock_guard lock(mu_);
     stopping_ = true;
   }
-  cv_.notify_all();
   listeners_.Call();
+  call_listeners_.Call();
   for (const auto& driver : drivers_) driver->Stop();
 }
 

@@ -44,9 +44,18 @@ class Engines {
     std::string error;  ///< what is wrong with its memory, or why it was not compared
     bool drifted = false;
   };
-  /// Has every engine compare its memory with what it serves, and waits for all of them, or until
-  /// the caller has gone or this stops. In the order of the settings.
-  std::vector<Checked> Check(const std::function<bool()>& gone);
+  /// By engine, what EngineDriver::AskCheck returned.
+  using Asked = std::vector<std::optional<uint64_t>>;
+  /// Has every engine compare its memory with what it serves.
+  Asked AskCheck();
+  /// What came of it, in the order of the settings; nullopt: some engine goes on. An engine on its
+  /// way to a version is waited for. One that the receiver has given up may never serve a version
+  /// again, so it is not. When this stops, nothing is waited for.
+  std::optional<std::vector<Checked>> CheckAnswer(const Asked& asked) const;
+  /// `news` is called, without a lock, when CheckAnswer may have something; see Listeners.
+  [[nodiscard]] Listeners::Listener OnChecked(std::function<void()> news) {
+    return call_listeners_.Add(std::move(news));
+  }
 
   /// In the order of the settings.
   std::vector<EngineDriver::View> views() const;
@@ -63,9 +72,8 @@ class Engines {
   /// The oldest event after `seen`. REQUIRES: mu_ held.
   std::optional<size_t> NextEvent(uint64_t seen) const;
 
-  Listeners listeners_;
+  Listeners listeners_, call_listeners_;
   mutable Mutex mu_;
-  CondVar cv_;  // an event, or the end
   bool stopping_ = false;
   uint64_t last_serial_ = 0;
   std::vector<Event> events_;                           // the newest of each engine

@@ -16,6 +16,7 @@
 #include "tests/simulation/published.h"
 #include "tests/simulation/trainer.h"
 #include "tests/support/next_commit.h"
+#include "tests/support/replica_calls.h"
 
 namespace deltawire::simulation {
 namespace {
@@ -235,22 +236,22 @@ void ReceiverNode::Operate(std::function<void(receiver::Replica&)> call) {
 
 void ReceiverNode::SetPaused(bool paused) {
   Operate([this, paused](receiver::Replica& replica) {
-    (void)replica.SetPaused(paused, [this] { return stopping_; });
+    if (!paused) return replica.SetPaused(false);
+    (void)testing::PauseOf(replica, [this] { return stopping_; });
   });
 }
 
 void ReceiverNode::Sync(bool full) {
   Operate([this, full](receiver::Replica& replica) {
     if (full) ++full_syncs_, may_go_back_ = true;
-    (void)replica.Sync(
-        full, [](const auto&) {}, [this] { return stopping_; });
+    (void)testing::SyncOf(replica, full, [this] { return stopping_; });
     if (full) --full_syncs_;
   });
 }
 
 void ReceiverNode::Verify(bool repair) {
   Operate([this, repair](receiver::Replica& replica) {
-    const auto verified = replica.Verify(repair, [this] { return stopping_; });
+    const auto verified = testing::VerifyOf(replica, repair, [this] { return stopping_; });
     if (verified.ok() && verified->bad_chunks > 0) {
       Scheduler::current()->Fail(
           fmt::format("{}: verify found {} bad chunks", name, verified->bad_chunks));

@@ -7,6 +7,7 @@
 #include "receiver/buffer_names.h"
 #include "receiver/replica.h"
 #include "tests/support/eventually.h"
+#include "tests/support/replica_calls.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
@@ -208,12 +209,12 @@ TEST_CASE("a paused member gives up what it prepared, refuses, and follows when 
   m.Step(2);
   m.Tell(7, 2, 1);
   REQUIRE(m.Answers(7, true));
-  REQUIRE(m.replica->SetPaused(true, kStays).ok());
+  REQUIRE(testing::PauseOf(*m.replica, kStays).ok());
   REQUIRE(Eventually([&] { return m.answer().refusal == "it is paused"; }));
   m.Tell(7, 0, 2);  // decided before that was heard
   REQUIRE(Eventually([&] { return m.answer().round == 7 && !m.answer().prepared; }));
   CHECK(m.Holds(1));
-  REQUIRE(m.replica->SetPaused(false, kStays).ok());
+  m.replica->SetPaused(false);
   CHECK(m.Reaches(2));
 }
 
@@ -235,8 +236,7 @@ TEST_CASE("a sync at a member brings it to its group's version, and takes no new
   m.Step(2);
   m.Tell(7, 2, 1);
   REQUIRE(m.Answers(7, true));
-  const auto synced = m.replica->Sync(
-      false, [](const ReplicaStatus&) {}, kStays);
+  const auto synced = testing::SyncOf(*m.replica, false, kStays);
   REQUIRE(synced.status() == absl::OkStatus());
   CHECK(m.status().committed == m.Version(1));
   // The round is still open, and is prepared again.

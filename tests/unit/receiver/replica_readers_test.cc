@@ -54,8 +54,8 @@ TEST_CASE("with one file an update waits for a reader, and is told of in the sta
   CHECK_FALSE(s.replica->status().readers.empty());
   CHECK(s.committed() == before);
   CHECK(reader->bytes() == read);
-  CHECK(s.replica->SetPaused(true, kStays).ok());  // must not wait for the reader
-  CHECK(s.replica->SetPaused(false, kStays).ok());
+  CHECK(testing::PauseOf(*s.replica, kStays).ok());  // must not wait for the reader
+  s.replica->SetPaused(false);
   reader.reset();
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.Holds(chunks));
@@ -96,13 +96,13 @@ TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
   chunks = FakeAgent::Step(chunks, 9);
   s.agent().Publish({1, 2}, chunks);
   REQUIRE(Eventually(waits));
-  CHECK(s.replica->SetPaused(true, kStays).ok());  // must not wait for the engine
+  CHECK(testing::PauseOf(*s.replica, kStays).ok());  // must not wait for the engine
   CHECK(s.replica->status().readers.empty());
   CHECK(s.replica->status().phase == ReceiverPhase::kPaused);
   const double first = s.replica->status().reader_wait_seconds;
   CHECK(first > 0);
   CHECK(s.replica->status().worst_reader_wait_seconds == first);
-  CHECK(s.replica->SetPaused(false, kStays).ok());
+  s.replica->SetPaused(false);
   REQUIRE(Eventually(waits));
   s.replica->Release("engine e");
   REQUIRE(s.Reaches(s.agent().identity()));
@@ -130,11 +130,11 @@ TEST_CASE("a pause while the only file is half updated waits until the weights a
   ReplicaRig s;
   if (!s.StartsWithOneFile()) return;
   const auto second = s.StopHalfWay();
-  CHECK(s.replica->SetPaused(true, [] { return true; }).code() == StatusCode::kCancelled);
+  CHECK(testing::PauseOf(*s.replica, [] { return true; }).code() == StatusCode::kCancelled);
   std::atomic<bool> paused{false};
   Status answered;
   std::thread operator_calls([&] {
-    answered = s.replica->SetPaused(true, kStays);
+    answered = testing::PauseOf(*s.replica, kStays);
     paused = true;
   });
   const uint64_t failures = s.replica->status().pull_failures;
@@ -160,9 +160,9 @@ TEST_CASE("a pause soon after a restart in the middle of an update waits for the
   const auto second = s.StopHalfWay();
   s.replica.reset();
   s.Start({.buffers = 1});
-  CHECK(s.replica->SetPaused(true, [] { return true; }).code() == StatusCode::kCancelled);
+  CHECK(testing::PauseOf(*s.replica, [] { return true; }).code() == StatusCode::kCancelled);
   s.agent().Set([](FakeAgent::Faults& f) { f.leave_out.clear(); });
-  CHECK(s.replica->SetPaused(true, kStays) == absl::OkStatus());
+  CHECK(testing::PauseOf(*s.replica, kStays) == absl::OkStatus());
   CHECK(s.committed() == s.agent().identity());
   CHECK(s.Holds(second));
 }
@@ -253,7 +253,7 @@ TEST_CASE("with two files the name is always there, and what a reader has does n
   CHECK(missing == 0);
   CHECK(opened > 0);
   CHECK(reader.bytes() == read);
-  CHECK(s.replica->Verify(false, kStays)->bad_chunks == 0);
+  CHECK(testing::VerifyOf(*s.replica, false, kStays)->bad_chunks == 0);
 }
 
 TEST_CASE("weights and side files that somebody removes or changes are put back") {

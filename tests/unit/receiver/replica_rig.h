@@ -10,6 +10,7 @@
 
 #include "receiver/replica.h"
 #include "tests/support/eventually.h"
+#include "tests/support/replica_calls.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
@@ -81,10 +82,7 @@ struct ReplicaRig {
   bool Reaches(const Identity& id) {
     return Eventually([&] { return committed() == id; });
   }
-  StatusOr<Commit> Sync(bool full = false) {
-    return replica->Sync(
-        full, [](const ReplicaStatus&) {}, kStays);
-  }
+  StatusOr<Commit> Sync(bool full = false) { return testing::SyncOf(*replica, full, kStays); }
   std::string Read(const std::string& name) const { return ReadText(dir.path() / name); }
   /// The file that a loader finds ends in these bytes.
   bool Holds(const FakeAgent::Chunks& chunks) const {

@@ -34,6 +34,30 @@ TEST_CASE("versions are followed, whole first and then by delta") {
   CHECK(s.agent().counts().attaches == 1);
 }
 
+TEST_CASE("an event is a beat if it says what the one before said, and asks for nothing") {
+  const UpstreamEvent first{.number = 1,
+                            .newest = {.lineage = kC, .id = {1, 2}, .root = 3, .attempt = 4},
+                            .delta_bytes = 5};
+  UpstreamEvent next = first;
+  next.number = 2;
+  CHECK(SaysTheSame(first, next));
+  const auto differs = [&](const std::function<void(UpstreamEvent&)>& change) {
+    UpstreamEvent other = next;
+    change(other);
+    return !SaysTheSame(first, other);
+  };
+  CHECK(differs([](UpstreamEvent& e) { e.newest.id.version = 3; }));
+  CHECK(differs([](UpstreamEvent& e) { e.newest.attempt = 5; }));  // another offload of the state
+  CHECK(differs([](UpstreamEvent& e) { e.sync_request = 1; }));
+  CHECK(differs([](UpstreamEvent& e) { e.relay.fetched_bytes = 1; }));
+  CHECK(differs([](UpstreamEvent& e) { e.group.prepare = e.newest; }));
+  CHECK(differs([](UpstreamEvent& e) { e.assignment.emplace(); }));
+  CHECK(differs([](UpstreamEvent& e) { e.incoming.version = e.newest; }));
+  UpstreamEvent asks = first;
+  asks.sync_request = 7;
+  CHECK_FALSE(SaysTheSame(asks, asks));
+}
+
 TEST_CASE("each commit tells of its stages once, and a pull that fails of none") {
   ReplicaRig s;
   std::mutex mu;
@@ -291,7 +315,7 @@ TEST_CASE("pause returns when nothing changes, and ends a pull that has changed 
   });
   s.agent().Publish({1, 2}, FakeAgent::Step(first, 1));
   REQUIRE(Eventually([&] { return at_end.load(); }));
-  CHECK(s.replica->SetPaused(true, kStays).ok());
+  CHECK(testing::PauseOf(*s.replica, kStays).ok());
   CHECK(ended);
   CHECK(s.replica->status().phase == ReceiverPhase::kPaused);
   CHECK(s.committed() == before);
@@ -300,7 +324,7 @@ TEST_CASE("pause returns when nothing changes, and ends a pull that has changed 
   CHECK(s.Sync().ok());  // a sync works while paused
   CHECK(s.committed() == s.agent().identity());
   s.agent().Publish({1, 3}, FakeAgent::Step(first, 7));
-  CHECK(s.replica->SetPaused(false, kStays).ok());
+  s.replica->SetPaused(false);
   CHECK(s.Reaches(s.agent().identity()));
 }
 
@@ -328,13 +352,14 @@ TEST_CASE("verify finds what memory lost, repairs it, and ends when its caller h
   // before verify looks.
   s.Start({.buffers = 1});
   REQUIRE(s.Reaches(s.agent().identity()));
-  CHECK(s.replica->Verify(false, kStays)->bad_chunks == 0);
-  CHECK(s.replica->Verify(false, [] { return true; }).status().code() == StatusCode::kCancelled);
+  CHECK(testing::VerifyOf(*s.replica, false, kStays)->bad_chunks == 0);
+  CHECK(testing::VerifyOf(*s.replica, false, [] { return true; }).status().code() ==
+        StatusCode::kCancelled);
   testing::FlipByte(s.dir.path() / "model.safetensors", -3);
-  const auto found = s.replica->Verify(false, kStays);
+  const auto found = testing::VerifyOf(*s.replica, false, kStays);
   REQUIRE(found.ok());
   CHECK(found->bad_tensors == std::vector<std::string>{"t5"});
-  const auto repaired = s.replica->Verify(true, kStays);
+  const auto repaired = testing::VerifyOf(*s.replica, true, kStays);
   REQUIRE(repaired.ok());
   CHECK(repaired->repaired);
   CHECK(s.Holds(chunks));

@@ -135,7 +135,7 @@ TEST_CASE("agent: no beat says that a version comes no more before one says that
                       Soon([&] { return model->incoming() != nullptr; });
     return came ? grant->lease : 0;
   };
-  const auto told = [&] { return host.agent().attachments().NextEvent(*token); };
+  const auto told = [&] { return testing::NextEvent(host.agent().attachments(), *token); };
   const uint64_t lease = begin(2);
   REQUIRE(lease != 0);
   REQUIRE(Soon([&] { return told()->incoming.version.id.version == 2; }));
