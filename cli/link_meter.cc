@@ -63,7 +63,7 @@ void SendAtOnce(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-// Of a peer that answers otherwise, or not at all.
+// The error for a peer that does not answer, or does not answer as a LinkListener does.
 Status Failed(const std::string& to, std::string_view what) {
   const int error = errno;
   return ErrnoError(
@@ -86,7 +86,8 @@ struct LinkListener::Impl {
       UniqueFd fd(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (stopping) return;
       if (fd.get() < 0) {
-        // Out of descriptors, for one: the next connection wakes poll, or the destructor does.
+        // The process may be out of descriptors. The next connection wakes poll, or the destructor
+        // does.
         pollfd wait{listening.get(), POLLIN, 0};
         ::poll(&wait, 1, 100);
         continue;
@@ -198,7 +199,7 @@ StatusOr<double> MeasureRoundTrip(const std::string& to, int times, Milliseconds
   for (int i = 0; i < times; ++i) {
     char byte = 0;
     const auto start = SteadyClock::now();
-    errno = ECONNRESET;  // of an end of the stream, for which recv sets none
+    errno = ECONNRESET;  // recv sets no error where the stream has ended
     if (!SendAll(fd.get(), &byte, 1) || ::recv(fd.get(), &byte, 1, 0) != 1) {
       return Failed(to, "no echo");
     }
@@ -213,7 +214,8 @@ namespace {
 StatusOr<double> Receive(const std::string& to, Milliseconds whole, Milliseconds timeout,
                          std::barrier<>& together) {
   auto fd = ConnectTcp(to, timeout);
-  // All ask at once. One that has found nobody comes here too, since the others wait for it.
+  // All streams ask at the same time. A thread that could not connect arrives here too, since the
+  // others wait for it.
   together.arrive_and_wait();
   if (!fd.ok()) return fd.status();
   SetTimeout(fd->get(), timeout);
@@ -230,8 +232,9 @@ StatusOr<double> Receive(const std::string& to, Milliseconds whole, Milliseconds
     if (n == 0) break;  // it has sent for long enough
     (now < from ? early : counted) += static_cast<double>(n);
   }
-  // A machine with other work may leave this thread, or the one that sends, without a core for most
-  // of the time: then bytes are divided by the time that they took, and the early ones count too.
+  // Where other work keeps this thread or the sending one off the cores, bytes may come late or
+  // stop coming early. So they are divided by the time that they really took; and if nothing came
+  // after the warm-up, the bytes of the warm-up are all that is known.
   const auto seconds = [&](SteadyClock::time_point first) {
     return std::chrono::duration<double>(std::max(now, until) - first).count();
   };

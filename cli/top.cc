@@ -100,7 +100,7 @@ class Looker {
   Looker(const Looker&) = delete;
   Looker& operator=(const Looker&) = delete;
 
-  /// The last look and the one before it; false while there is none newer than the `*seen`th.
+  /// Gives the last look and the one before it. False while no look is newer than number `*seen`.
   bool News(uint64_t* seen, std::shared_ptr<const TopLook>* now,
             std::shared_ptr<const TopLook>* before) {
     std::lock_guard lock(mu_);

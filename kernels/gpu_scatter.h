@@ -1,8 +1,8 @@
 // Adds what payloads change to elements that stand at places of their own in a GPU's memory, as an
 // engine's parameters do; the addresses stay, so captured graphs do, too. Uses no CUDA types.
 // Owner: whoever keeps that memory. Threads: one at a time. Cost on the device: the payloads, 32
-// bytes for each block with changes, 200 for each box. Errors: a GpuStatus; of Load's the memory is
-// untouched. Without CUDA every call returns kNotBuilt.
+// bytes for each block with changes, 200 for each box. Errors: a GpuStatus; one from Load leaves
+// the memory untouched. Without CUDA every call returns kNotBuilt.
 #pragma once
 
 #include <memory>
@@ -40,13 +40,13 @@ class GpuScatter {
   GpuScatter(const GpuScatter&) = delete;
   GpuScatter& operator=(const GpuScatter&) = delete;
 
-  /// Brings the items to the device, in the place of those before; they are not needed afterwards.
+  /// Brings the items to the device and drops those of the last Load. The caller may drop its own.
   /// REQUIRES: the payloads were validated; their tables are checked once more.
   GpuStatus Load(std::span<const GpuScatterItem> items);
   /// Queues the additions on `stream`, a cudaStream_t of this device, or null for the default one;
-  /// `backwards`: subtractions. Of all that could fail only the launch is left.
+  /// `backwards`: subtractions. Only the launch can still fail here.
   GpuStatus Queue(bool backwards, void* stream);
-  /// Waits for `stream`. kDevice, too, where the device has found a payload malformed.
+  /// Waits for `stream`. kDevice also if the device has found a payload malformed.
   GpuStatus Wait(void* stream);
   uint64_t device_bytes() const;
 

@@ -194,6 +194,8 @@ class Buffer {
 
   // buffer_recover.cc
   Status TakeUp();
+  /// An interrupted update of the slot, if there is one, goes on from the chunks that it brought.
+  void ResumeUpdate(int slot);
   Status OpenFiles();
   void ForgetSlot(int slot);
   Status DropFile(int slot);

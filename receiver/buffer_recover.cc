@@ -227,21 +227,21 @@ Status Buffer::TakeUp() {
   if (buffers_ == 1 && slots_[0].file && slots_[1].file) {
     DW_RETURN_IF_ERROR(DropFile(1 - (front >= 0 ? front : active)));
   }
-  // An interrupted update goes on from the chunks that it has brought.
-  const int other = front >= 0 ? 1 - front : static_cast<int>(state_.active());
-  const auto o = static_cast<uint32_t>(other);
-  if (front < 0 || !slots_[other].file || state_.phase(o) != SlotPhase::kWriting) {
-    return absl::OkStatus();
-  }
+  if (front >= 0) ResumeUpdate(1 - front);
+  return absl::OkStatus();
+}
+
+void Buffer::ResumeUpdate(int slot) {
+  const auto s = static_cast<uint32_t>(slot);
+  if (!slots_[slot].file || state_.phase(s) != SlotPhase::kWriting) return;
   // Chunks at one of these versions are not from the update: the file's previous version, and the
   // committed one, to which CatchUp was bringing the file.
-  const std::set<uint64_t> older = {state_.identity(o).id.version, committed().id.version};
+  const std::set<uint64_t> older = {state_.identity(s).id.version, committed().id.version};
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (!Known(other, i) || older.contains(state_.chunk_version(o, i))) continue;
+    if (!Known(slot, i) || older.contains(state_.chunk_version(s, i))) continue;
     touched_[i] = 1;
-    work_ = other;
+    work_ = slot;
   }
-  return absl::OkStatus();
 }
 
 bool Buffer::HasItsRoot(uint32_t slot) const {

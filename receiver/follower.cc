@@ -328,7 +328,7 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   }
   const Identity& whole = target->whole;
   const bool same = Held(*target, s);
-  // Also of a buffer in the middle of an update: a relay may be behind what it was before.
+  // A buffer in the middle of an update counts as what it held before: a relay may be behind that.
   const bool older = IsLater(s.held(), whole);
   choice.target = *target;
   if (older) {
@@ -348,7 +348,8 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
         ToString(whole), NewestOfEach());
   }
   if (!options_.follow || s.paused) return choice;
-  // Bad chunks wait for an upstream that is not behind: what it has would be taken as a whole.
+  // Bad chunks are not fetched from an upstream that is behind: the pull would take all of its
+  // older state.
   if (older || (same && !s.suspects)) return choice;
   choice.why.clear();
   choice.pull = now >= pull_at_;

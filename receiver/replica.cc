@@ -187,20 +187,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     Pull(lock, std::move(choice.target), what == GroupMember::Do::kPrepare);
     return true;
   }
-  if (std::exchange(connection_failed_, false)) Recovered();
-  if (status_.phase != ReceiverPhase::kFailed) {
-    if (choice.why != status_.message && !choice.why.empty()) {
-      LogInfo("model {}: {}", options_.model, choice.why);
-    }
-    status_.message = choice.why;
-    const ReceiverPhase phase = paused_     ? ReceiverPhase::kPaused
-                                : prepared_ ? ReceiverPhase::kPrepared
-                                            : ReceiverPhase::kIdle;
-    if (phase != status_.phase) {
-      status_.phase = phase;
-      answered_.reset();
-    }
-  }
+  Rest(choice.why);
   if (GroupReport answer = member_.report(MemberSituation()); answered_ != answer) {
     answered_ = std::move(answer);
     cv_.notify_all();
@@ -211,6 +198,22 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   }
   *again = choice.again;
   return DoUpkeep(lock, now, again) || VerifySome(lock);
+}
+
+void Replica::Rest(const std::string& why) {
+  if (std::exchange(connection_failed_, false)) Recovered();
+  if (status_.phase == ReceiverPhase::kFailed) return;
+  if (why != status_.message && !why.empty()) LogInfo("model {}: {}", options_.model, why);
+  status_.message = why;
+  if (const ReceiverPhase phase = RestingPhase(); phase != status_.phase) {
+    status_.phase = phase;
+    answered_.reset();
+  }
+}
+
+ReceiverPhase Replica::RestingPhase() const {
+  if (paused_) return ReceiverPhase::kPaused;
+  return prepared_ ? ReceiverPhase::kPrepared : ReceiverPhase::kIdle;
 }
 
 bool Replica::MayCatchUp(Clock::time_point now) const {

@@ -221,6 +221,10 @@ class Replica {
   void Run();
   /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
   bool DoNext(std::unique_lock<Mutex>& lock, SteadyClock::time_point* again);
+  /// Nothing is to be pulled: takes note of `why`, what is waited for. REQUIRES: mu_ held.
+  void Rest(const std::string& why);
+  /// The phase while nothing is pulled. REQUIRES: mu_ held.
+  ReceiverPhase RestingPhase() const;
   void Describe(std::unique_lock<Mutex>& lock);
   StatusOr<std::vector<ModelDescription>> DescribeAll();
   Status PrepareBuffer(std::vector<ModelDescription> descriptions);
@@ -250,9 +254,15 @@ class Replica {
   void PlanLinks();
   /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target);
+  /// What a round works with, without Env::forward.
+  PullRound::Env RoundEnv();
   Status RunRound(const Follower::Target& target, bool force_full, bool hold);
   /// Takes the round's steps until it is done, or prepared if it is to hold.
   Status Drive(PullRound& round, bool hold);
+  /// Keeps a round that has made its target ready until the group's word; `unasked`: the group has
+  /// not asked for it yet.
+  void KeepPrepared(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began,
+                    bool unasked);
   /// What comes after the last step of a round that began at `began` and `ended`.
   Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended);
   /// Tells of what a pull, or the commit of what was prepared, came to. REQUIRES: mu_ held.

@@ -101,9 +101,7 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
   failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
   if (pulled.ok()) {
     status_.message.clear();
-    status_.phase = paused_     ? ReceiverPhase::kPaused
-                    : prepared_ ? ReceiverPhase::kPrepared
-                                : ReceiverPhase::kIdle;
+    status_.phase = RestingPhase();
   } else if (paused) {
     status_.phase = ReceiverPhase::kPaused;
   } else {
@@ -224,6 +222,24 @@ void Replica::PlanLinks() {
   }
 }
 
+PullRound::Env Replica::RoundEnv() {
+  return {.model = options_.model,
+          .buffer = *buffer_,
+          .sink = *sink_,
+          .history = history_,
+          .side_files = side_files_,
+          .pool = pool_,
+          .rates = rates_,
+          .transport = transport_,
+          .stream_timeout = options_.stream_timeout,
+          .sockets = options_.sockets,
+          .connect_ahead = options_.connect_ahead,
+          .allow_code_files = options_.allow_code_files,
+          .writable = [this] { return WaitWritable(); },
+          .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
+          .published = [this] { return PublishedAt(); }};
+}
+
 Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
   fault_ = absl::CancelledError("the round has not ended");
   holding_ = hold;
@@ -236,21 +252,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
   for (const AgentLink& agent : agents_) agents.push_back(agent.round);
-  PullRound::Env env{.model = options_.model,
-                     .buffer = *buffer_,
-                     .sink = *sink_,
-                     .history = history_,
-                     .side_files = side_files_,
-                     .pool = pool_,
-                     .rates = rates_,
-                     .transport = transport_,
-                     .stream_timeout = options_.stream_timeout,
-                     .sockets = options_.sockets,
-                     .connect_ahead = options_.connect_ahead,
-                     .allow_code_files = options_.allow_code_files,
-                     .writable = [this] { return WaitWritable(); },
-                     .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
-                     .published = [this] { return PublishedAt(); }};
+  PullRound::Env env = RoundEnv();
   const Identity floor = force_full ? Identity{} : Held();
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   // What is held for a group's word may never be committed, and a forced pull may bring an older
@@ -288,20 +290,25 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
           ToString(buffer_->committed()), ToString(TraceOf(target.whole)));
   const Status ended = Drive(*round, hold);
   if (hold && ended.ok()) {
-    LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
-            HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
-    fault_ = ended;
-    root_mismatches_ = 0;
-    TellLost(buffer_->TakeLost());
-    std::lock_guard lock(mu_);
-    round_.reset();
-    holding_ = false;
-    prepared_ = PreparedRound{round, began};
-    member_.Prepared(round->whole(), target.incoming);
+    KeepPrepared(round, began, target.incoming);
     return ended;
   }
   holding_ = false;
   return EndRound(*round, began, ended);
+}
+
+void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_point began,
+                           bool unasked) {
+  LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
+          HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
+  fault_ = absl::OkStatus();
+  root_mismatches_ = 0;
+  TellLost(buffer_->TakeLost());
+  std::lock_guard lock(mu_);
+  round_.reset();
+  holding_ = false;
+  prepared_ = PreparedRound{round, began};
+  member_.Prepared(round->whole(), unasked);
 }
 
 Status Replica::Drive(PullRound& round, bool hold) {

@@ -16,8 +16,8 @@ struct RelayNews {
   Identity fetching;
   uint64_t fetched_bytes = 0;  ///< of that pull so far
   bool applying = false;       ///< the bytes have come and are being put in place
-  /// The relays that its versions come through, itself the last, by the number that each drew when
-  /// it started.
+  /// The relays that this relay's versions come through; it is the last one itself. Each relay is
+  /// named by the number that it drew when it started.
   std::vector<uint64_t> path;
 
   friend bool operator==(const RelayNews&, const RelayNews&) = default;

@@ -1,6 +1,6 @@
-// The stages of a version's way from the trainer to the engines, and how whoever measures one tells
-// how long it took. Plain values. Threads: an observer is called from any, by whoever holds no lock
-// then. Cost: a call per stage and version. Errors: none.
+// The stages of a version's way from the trainer to the engines, and the callback that is told how
+// long each one took. Plain values. Threads: an observer is called from any thread, which holds no
+// lock then. Cost: a call per stage and version. Errors: none.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Chooses the codec in which a chunk's delta travels: the one that should be committed first.
+// Chooses the codec of a chunk's delta: the one with which the receiver should commit first.
 // Coding, sending and decoding of a pull's chunks overlap, so a chunk costs what its slowest stage
 // takes. Pure functions of measured speeds (coder_rates.h, common/serving/link_estimate.h).
 #pragma once
@@ -20,7 +20,7 @@ struct CodecChoiceInputs {
   double link_bytes_per_s = 0;  ///< of all streams of the pull; 0: not known
   CoderSpeeds encode, decode;
   PerCodec<double> ratio;  ///< expected size over fast's; 0: the codec cannot be had
-  PerCodec<bool> made;     ///< there already, for another receiver: encoding is free
+  PerCodec<bool> made;     ///< the payload exists already, for another receiver: it costs nothing
 };
 
 /// Threads that code for one pull at once: its streams share the I/O threads, of which there is one
@@ -35,8 +35,8 @@ inline uint32_t CodingThreads(uint32_t cores, uint32_t streams) {
 bool CodersBound(double coding_seconds, double threads, double decode_seconds,
                  double longest_seconds);
 
-/// kFast while the link is not known: it is the codec that a fast link wants, and a first transfer
-/// tells.
+/// kFast while the link's rate is not known: a fast link wants that codec, and the first transfer
+/// measures the rate.
 kernels::Codec ChooseCodec(const CodecChoiceInputs& in);
 
 }  // namespace deltawire

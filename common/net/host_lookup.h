@@ -1,6 +1,6 @@
-// Finds a host's addresses by its name, with a deadline that getaddrinfo does not have: it runs on
-// a thread of its own, which is left to itself when nobody waits for it any longer.
-// Owner: by shared_ptr, a PullClient, and that thread for as long as the system's resolver takes.
+// Finds a host's addresses by its name, with a deadline. getaddrinfo has none, so it runs on a
+// thread of its own; after the deadline nobody waits for that thread, and it ends by itself.
+// Owner: a PullClient, and that thread until getaddrinfo returns, both by shared_ptr.
 // Threads: Run once; Cancel from any. Cost: a thread. Errors name the host.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace deltawire::net {
 
-/// Blocks; the addresses of `host` in numbers, in the order in which they should be tried.
+/// Returns the numeric addresses of `host`, in the order in which to try them. Blocks.
 using ResolveHost = std::function<StatusOr<std::vector<std::string>>(const std::string& host)>;
 
 /// What the system's resolver says. kUnavailable when it knows no address.

@@ -18,10 +18,11 @@ using security::CredentialMaterial;
 
 constexpr size_t kReadAhead = size_t{256} << 10;
 
+/// Counts of this process's streams: all, and those that the kernel encrypts.
 struct KernelStreams {
   std::atomic<uint64_t> streams{0}, sending{0}, receiving{0};
 };
-KernelStreams& Kernel() {
+KernelStreams& StreamsByKernel() {
   static KernelStreams all;
   return all;
 }
@@ -158,14 +159,14 @@ std::vector<std::string> PeerNames(const SSL* ssl) {
 }
 
 void NoteKernelTls(const SSL* ssl) {
-  KernelStreams& all = Kernel();
+  KernelStreams& all = StreamsByKernel();
   ++all.streams;
   if (BIO_get_ktls_send(SSL_get_wbio(ssl))) ++all.sending;
   if (BIO_get_ktls_recv(SSL_get_rbio(ssl))) ++all.receiving;
 }
 
 std::string KernelTls() {
-  const KernelStreams& all = Kernel();
+  const KernelStreams& all = StreamsByKernel();
   if (all.sending > 0 && all.receiving > 0) return "yes, both ways";
   if (all.sending > 0) return "yes, what is sent";
   if (all.receiving > 0) return "yes, what is received";

@@ -50,7 +50,7 @@ class Tls {
 /// The common name and the alternative names of the peer's verified certificate; none without one.
 std::vector<std::string> PeerNames(const SSL* ssl);
 
-/// To be called when a handshake has ended, for KernelTls().
+/// Counts a stream for KernelTls(). To be called when its handshake has ended.
 void NoteKernelTls(const SSL* ssl);
 /// Whether the kernel encrypts this process's streams, for displays: "yes, what is sent", or "no"
 /// and why.

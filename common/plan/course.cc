@@ -41,7 +41,7 @@ void Course::Begin(size_t i) {
     job.wake = now_ + (step.delay_after ? step.delay_after(job.took) : step.delay);
   }
   if (job.step > 0) return;
-  for (const size_t next : std::vector<size_t>(job.with)) Begin(next);
+  for (const size_t next : job.with) Begin(next);
 }
 
 void Course::Await(size_t i) {
@@ -73,7 +73,7 @@ void Course::Next(size_t i) {
   job.ends.push_back(now_);
   WakeThoseThatAwait(i);
   if (++job.step < job.steps.size()) return Begin(i);
-  for (const size_t next : std::vector<size_t>(job.then)) Begin(next);
+  for (const size_t next : job.then) Begin(next);
 }
 
 }  // namespace deltawire::plan

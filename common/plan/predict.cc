@@ -13,8 +13,8 @@ namespace {
 // Versions until the estimates of links have settled; one rises by a tenth at most where coders
 // bound the pulls.
 constexpr int kVersions = 40;
-// Where codecs take turns since an estimate rises until another codec is worth it, versions differ:
-// of so many last ones that in the middle is foretold.
+// The codecs may take turns, as the measured cost of the one in use rises until another is cheaper;
+// then versions differ. The forecast is the median, by its time, of so many last versions.
 constexpr size_t kLast = 15;
 
 double StageSeconds(const HopTimes& times, Stage stage) {

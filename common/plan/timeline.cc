@@ -117,12 +117,12 @@ class Builder {
     if (of_site <= 0) return;
     const size_t resource = course_.flows.AddResource(
         "rate-limit-per-site of " + ServerOf(hop) + " for " + hop.site->name, of_site);
-    // One bucket for those of one site whom one node serves.
+    // A node has one bucket for all receivers of a site that it serves.
     const double sharers = std::min(hop.on_link, hop.on_server);
     site_limits_[h] = {resource, Beyond(of_site, sharers * LimitedBytes(h)), sharers};
   }
 
-  /// Of a serving node, the trainer's (-1) or a hop's: what it sends to all.
+  /// The limit for all that one serving node sends: the trainer's (`server` -1) or one of a hop's.
   void DeclareLimit(int server, double limit) {
     if (limit <= 0) return;
     double bytes = 0;
@@ -133,10 +133,11 @@ class Builder {
     limits_[server] = {resource, Beyond(limit, bytes)};
   }
 
-  /// Of one pull, what one serving node counts.
+  /// The bytes of one pull at hop `h` that one serving node counts against its limits.
   double LimitedBytes(size_t h) const { return costs_[h].wire_bytes / Agents(h); }
 
-  /// The share of `bytes` that is held back by a limit: what its burst leaves.
+  /// The share of `bytes` that must wait for the limit: all but what its burst lets through at
+  /// once.
   static double Beyond(double limit, double bytes) {
     const double burst = limit * std::chrono::duration<double>(TokenBucket::kBurst).count();
     return bytes > burst ? 1 - burst / bytes : 0;
@@ -381,8 +382,8 @@ class Builder {
   };
   struct DeclaredLimit {
     size_t resource = 0;
-    double share = 1;    // of the bytes, those that wait
-    double sharers = 1;  // pulls of one hop that share it
+    double share = 1;    // of the bytes that must wait for it
+    double sharers = 1;  // how many pulls of one hop share it
   };
   struct DeclaredNode {
     std::string name;

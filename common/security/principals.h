@@ -44,12 +44,12 @@ class PrincipalTable {
   explicit PrincipalTable(std::vector<Principal> principals, Roles anonymous_roles,
                           bool require_certificate);
 
-  /// The principal that one of `names`, those in a verified certificate, belongs to; that has this
-  /// token; or this name. Null: the table knows nobody, or the certificate would do for two.
+  // The principal that shows this: the names in its verified certificate, a token, or its own name.
+  // Null: the table knows nobody who would, or two principals have names of the certificate.
   const Principal* ByCertificate(const std::vector<std::string>& names) const;
   const Principal* ByToken(std::string_view token) const;
   const Principal* ByName(std::string_view name) const;
-  /// Whoever dials over loopback without TLS and shows nothing.
+  /// The principal that a peer is which dials over loopback without TLS and shows nothing.
   const Principal& anonymous() const { return anonymous_; }
   /// Whether the TLS handshake ends without a client's certificate.
   bool require_certificate() const { return require_certificate_; }

@@ -56,8 +56,8 @@ class EncodedCache {
     uint64_t bytes = 0;    ///< that are kept now, kEntryBytes for each included
     uint64_t evicted = 0;  ///< payloads that gave way to newer ones
   };
-  /// Of all caches that were made with it: those of a model's states, old ones included that pulls
-  /// still hold.
+  /// Sums over all caches that were made with this object: the caches of a model's states, also of
+  /// older states that pulls still hold.
   struct Totals {
     std::atomic<uint64_t> bytes{0}, evicted{0};
     Counts counts() const { return {.bytes = bytes, .evicted = evicted}; }

@@ -35,8 +35,8 @@ struct PullRequest {
   uint64_t owned_hash = 0;  ///< of the part that the receiver expects here; 0: the whole
   /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
   Identity at;
-  /// The version that is still coming here and that the receiver can take; epoch 0: none. With `at`
-  /// the two are the same, and the pull ends there.
+  /// The version that is still coming here and that the receiver can take; epoch 0: none. If `at`
+  /// is set as well, it is the same version, and the pull ends there.
   Identity incoming;
   uint64_t ahead_bytes = 0;        ///< see PullTerms
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before

@@ -88,7 +88,7 @@ class VersionStore {
 
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
-  /// Of the caches of all states that somebody holds.
+  /// Sums over the caches of all states that somebody still holds.
   EncodedCache::Counts encoded() const { return encoded_->counts(); }
 
  private:

@@ -1,5 +1,9 @@
 // Implements kernels/gpu_scatter.h.
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory.h"
@@ -13,7 +17,7 @@ using gpu::OnDevice;
 
 namespace {
 
-constexpr size_t kReadBehind = 4;  // bytes behind the payloads that kernels may read
+constexpr size_t kReadBehind = 4;  // how many bytes behind the payloads kernels may read
 
 /// False when a byte of the tensor could not be found by division.
 bool Place(const GpuBox& box, gpu::PlaceBox* placed) {

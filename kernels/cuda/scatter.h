@@ -7,8 +7,8 @@
 
 namespace deltawire::kernels::gpu {
 
-/// Some bytes of a tensor and their places: nested counts of runs, source strides falling, and each
-/// one clearing all that lies inside of it, so that a byte finds its run by division.
+/// Some bytes of a tensor and their places: runs in nested dimensions, the outermost first. Each
+/// source stride is at least what the dimensions inside span, so a byte finds its run by division.
 struct PlaceBox {
   static constexpr uint32_t kMaxDims = 6;
   uint8_t* memory = nullptr;  ///< the place of its first byte
@@ -22,7 +22,7 @@ struct PlaceBox {
   int64_t dst_strides[kMaxDims] = {};
 };
 
-/// The place of the tensor's byte `at`; null where the box has it not.
+/// The place of the tensor's byte `at`; null if the box does not have that byte.
 DW_HD uint8_t* PlaceOf(const PlaceBox& box, uint64_t at) {
   if (at < box.first || at >= box.last) return nullptr;
   uint64_t rest = at - box.first;
@@ -40,8 +40,8 @@ DW_HD uint8_t* PlaceOf(const PlaceBox& box, uint64_t at) {
   return rest < box.run_bytes ? place + rest : nullptr;
 }
 
-/// Adds differences at all places of an element, or subtracts them. Its digest is 0: what is
-/// scattered was checked before.
+/// Adds differences at all places of an element, or subtracts them. It gives 0 for the growth of
+/// the digest, since the payloads were checked before.
 template <typename T>
 struct AtPlaces {
   const PlaceBox* boxes = nullptr;

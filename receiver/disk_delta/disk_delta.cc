@@ -155,6 +155,27 @@ struct Payload {
   std::string checksum;  // of the whole tensor, as it is after the delta
 };
 
+/// What makes the bytes `was` of a tensor `is`, but for the name; no bytes: nothing has changed.
+StatusOr<Payload> PayloadOf(const std::string& name, Bytes was, Bytes is,
+                            DiskDeltaEncoding encoding) {
+  Payload payload;
+  if (is.empty() || std::memcmp(was.data(), is.data(), is.size()) == 0) return payload;
+  const bool positions = encoding == DiskDeltaEncoding::kOverwrite;
+  if (positions && is.size() > uint64_t{UINT32_MAX} + 1) {
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "tensor {} has {} bytes, and positions of \"overwrite\" have 32 bits: use \"xor\"", name,
+        is.size());
+  }
+  try {
+    DW_ASSIGN_OR_RETURN(payload.bytes, positions ? EncodeOverwrite(was, is) : EncodeXor(was, is));
+    payload.checksum = Xxh3_128(is).Hex();
+  } catch (const std::bad_alloc&) {  // which must not leave the pool's thread
+    return absl::ResourceExhaustedError("no memory for the delta's payloads");
+  }
+  return payload;
+}
+
 /// A safetensors file of payloads: each a U8 tensor under its tensor's name.
 Status WritePayloads(const fs::path& path, const std::vector<Payload>& payloads) {
   json header = json::object();
@@ -382,7 +403,6 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
                              const std::function<bool()>& stop) {
   const Layout& layout = model.layout();
   const auto was = [&](size_t t) { return Bytes(old_ + layout.offset(t), layout.bytes(t)); };
-  const bool positions = options_.encoding == DiskDeltaEncoding::kOverwrite;
   DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
   changed_.clear();
   all_changed_ = false;
@@ -406,34 +426,18 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
     for (uint64_t bytes = 0; last < layout.size() && bytes < kBatchBytes; ++last) {
       bytes += layout.bytes(last);
     }
-    std::vector<StatusOr<std::vector<std::byte>>> encoded(last - first);
-    std::vector<std::string> checksums(last - first);
+    std::vector<StatusOr<Payload>> encoded(last - first);
     pool_.ParallelFor(last - first, [&](size_t i) {
-      const Bytes old = was(first + i), now = model.data(first + i);
-      if (now.empty() || std::memcmp(old.data(), now.data(), now.size()) == 0) {
-        encoded[i] = std::vector<std::byte>();
-        return;
-      }
-      if (positions && now.size() > uint64_t{UINT32_MAX} + 1) {
-        encoded[i] = Errorf(StatusCode::kInvalidArgument,
-                            "tensor {} has {} bytes, and positions of \"overwrite\" have 32 bits: "
-                            "use \"xor\"",
-                            layout.tensor(first + i).name, now.size());
-        return;
-      }
-      try {
-        encoded[i] = positions ? EncodeOverwrite(old, now) : EncodeXor(old, now);
-        checksums[i] = Xxh3_128(now).Hex();
-      } catch (const std::bad_alloc&) {  // which must not leave the pool's thread
-        encoded[i] = absl::ResourceExhaustedError("no memory for the delta's payloads");
-      }
+      const size_t t = first + i;
+      encoded[i] = PayloadOf(layout.tensor(t).name, was(t), model.data(t), options_.encoding);
     });
     for (size_t i = 0; i < encoded.size(); ++i) {
       DW_RETURN_IF_ERROR(encoded[i].status());
-      if (encoded[i]->empty()) continue;
+      if (encoded[i]->bytes.empty()) continue;
       changed_.push_back(static_cast<uint32_t>(first + i));
-      ready_bytes += encoded[i]->size();
-      ready.push_back({layout.tensor(first + i).name, std::move(*encoded[i]), checksums[i]});
+      ready_bytes += encoded[i]->bytes.size();
+      encoded[i]->name = layout.tensor(first + i).name;
+      ready.push_back(std::move(*encoded[i]));
     }
     if (ready_bytes >= kFileBytes) DW_RETURN_IF_ERROR(write());
     first = last;

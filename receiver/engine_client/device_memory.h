@@ -1,8 +1,8 @@
 // An engine's memory on a GPU, as EngineWeights reads and writes it: runs of a chunk by way of a
 // piece of pinned memory, and deltas by a kernel on the engine's own stream. Addresses stay.
 // Owner: EngineWeights; the memory is the engine's. Threads: one at a time. Cost: pinned memory for
-// one chunk, and on the device the boxes and the loaded payloads. Errors: Status; of Fetch and
-// Store the first one is kept until TakeStatus, and what they give then is rubbish.
+// one chunk, and on the device the boxes and the loaded payloads. Errors: a Status. Fetch and Store
+// keep their first error for TakeStatus; after an error their bytes mean nothing.
 #pragma once
 
 #include <memory>
@@ -27,10 +27,10 @@ class DeviceMemory {
                                                         std::vector<std::byte*> memory,
                                                         size_t chunk_bytes);
 
-  /// Copies what a box has of the tensor's bytes [begin, end), and gives where byte `begin` is
-  /// then; other bytes there mean nothing. Valid until the next call.
+  /// Copies the bytes that a box has of the tensor's [begin, end), each to its distance from
+  /// `begin`, and returns where they are until the next call. The bytes between them mean nothing.
   std::byte* Fetch(const OrderedBox& box, uint64_t begin, uint64_t end);
-  /// Writes it back. REQUIRES: of the last Fetch.
+  /// Writes back what the last Fetch has copied. REQUIRES: the same arguments.
   void Store(const OrderedBox& box, uint64_t begin, uint64_t end);
   /// The first error of Fetch and Store since the last call.
   Status TakeStatus();
@@ -43,7 +43,7 @@ class DeviceMemory {
     uint32_t width = 1;
     std::span<const Bytes> payloads;  ///< validated
   };
-  /// Brings the changes to the device, in the place of those before.
+  /// Brings the changes to the device and drops those of the last Load.
   Status Load(std::span<const Change> changes);
   /// Adds what was loaded to the memory, or subtracts it, after all that the engine has queued.
   Status Add(bool backwards);

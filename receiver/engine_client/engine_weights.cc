@@ -135,6 +135,11 @@ Status EngineWeights::Bind(const Binding& binding) {
   DW_ASSIGN_OR_RETURN(LayoutProgram program,
                       LayoutProgram::Create(layout_, binding.storages, binding.boxes));
   DW_RETURN_IF_ERROR(RefuseMemoryTwice(layout_, binding));
+  // Nothing of what was bound before is left, whatever comes.
+  prepared_.reset();
+  applied_.reset();
+  drifted_.clear();
+  held_ = {};
   device_.reset();  // it knows the program
   program_.emplace(std::move(program));
   memory_ = binding.memory;
@@ -148,15 +153,10 @@ Status EngineWeights::Bind(const Binding& binding) {
     if (!device.ok()) {
       memory_.clear();
       program_.reset();
-      held_ = {};
       return device.status();
     }
     device_ = *std::move(device);
   }
-  drifted_.clear();
-  held_ = {};
-  prepared_.reset();
-  applied_.reset();
   return absl::OkStatus();
 }
 

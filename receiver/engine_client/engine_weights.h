@@ -84,8 +84,8 @@ class EngineWeights {
                                   const std::function<bool()>& gone) const;
 
   /// From now on `binding` is the engine's memory. Its state is unknown until Adopt. Storages may
-  /// overlap where no two boxes share a byte. Of memory on a GPU, an error of the device within
-  /// Apply or Rollback leaves what it holds unknown, as nothing else does.
+  /// overlap where no two boxes share a byte. If the memory is on a GPU, an error of the device
+  /// within Apply or Rollback leaves its state unknown; no other error does.
   Status Bind(const Binding& binding);
   /// REQUIRES: storages() > 0.
   const LayoutProgram& program() const { return *program_; }

@@ -20,7 +20,7 @@ struct KeptGroup {
   std::string name;
   bool standing = true;
   std::vector<std::string> members;
-  GroupDecision decision;  ///< its state has the file's lineage
+  GroupDecision decision;  ///< the state that it names is of the file's lineage
   friend bool operator==(const KeptGroup&, const KeptGroup&) = default;
 };
 

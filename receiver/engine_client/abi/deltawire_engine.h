@@ -150,7 +150,7 @@ typedef struct dw_engine_device {
  * without CUDA, DW_ENGINE_FAILED_PRECONDITION where there is no such device. */
 DW_ENGINE_API int dw_engine_find_device(int32_t device);
 /* As dw_engine_bind, where all storages are memory of this device. An error of the device within
- * dw_engine_apply or dw_engine_rollback leaves what it holds unknown, as nothing else does. */
+ * dw_engine_apply or dw_engine_rollback leaves its state unknown; no other error does. */
 DW_ENGINE_API int dw_engine_bind_device(dw_engine* engine, const dw_engine_storage* storages,
                                         size_t storage_count, const dw_engine_box* boxes,
                                         size_t box_count, const dw_engine_device* device);

@@ -6,8 +6,8 @@
 namespace deltawire {
 namespace {
 
-// Of dimensions [d, ..) and the run: the distance from the first byte to behind the last, and how
-// many bytes in between are written.
+// What dimensions [d, ..) and the run cover: the distance from their first byte to the end of their
+// last one, and how many of the bytes in between they write.
 struct Extent {
   uint64_t span = 0, bytes = 0;
 };
@@ -21,8 +21,8 @@ Extent ExtentFrom(const Destination& to, size_t d) {
   return extent;
 }
 
-// Of the bytes that dimensions [d, ..) and the run write from offset 0 on, how many lie below
-// `limit`.
+// How many bytes dimensions [d, ..) and the run write below offset `limit`, if they begin at offset
+// 0.
 uint64_t Below(const Destination& to, size_t d, uint64_t limit) {
   if (d == to.dims.size()) return std::min(limit, to.run_bytes);
   const auto [count, stride] = to.dims[d];

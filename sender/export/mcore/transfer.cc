@@ -74,6 +74,25 @@ bool PassesThrough(const Family& family, std::string_view name) {
   return false;
 }
 
+/// Whether a live parameter is one that the plan knows and does not export.
+bool StaysOut(const Plan& plan, std::string_view name) {
+  const auto& ignored = plan.family().not_exported;
+  return std::any_of(ignored.begin(), ignored.end(),
+                     [&](const std::string& p) { return MatchesPattern(p, name); }) ||
+         (!plan.parallel().vision && PassesThrough(plan.family(), name));
+}
+
+void AddMissing(const Plan& plan, const ShardParam& wanted, Findings* findings) {
+  const PlannedParam& planned = plan.planned()[wanted.planned];
+  if (planned.param == nullptr) {
+    findings->Hint("\n  (a job that does not hold the vision part: vision=false)");
+  } else if (planned.mtp || planned.param->scope == ParamScope::kMtp) {
+    findings->Hint("\n  (a job without MTP layers: mtp=false)");
+  }
+  findings->Add(fmt::format("{} (chunk {}, {}) is missing", wanted.names.front(), wanted.chunk,
+                            ShapeText(wanted.shape)));
+}
+
 /// The split under which a shard has `shape`.
 std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
                               const std::vector<uint64_t>& shape) {
@@ -150,16 +169,13 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   Findings findings;
   std::vector<Match> matches;
   std::vector<bool> met(wanted.size(), false);
-  const auto& ignored = plan.family().not_exported;
   for (size_t i = 0; i < live.size(); ++i) {
     const std::string_view name = StripWrappers(plan.family(), live[i].name);
     const auto [begin, end] = by_name.equal_range(Key(live[i].chunk, name));
     if (begin == end) {
-      const bool known =
-          std::any_of(ignored.begin(), ignored.end(),
-                      [&](const std::string& p) { return MatchesPattern(p, name); }) ||
-          (!plan.parallel().vision && PassesThrough(plan.family(), name));
-      if (!known) findings.Add(fmt::format("{} (chunk {}) is unknown here", name, live[i].chunk));
+      if (!StaysOut(plan, name)) {
+        findings.Add(fmt::format("{} (chunk {}) is unknown here", name, live[i].chunk));
+      }
     }
     for (auto it = begin; it != end; ++it) {
       const ShardParam& shard = wanted[it->second];
@@ -179,15 +195,7 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
     }
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (met[i] || wanted[i].optional) continue;
-    const PlannedParam& planned = plan.planned()[wanted[i].planned];
-    if (planned.param == nullptr) {
-      findings.Hint("\n  (a job that does not hold the vision part: vision=false)");
-    } else if (planned.mtp || planned.param->scope == ParamScope::kMtp) {
-      findings.Hint("\n  (a job without MTP layers: mtp=false)");
-    }
-    findings.Add(fmt::format("{} (chunk {}, {}) is missing", wanted[i].names.front(),
-                             wanted[i].chunk, ShapeText(wanted[i].shape)));
+    if (!met[i] && !wanted[i].optional) AddMissing(plan, wanted[i], &findings);
   }
   DW_RETURN_IF_ERROR(findings.ToStatus(rank));
   // If the parameter is whole on every rank, the first rank writes it.

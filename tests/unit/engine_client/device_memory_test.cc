@@ -127,8 +127,15 @@ TEST_CASE(
 
 TEST_CASE("engine weights on a GPU: what cannot be bound is refused, and nothing stays bound") {
   DevicePair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  p.Update();
+  p.Publish(FakeAgent::Step(p.now, 3));
+  REQUIRE(p.weights->Prepare().ok());
   p.binding.device = 7;
   CHECK(!p.weights->Bind(p.binding).ok());
+  // Neither what was prepared for the memory before nor what was applied to it is left.
+  CHECK(p.weights->Apply().code() == StatusCode::kFailedPrecondition);
+  CHECK(p.weights->Rollback().code() == StatusCode::kFailedPrecondition);
   CHECK(p.weights->storages() == 0);
   CHECK(!p.weights->Adopt().ok());
   p.binding.device = 0;
@@ -136,6 +143,11 @@ TEST_CASE("engine weights on a GPU: what cannot be bound is refused, and nothing
   CHECK(!p.weights->Bind(p.binding).ok());
   kernels::test::RefusePinning(false);
   REQUIRE(p.weights->Bind(p.binding) == absl::OkStatus());
+  CHECK_FALSE(p.weights->Adopt()->different.empty());  // it is at version 2, the buffer at 3
+  p.engine.Load(p.now);
+  for (size_t s = 0; s < p.buffers.size(); ++s) {
+    RequireOk(GpuCopy(p.buffers[s]->bytes(), p.engine.memory[s]));
+  }
   CHECK(p.weights->Adopt()->different.empty());
 }
 
