@@ -2,8 +2,10 @@
 
 // Not netinet/tcp.h, whose tcp_info ends before the counts of bytes; the two cannot be included in
 // one file.
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cstddef>
@@ -18,6 +20,11 @@ MovedBytes MovedBytesOf(int socket) {
     return {};
   }
   return {.received = info.tcpi_bytes_received, .acknowledged = info.tcpi_bytes_acked};
+}
+
+uint64_t QueuedBytesOf(int socket) {
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<uint64_t>(bytes) : 0;
 }
 
 }  // namespace deltawire::net

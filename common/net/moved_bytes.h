@@ -14,4 +14,7 @@ struct MovedBytes {
 
 MovedBytes MovedBytesOf(int socket);
 
+/// What was written to the socket and is not in the peer's kernel yet.
+uint64_t QueuedBytesOf(int socket);
+
 }  // namespace deltawire::net

@@ -58,6 +58,9 @@ class PullSession {
   virtual void HeldBack(std::chrono::nanoseconds /*time*/) {}
   /// So many bytes more have reached the receiver's kernel.
   virtual void Moved(uint64_t /*bytes*/) {}
+  /// A stream that Next had nothing for has waited. The kernel held `queued` bytes of it when it
+  /// began to wait that the receiver's kernel did not have, and holds `left` now.
+  virtual void Waited(uint16_t /*stream*/, uint64_t /*queued*/, uint64_t /*left*/) {}
   /// What the kernel says of a stream that is about to be closed.
   virtual void Measured(const TcpFacts& /*facts*/) {}
 

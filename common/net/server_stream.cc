@@ -219,6 +219,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
       co_await AwaitClose();
       co_return absl::OkStatus();
     }
+    const uint64_t queued = QueuedBytesOf(socket_->native_handle());
     // A wake, a cut or a close may have been posted already; posting here runs them first.
     co_await asio::post(socket_->get_executor(), asio::use_awaitable);
     const auto interrupted = [this] {
@@ -229,6 +230,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
       co_await connection_->idle.async_wait(kAwait);
     }
     if (connection_->closed) co_return absl::CancelledError("the stream was closed");
+    session_->Waited(stream_, queued, QueuedBytesOf(socket_->native_handle()));
     if (interrupted()) continue;
     Status sent = co_await SendBare(wire::FrameType::kPing);
     if (!sent.ok()) co_return sent;

@@ -47,6 +47,10 @@ EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
   return {first, codec, depth, depth == 0 ? 0 : job.history.context};
 }
 
+EncodedCache& CacheOf(const ChunkEncoder::Job& job) {
+  return job.coming != nullptr ? *job.coming : *job.leased.state->encoded;
+}
+
 }  // namespace
 
 StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
@@ -78,7 +82,7 @@ StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
 }
 
 bool ChunkEncoder::Made(Codec codec, const Job& job) const {
-  return job.leased.state->encoded->Has(KeyOf(codec, job));
+  return CacheOf(job).Has(KeyOf(codec, job));
 }
 
 bool ChunkEncoder::MadeWithHistory(const Job& job) const {
@@ -90,7 +94,7 @@ bool ChunkEncoder::MadeWithHistory(const Job& job) const {
 std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
   const Coder* coder = CoderOf(codec);
   if (coder == nullptr) return fast;
-  const auto got = job.leased.state->encoded->Get(
+  const auto got = CacheOf(job).Get(
       KeyOf(codec, job), [&] { return Make(*coder, job, fast.bytes); }, job.ready);
   if (got.busy) return std::nullopt;
   return got.value == nullptr || got.value->bytes.empty() ? fast : Payload(got.value);
@@ -99,16 +103,20 @@ std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkP
 Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
   const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
-  const MutableBytes base = ThisThread().base.Sized(place.bytes);
-  std::memcpy(base.data(), now.data(), now.size());
-  uint64_t digest = (*job.leased.state->digests)[job.chunk];
-  const auto done = UndoDelta(model_.backend(), model_.key(), fast, place.width, base, digest);
-  // UndoDelta computes its digest from the payload, whatever the bytes are; a receiver with the
-  // right bytes could not decode what was coded against wrong ones.
   const uint64_t before = job.plan.chain.front()->digest_before;
-  if (done == DecodeStatus::kOk && digest == before &&
-      model_.backend().digest(model_.key(), base) == before) {
-    return base;
+  // A receiver with the right bytes could not decode what was coded against wrong ones.
+  const auto right = [&](Bytes bytes) {
+    return model_.backend().digest(model_.key(), bytes) == before;
+  };
+  if (job.coming != nullptr) {
+    if (right(now)) return now;
+  } else {
+    const MutableBytes base = ThisThread().base.Sized(place.bytes);
+    std::memcpy(base.data(), now.data(), now.size());
+    uint64_t digest = (*job.leased.state->digests)[job.chunk];
+    const auto done = UndoDelta(model_.backend(), model_.key(), fast, place.width, base, digest);
+    // UndoDelta computes its digest from the payload, whatever the bytes are.
+    if (done == DecodeStatus::kOk && digest == before && right(base)) return base;
   }
   LogError(
       "model {}: chunk {} of tensor {}: the bytes before its delta do not have their digest; it is "

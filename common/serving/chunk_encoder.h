@@ -36,9 +36,12 @@ class ChunkEncoder {
     const kernels::History& history;  ///< of the bytes that the plan starts from
     /// Is called when a payload that another thread was making is made; see EncodedCache::Get.
     std::function<void()> ready;
+    /// Set: the version is still coming. The plan starts at the published state instead of ending
+    /// there, and payloads are kept here.
+    EncodedCache* coming = nullptr;
   };
   /// The folded delta in the fast codec; empty when the changes cancel out, nullopt while another
-  /// thread is making it. kInternal when a fold fails.
+  /// thread is making it. kInternal when a fold fails. REQUIRES: job.coming is null.
   StatusOr<std::optional<ChunkPayload>> Fast(const Job& job) const;
   /// `fast` re-encoded in `codec`; `fast` itself when tight is not smaller than `fast`, or dense
   /// not smaller than the chunk. nullopt while another thread is making it.
@@ -49,8 +52,8 @@ class ChunkEncoder {
 
  private:
   EncodedCache::Value Make(const Coder& coder, const Job& job, Bytes fast) const;
-  /// The bytes that the job starts from, in this thread's scratch; empty when they do not have
-  /// their digest.
+  /// The bytes that the job starts from, in this thread's scratch or in the half; empty when they
+  /// do not have their digest.
   Bytes BaseBytes(const Job& job, Bytes fast) const;
 
   const StateSource& model_;

@@ -17,6 +17,7 @@ bool Known(const wire::Have::Entry& entry) { return entry.version != kUnknown; }
 IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit)
     : identity_(identity),
       payload_limit_(payload_limit),
+      encoded_(payload_limit),
       base_(std::move(base)),
       came_(base_.chunks.size()),
       copies_(base_.chunks.size()) {}
@@ -55,6 +56,14 @@ void IncomingVersion::Add(Piece piece) {
     const uint64_t bytes = piece.payload == nullptr ? 0 : header.payload_bytes + piece.fast_bytes;
     if (payload_bytes_ + bytes > payload_limit_) return;
     payload_bytes_ += bytes;
+    if (piece.payload != nullptr && piece.fast == nullptr) {
+      piece.delta = std::make_shared<ChunkDelta>(
+          ChunkDelta{.chunk = header.chunk,
+                     .digest_before = header.digest_before,
+                     .digest_after = header.digest_after,
+                     .payload_xxh3 = header.payload_xxh3,
+                     .payload = Bytes(piece.payload.get(), header.payload_bytes)});
+    }
     pieces_.push_back(std::move(piece));
     watchers = Watchers();
   }
@@ -115,6 +124,11 @@ IncomingVersion::Found IncomingVersion::Look(size_t n) const {
   Found found{.step = step_, .state = state_, .why = why_};
   if (n < pieces_.size()) found.piece = pieces_[n];
   return found;
+}
+
+IncomingVersion::Step IncomingVersion::step() const {
+  std::lock_guard lock(mu_);
+  return step_;
 }
 
 std::shared_ptr<const std::byte[]> IncomingVersion::CopyOf(const Piece& piece) {

@@ -1,8 +1,8 @@
 // A version that is still arriving at whoever will serve it: its name, and what has come of it, in
 // the form in which it came. The receiving end feeds it, and served pulls send on from it. Owner:
 // both, by shared_ptr. Threads: any; its lock is a leaf, and watchers are called without it. Cost:
-// 28 bytes a chunk, payloads up to a limit, and the copies of whole chunks that frames carry.
-// Errors: why it was given up.
+// 28 bytes a chunk, payloads up to a limit, as much where they are coded anew, and copies of whole
+// chunks that frames carry. Errors: why it was given up.
 #pragma once
 
 #include <deque>
@@ -15,7 +15,9 @@
 #include "common/base/incoming_news.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
+#include "common/delta/delta.h"
 #include "common/net/pull_transport.h"
+#include "common/serving/encoded_cache.h"
 #include "common/serving/version_store.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
@@ -42,6 +44,8 @@ class IncomingVersion {
     /// The same delta in the codec fast; null: that is the codec in which it came.
     std::shared_ptr<const std::byte[]> fast;
     size_t fast_bytes = 0;
+    /// For those who code it anew; null: it came whole, or coded otherwise. Set by Add.
+    std::shared_ptr<const ChunkDelta> delta = nullptr;
   };
 
   /// Is told when there may be more to take.
@@ -91,6 +95,9 @@ class IncomingVersion {
     Status why;                              ///< if abandoned
   };
   Found Look(size_t n) const;
+  Step step() const;
+  /// Whether `state` is the one that its deltas start at.
+  bool StartsAt(const Identity& state) const { return state == base_.held; }
   /// A copy of a whole chunk's bytes, shared by the frames that carry it at the same time. Null:
   /// the bytes in place must not be read any more.
   std::shared_ptr<const std::byte[]> CopyOf(const Piece& piece);
@@ -105,6 +112,8 @@ class IncomingVersion {
   net::PullEnd end() const;
   std::shared_ptr<const SideFileSet> side_files() const;
   uint32_t history_wanted() const;
+  /// Its pieces as they are coded anew for the way, once for all pulls.
+  EncodedCache& encoded() { return encoded_; }
   void Watch(std::weak_ptr<Watcher> watcher);
 
  private:
@@ -115,6 +124,7 @@ class IncomingVersion {
 
   const Identity identity_;
   const uint64_t payload_limit_;
+  EncodedCache encoded_;
   mutable Mutex mu_;
   CondVar cv_;  // a copy was made
   Step step_ = Step::kComing;

@@ -354,6 +354,13 @@ void ServedPull::Count(size_t form, size_t bytes) {
   form_bytes_[form] += bytes;
 }
 
+void ServedPull::CountDecode(Codec codec, uint32_t chunk, size_t fast_bytes) {
+  const Coder* coder = CoderOf(codec);
+  const double speed = terms_.coding.decode[codec];
+  if (coder == nullptr || speed <= 0) return;
+  decode_seconds_ += coder->work(model_->chunks()[chunk].bytes, fast_bytes) / speed;
+}
+
 StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedState leased) {
   if (Suspect(task.chunk)) {
     // A rebuild only writes to a half that nobody else reads.
@@ -366,8 +373,9 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedS
 }
 
 Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
-  // The other codecs read the old bytes from the half, which may change without a lease.
-  if (job.leased.lease == nullptr) return Codec::kFast;
+  // The other codecs read the old bytes from the half, which may change without a lease. Of a
+  // version that is coming, whoever asks looks at that.
+  if (job.leased.lease == nullptr && job.coming == nullptr) return Codec::kFast;
   if (job.leased.state->damaged[job.chunk] != 0) return Codec::kFast;
   if (terms_.coding.codec) return *terms_.coding.codec;
   const CoderRates& rates = *terms_.coding.rates;
@@ -420,10 +428,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
   frame.header.payload_xxh3 = payload.xxh3;
   frame.payload = payload.bytes;
   frame.keep = payload.keep;
-  if (const Coder* coder = CoderOf(payload.codec); coder != nullptr) {
-    const double speed = terms_.coding.decode[coder->codec];
-    if (speed > 0) decode_seconds_ += coder->work(chunk_bytes, fast.bytes.size()) / speed;
-  }
+  CountDecode(payload.codec, task.chunk, fast.bytes.size());
   Count(kernels::FormOf(payload.codec), payload.bytes.size());
   return frame;
 }
@@ -451,21 +456,39 @@ net::OutFrame ServedPull::MakeEnd() const {
   return net::EndFrame({end_->info.identity, end_->info.side_files_hash});
 }
 
+void ServedPull::Waited(uint16_t stream, uint64_t queued, uint64_t left) {
+  // More than a receiver's kernel leaves unacknowledged of what has come: the link was at work all
+  // the time.
+  constexpr uint64_t kAtWork = uint64_t{64} << 10;
+  std::lock_guard lock(mu_);
+  Stream& s = streams_[stream];
+  if (!s.idle_since) return;
+  if (left > kAtWork) {
+    s.idle_since.reset();
+  } else {
+    // Nobody knows how long these bytes took, so neither they nor the time tell of the link.
+    s.idle_bytes += queued - std::min(queued, left);
+  }
+}
+
 void ServedPull::EstimateLink() {
   double longest = 0, coding = 0;
+  uint64_t idle = 0;
   for (const Stream& s : streams_) {
     if (!s.closed) return;
+    idle += s.idle_bytes;
     longest = std::max(longest, s.seconds);
     coding += s.coding_seconds;
   }
   if (longest <= 0) return;
   const double threads = terms_.coding.encode_threads;
   const double coders = coding / threads + decode_seconds_;
-  terms_.coding.link->Add(bytes_sent_, longest,
+  const uint64_t sent = bytes_sent_;
+  terms_.coding.link->Add(sent - std::min(sent, idle), longest,
                           CodersBound(coding, threads, decode_seconds_, longest));
-  LogDebug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}", model_->name(),
-           receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest), HumanSeconds(coders),
-           HumanRate(terms_.coding.link->bytes_per_s()));
+  LogDebug("model {}: receiver {}: {} in {}, {} while idle, coders {}: the link is taken for {}",
+           model_->name(), receiver_id(), HumanBytes(sent), HumanSeconds(longest), HumanBytes(idle),
+           HumanSeconds(coders), HumanRate(terms_.coding.link->bytes_per_s()));
 }
 
 void ServedPull::Cut(const Status& why) {

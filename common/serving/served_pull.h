@@ -88,6 +88,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   size_t PieceBytes(size_t most) override;
   void HeldBack(std::chrono::nanoseconds time) override;
   void Moved(uint64_t bytes) override;
+  void Waited(uint16_t stream, uint64_t queued, uint64_t left) override;
   Status Start(const wire::Have& have) override;
   StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;
@@ -134,6 +135,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     uint32_t chunk = 0;
     bool lift = false;
     std::shared_ptr<PayloadElsewhere> payload;
+    /// Of a version that is still coming: what is asked for again when the payload is made.
+    std::optional<IncomingVersion::Piece> piece = {};
   };
   struct Stream {
     bool reserved = false;
@@ -151,6 +154,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     // For the link's estimate.
     std::optional<SteadyClock::time_point> first_frame, idle_since;
     double idle_seconds = 0;
+    uint64_t idle_bytes = 0;  // that the kernel sent meanwhile
     double coding_seconds = 0;
     double seconds = 0;  // from the first frame to the close, without idle time
   };
@@ -185,6 +189,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::optional<Task> NextDeferred(Stream& stream, const Published& now);
   /// Has `wake` called when one of the stream's is made; false when one is already.
   static bool AwaitDeferred(Stream& stream, const std::function<void()>& wake);
+  /// The same for those of a version that is still coming.
+  static bool AwaitMade(Stream& stream, const std::function<void()>& wake);
   bool defers() const;
   /// Makes the task's frame; nullopt when a fold cancels out, or with task.elsewhere. REQUIRES: mu_
   /// not held, since copying and folding take time.
@@ -196,19 +202,35 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     bool as_fast = false;      // the receiver lacks what the payload looks back to
     wire::Have::Entry before;  // what the receiver had of the chunk
     std::shared_ptr<PayloadElsewhere> making = {};  // set where the frame may come to nothing
+    // Where it is coded anew: how, and against what.
+    kernels::Codec codec = kernels::Codec::kFast;
+    ChunkHistory history = {};
+    LeasedState base = {};
   };
   /// What Next returns while the version is coming; nullopt once it is served as any other.
   std::optional<StatusOr<std::optional<net::OutFrame>>> NextAhead(
       uint16_t index, const std::function<void()>& wake);
   /// The next chunk that has come and that the receiver can use; else what that means for the pull.
   /// REQUIRES: mu_ held.
-  std::optional<AheadTask> TakeAhead(Stream& stream, Callbacks& wakes);
+  /// `base`: what the version's deltas start at, if a codec may look at it. REQUIRES: mu_ held.
+  std::optional<AheadTask> TakeAhead(Stream& stream, const LeasedState& base, Callbacks& wakes);
+  /// One whose payload another thread was making. REQUIRES: mu_ held.
+  std::optional<AheadTask> TakeMade(Stream& stream, const LeasedState& base);
+  /// The task is this stream's. REQUIRES: mu_ held.
+  void Took(Stream& stream, AheadTask& task);
   /// Whether a piece of the chunk is of use to the receiver, and in which form. REQUIRES: mu_ held.
   bool Fits(AheadTask& task) const;
-  /// Nullopt: the chunk's bytes must not be read any more.
+  /// Chooses the codec as for a published version. False: the chunk is better coded once it is
+  /// served as any other. REQUIRES: mu_ held.
+  bool ChooseAhead(AheadTask& task, const LeasedState& base, IncomingVersion::Step step) const;
+  /// The state that codecs other than fast need for what is coming; none where none is used.
+  LeasedState LeaseBase() const;
+  /// Nullopt: the chunk's bytes must not be read any more, or another thread makes its payload.
   std::optional<net::OutFrame> MakeAhead(const AheadTask& task);
-  /// What became of the frame of a task with `making`. REQUIRES: mu_ not held.
-  void Made(Stream& stream, const AheadTask& task, bool made);
+  std::optional<ChunkPayload> CodeAhead(const AheadTask& task) const;
+  kernels::History CodedHistory(const AheadTask& task) const;
+  /// What became of the task's frame, and the time that it took. REQUIRES: mu_ not held.
+  void Made(Stream& stream, const AheadTask& task, bool made, double seconds);
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
@@ -226,6 +248,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   void NeedWayBack();
   bool Suspect(uint32_t chunk) const;
   void Count(size_t form, size_t bytes);
+  void CountDecode(kernels::Codec codec, uint32_t chunk, size_t fast_bytes);
   void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
   void EstimateLink();              // REQUIRES: mu_ held
   /// How a pull went whose streams have all sent their End. REQUIRES (here and below): mu_ held.

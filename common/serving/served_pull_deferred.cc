@@ -32,6 +32,12 @@ bool ServedPull::AwaitDeferred(Stream& s, const std::function<void()>& wake) {
       s.deferred, [&](const Deferred& deferred) { return deferred.payload->Await(wake); });
 }
 
+bool ServedPull::AwaitMade(Stream& s, const std::function<void()>& wake) {
+  return std::ranges::all_of(s.deferred, [&](const Deferred& deferred) {
+    return !deferred.piece || deferred.payload->Await(wake);
+  });
+}
+
 bool ServedPull::defers() const {
   return std::ranges::any_of(streams_, [](const Stream& s) { return !s.deferred.empty(); });
 }

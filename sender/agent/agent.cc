@@ -21,7 +21,8 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
           .huge_pages = options.huge_pages,
           .file_group = options.file_group,
           .eager_diff = options.eager_diff,
-          // Chunks that are sent early are sent in the codec fast.
+          // By the rule of `auto`, or fast: other codecs would be made for all receivers, on the
+          // cores with which the trainer copies.
           .send_early = options.send_early &&
                         options.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast,
           .gpu = options.gpu,

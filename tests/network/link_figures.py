@@ -221,7 +221,7 @@ def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> 
     engine.await_version(1, 600)
     found = []
     for _ in range(5):
-        published = trainer.publish(versions.next(options.changed), versions.newest)
+        published = trainer.publish(versions.next(options.changed, options.small), versions.newest)
         committed = committed_at(engine, versions.newest)
         pull = engine.status()["last_pull"]
         seconds = committed - int(published["ready_unix_nanos"]) / 1e9
@@ -230,6 +230,8 @@ def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> 
             "ready_to_committed": seconds, "payload_bytes": pull["payload_bytes"],
             "payload_over_rate": ideal, "times": seconds / ideal, "pull": pull["seconds"],
             "publish": published["publish_seconds"], "streams": pull["streams"],
+            "ahead_bytes": pull["ahead_bytes"], "deltas": pull["chunks_delta"],
+            "tight": pull["chunks_tight"],
         })  # fmt: skip
         assert versions.of(engine.content()) == versions.newest
     found.sort(key=lambda one: one["times"])
@@ -286,6 +288,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--loss", type=float, default=0.01)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--changed", type=float, default=0.01)
+    parser.add_argument("--small", action="store_true",
+                        help="change small values more often, as an optimizer does")  # fmt: skip
     options = parser.parse_args()
     if options.case in ("share", "delta") and options.mbit <= 0:
         parser.error(f"{options.case} compares with the link's rate: --mbit has to be above 0")

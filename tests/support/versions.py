@@ -5,13 +5,17 @@ Standard library only, so that a test which compares bytes with these shares not
 
 from __future__ import annotations
 
+import array
+import functools
 import hashlib
 import json
 import pathlib
 import random
+import re
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from daemons import read_safetensors
 
@@ -41,6 +45,7 @@ class Versions:
         # The versions' contents by their digests: a long test has thousands of them.
         self._by_digest: dict[bytes, int] = {}
         self._newest = 0
+        self._drawn: list[Callable[[], int]] = []
 
     @property
     def newest(self) -> int:
@@ -50,12 +55,27 @@ class Versions:
     def model_bytes(self) -> int:
         return len(self._data)
 
-    def next(self, share: float = 0.01) -> pathlib.Path:
+    def _places(self) -> list[Callable[[], int]]:
+        """For each size of values one that draws an element of about that size."""
+        high = bytes(self._data[1::2])
+        found = []
+        for top in range(0x38, 0x3C):
+            either = b"[" + re.escape(bytes([top])) + re.escape(bytes([top | 0x80])) + b"]"
+            at = array.array("I", (m.start() for m in re.finditer(either, high, re.DOTALL)))
+            if at:
+                found.append(functools.partial(self._draw.choice, at))
+        return [*found, functools.partial(self._draw.randrange, len(high))]
+
+    def next(self, share: float = 0.01, small: bool = False) -> pathlib.Path:
         """Changes so many of the elements by one step, for the first version none; the directory of
-        the new newest version."""
+        the new newest version. `small`: as an optimizer does it, whose steps are of about one size,
+        so that small values change far more often than large ones; else any as often as others."""
         elements = len(self._data) // 2
-        for _ in range(int(elements * share) if self._newest else 0):
-            at = 2 * self._draw.randrange(elements)
+        if small and not self._drawn:
+            self._drawn = self._places()
+        for n in range(int(elements * share) if self._newest else 0):
+            draw = self._drawn[n % len(self._drawn)] if small else None
+            at = 2 * (draw() if draw else self._draw.randrange(elements))
             value = int.from_bytes(self._data[at : at + 2], "little")
             step = 1 if self._draw.random() < 0.5 else -1
             self._data[at : at + 2] = ((value + step) & 0xFFFF).to_bytes(2, "little")

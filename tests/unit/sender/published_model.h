@@ -87,18 +87,19 @@ class PublishedModel {
           model_->data_offset() + at, {&flipped, 1});
   }
 
- private:
-  static ModelOptions Small(ModelOptions options) {
-    options.huge_pages = false;
-    options.grace = std::chrono::milliseconds(50);
-    return options;
-  }
   static void Write(const std::filesystem::path& path, uint64_t offset, Bytes bytes) {
     const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
     REQUIRE(fd >= 0);
     const ssize_t written = pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     close(fd);
     REQUIRE(written == static_cast<ssize_t>(bytes.size()));
+  }
+
+ private:
+  static ModelOptions Small(ModelOptions options) {
+    options.huge_pages = false;
+    options.grace = std::chrono::milliseconds(50);
+    return options;
   }
 
   TempDir dir_;

@@ -64,8 +64,17 @@ class Receiver {
     } else {
       REQUIRE(h.type == wire::FrameType::kChunkDelta);
       CHECK(Digest(to) == h.digest_before);
-      REQUIRE(model_.backend().decode_apply(model_.key(), frame.payload, to, place.width,
-                                            h.digest_before,
+      std::vector<std::byte> decoded;
+      Bytes fast = frame.payload;
+      if (const Coder* coder = CoderOf(fast); coder != nullptr) {
+        CodedChunk chunk{model_.backend(), place.bytes, place.width};
+        chunk.old_data = to;
+        decoded.resize(kernels::MaxEncodedBytes(place.bytes, place.width));
+        size_t bytes = 0;
+        REQUIRE(coder->decode(chunk, fast, decoded, &bytes) == kernels::DecodeStatus::kOk);
+        fast = Bytes(decoded).first(bytes);
+      }
+      REQUIRE(model_.backend().decode_apply(model_.key(), fast, to, place.width, h.digest_before,
                                             &digest) == kernels::DecodeStatus::kOk);
     }
     CHECK(Digest(to) == h.digest_after);
