@@ -265,9 +265,12 @@ uint64_t Model::damaged_chunks() const {
 
 void Model::Stop() {
   halves_->Stop();
-  std::lock_guard lock(mu_);
-  stopping_ = true;
-  cv_.notify_all();
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    cv_.notify_all();
+  }
+  offload_listeners_.Call();
 }
 
 void Model::Drop() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/listeners.h"
 #include "common/base/stages.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
@@ -104,11 +105,29 @@ class Model : public StateSource {
 
   // Trainer.
   StatusOr<OffloadGrant> BeginOffload(const OffloadRequest& request, const Gone& gone);
-  /// The rank's AttendOffload call begins; the caller then calls AwaitReady. kAborted unless that
-  /// offload is under way and `rank` has begun it.
+  // What ranks wait for, without a thread of theirs.
+  /// `news` is called, without a lock, when an offload gets on or is over; see Listeners.
+  [[nodiscard]] Listeners::Listener OnOffload(std::function<void()> news) {
+    return offload_listeners_.Add(std::move(news));
+  }
+  /// The rank's AttendOffload call begins, and lasts until EndAttend. kAborted unless that offload
+  /// is under way and `rank` has begun it.
   Status Attend(uint64_t lease, uint32_t rank);
+  /// True: `rank` is ready, or the version published. kAborted: the offload is over.
+  StatusOr<bool> Attended(uint64_t lease, uint32_t rank) const;
+  /// If the rank has not been ready, it has gone, and the offload is abandoned. REQUIRES: Attend
+  /// returned OK.
+  void EndAttend(uint64_t lease, uint32_t rank);
+  /// A caller waits for the publish, until EndWait. While there are any, the offload is held.
+  void BeginWait(uint64_t lease);
+  void EndWait(uint64_t lease);
+  /// What WaitPublished returns, or nullopt: the caller must wait on.
+  std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
+                                               uint64_t attempt) const;
+
   /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` returns true
-  /// before, the offload is abandoned. REQUIRES: Attend returned OK.
+  /// before, the offload is abandoned. REQUIRES: Attend returned OK. For callers with a thread of
+  /// their own, as is WaitPublished.
   Status AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone);
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
   Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
@@ -206,6 +225,12 @@ class Model : public StateSource {
   /// Gives early_ up, if there is one: its pulls end, and read its half no more when this returns.
   /// REQUIRES: mu_ not held.
   void DropEarly();
+  StatusOr<bool> NoteReady(const ReadyNotice& notice);
+  // REQUIRES: mu_ held.
+  StatusOr<bool> AttendedNow(uint64_t lease, uint32_t rank) const;
+  std::optional<StatusOr<VersionInfo>> OutcomeNow(uint64_t version, uint64_t lease,
+                                                  uint64_t attempt) const;
+  // REQUIRES: mu_ not held.
   StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
   /// Called when the session may have ended the offload: cancels its early diffs and wakes waiters.
   void TidyAfterSession();  // REQUIRES: mu_ held
@@ -263,6 +288,7 @@ class Model : public StateSource {
   // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
   mutable Mutex mu_;
   CondVar cv_;
+  Listeners offload_listeners_;  // not under mu_
   bool stopping_ = false;
   OffloadSession session_;
   std::shared_ptr<PublishJob> job_;  // of the session's offload, or of one that has ended

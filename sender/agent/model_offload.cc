@@ -53,6 +53,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
       cv_.wait_for(lock, kGoneSlice);
     }
   }
+  offload_listeners_.Call();  // an older offload may be over
   // A client that begins anew has dropped what it had begun before.
   halves_->LetGoOf(request.client, request.rank);
   if (begun.next == OffloadSession::Next::kDrain) {
@@ -165,15 +166,34 @@ Status Model::Attend(uint64_t lease, uint32_t rank) {
   return session_.Attend(lease, rank);
 }
 
+StatusOr<bool> Model::Attended(uint64_t lease, uint32_t rank) const {
+  std::lock_guard lock(mu_);
+  return AttendedNow(lease, rank);
+}
+
+StatusOr<bool> Model::AttendedNow(uint64_t lease, uint32_t rank) const {
+  if (stopping_) return Stopping("sender");
+  return session_.Attended(lease, rank);
+}
+
+void Model::EndAttend(uint64_t lease, uint32_t rank) {
+  {
+    std::lock_guard lock(mu_);
+    const auto ready = AttendedNow(lease, rank);
+    session_.EndAttend(lease, rank, ready.ok() && !*ready, SteadyClock::now());
+    TidyAfterSession();
+  }
+  offload_listeners_.Call();
+}
+
 Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (stopping_) return Stopping("sender");
-    const auto ready = session_.Attended(lease, rank);
+    const auto ready = AttendedNow(lease, rank);
     const bool left = ready.ok() && !*ready && gone();
     if (!ready.ok() || *ready || left) {
-      session_.EndAttend(lease, rank, left, SteadyClock::now());
-      TidyAfterSession();
+      lock.unlock();
+      EndAttend(lease, rank);
       return left ? CallerGone() : ready.status();
     }
     cv_.wait_for(lock, kGoneSlice);
@@ -182,24 +202,36 @@ Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
 
 Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
   halves_->LetGo(lease, rank);
-  std::lock_guard lock(mu_);
-  const Status done = session_.Abandon(lease, rank, reason);
-  TidyAfterSession();
+  Status done;
+  {
+    std::lock_guard lock(mu_);
+    done = session_.Abandon(lease, rank, reason);
+    TidyAfterSession();
+  }
+  offload_listeners_.Call();
   return done;
 }
 
 Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
   std::shared_ptr<PublishJob> job;
   OffloadSession::Final final;
+  Status refused;
   {
     std::lock_guard lock(mu_);
     auto noted = session_.Written(lease, notice);
     TidyAfterSession();
-    if (!noted.ok()) return noted.status();
-    final = std::move(*noted);
+    if (noted.ok()) {
+      final = std::move(*noted);
+    } else {
+      refused = noted.status();
+    }
     // Early diffs run on the CPU. With a GPU they do not pay: the chunks' base would have to be
     // copied to the GPU again.
     if (options_.eager_diff && (gpu_ == nullptr || !gpu_->trusted())) job = job_;
+  }
+  if (!refused.ok()) {
+    offload_listeners_.Call();  // the offload is over
+    return refused;
   }
   if (job != nullptr && !(final.tensors.empty() && final.chunks.empty())) {
     job->MarkWritten(final.tensors, final.chunks, pool_);
@@ -208,6 +240,12 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
 }
 
 StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
+  auto last = NoteReady(notice);
+  offload_listeners_.Call();
+  return last;
+}
+
+StatusOr<bool> Model::NoteReady(const ReadyNotice& notice) {
   std::lock_guard lock(mu_);
   const auto newest = store_->newest();
   const TraceId trace = TraceOf(notice.version, session_.attempt());
@@ -224,18 +262,39 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
   return last;
 }
 
+void Model::BeginWait(uint64_t lease) {
+  std::lock_guard lock(mu_);
+  session_.Waits(lease, 1);
+}
+
+void Model::EndWait(uint64_t lease) {
+  std::lock_guard lock(mu_);
+  session_.Waits(lease, -1);
+}
+
+std::optional<StatusOr<VersionInfo>> Model::Outcome(uint64_t version, uint64_t lease,
+                                                    uint64_t attempt) const {
+  std::lock_guard lock(mu_);
+  return OutcomeNow(version, lease, attempt);
+}
+
+std::optional<StatusOr<VersionInfo>> Model::OutcomeNow(uint64_t version, uint64_t lease,
+                                                       uint64_t attempt) const {
+  const auto newest = store_->newest();
+  auto outcome = session_.Outcome(version, lease, newest ? newest->info : VersionInfo{}, attempt);
+  if (!outcome && stopping_) outcome = Stopping("sender");
+  return outcome;
+}
+
 StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease, const Gone& gone,
                                            uint64_t attempt) {
   std::unique_lock lock(mu_);
   session_.Waits(lease, 1);
   while (true) {
-    const auto newest = store_->newest();
-    const auto outcome =
-        session_.Outcome(version, lease, newest ? newest->info : VersionInfo{}, attempt);
-    if (outcome) return *outcome;  // the offload is over, and with it who waits for it
-    if (stopping_ || gone()) {
+    const auto outcome = OutcomeNow(version, lease, attempt);
+    if (outcome || gone()) {
       session_.Waits(lease, -1);
-      return stopping_ ? Stopping("sender") : CallerGone();
+      return outcome ? *outcome : CallerGone();
     }
     cv_.wait_for(lock, kGoneSlice);
   }

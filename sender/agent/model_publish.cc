@@ -41,6 +41,9 @@ void Model::PublisherLoop() {
       lock.lock();
     } else if (session_.Expire(now)) {
       TidyAfterSession();
+      lock.unlock();
+      offload_listeners_.Call();
+      lock.lock();
     } else if (EarlyIsOver()) {
       lock.unlock();
       DropEarly();
@@ -85,10 +88,13 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
   const Status made = diffed.ok() ? KeepSideFiles(use, what.side_files) : diffed.status();
   if (!made.ok()) {
-    std::lock_guard lock(mu_);
-    session_.PublishFailed(
-        Annotate(made, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
-    TidyAfterSession();
+    {
+      std::lock_guard lock(mu_);
+      session_.PublishFailed(
+          Annotate(made, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
+      TidyAfterSession();
+    }
+    offload_listeners_.Call();
     return made;
   }
   PublishJob::Result& result = *diffed;
@@ -127,6 +133,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     settled = store_->newest();
     TidyAfterSession();
   }
+  offload_listeners_.Call();
   if (early != nullptr) {
     early->Settle(std::move(settled));
     coming_();
@@ -215,6 +222,8 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   if (!was.ok()) {
     session_.PublishFailed(was.status());
     TidyAfterSession();
+    lock.unlock();
+    offload_listeners_.Call();
     return was.status();
   }
   what.to = {base.state->info.id().epoch + 1, version};

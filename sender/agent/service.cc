@@ -5,6 +5,63 @@
 #include "sender/agent/service_convert.h"
 
 namespace deltawire::sender {
+namespace {
+
+/// A rank attends its offload: one message when it does, and the end when it is ready. If the call
+/// ends before that, the rank has gone.
+class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
+ public:
+  /// Attend has returned OK.
+  AttendSource(std::shared_ptr<Model> model, uint64_t lease, uint32_t rank,
+               std::function<void()> news)
+      : model_(std::move(model)),
+        lease_(lease),
+        rank_(rank),
+        listener_(model_->OnOffload(std::move(news))) {}
+  ~AttendSource() override { model_->EndAttend(lease_, rank_); }
+
+  StatusOr<Found> Next(v1::AttendOffloadEvent*) override {
+    if (!std::exchange(told_, true)) return Found::kMessage;
+    DW_ASSIGN_OR_RETURN(const bool ready, model_->Attended(lease_, rank_));
+    return ready ? Found::kEnd : Found::kNothing;
+  }
+
+ private:
+  const std::shared_ptr<Model> model_;
+  const uint64_t lease_;
+  const uint32_t rank_;
+  const Listeners::Listener listener_;
+  bool told_ = false;
+};
+
+class PublishedSource final : public WatchSource<v1::WaitPublishedResponse> {
+ public:
+  PublishedSource(std::shared_ptr<Model> model, const v1::WaitPublishedRequest& request,
+                  std::function<void()> news)
+      : model_(std::move(model)),
+        version_(request.version()),
+        lease_(request.lease()),
+        attempt_(request.attempt()),
+        listener_(model_->OnOffload(std::move(news))) {
+    model_->BeginWait(lease_);
+  }
+  ~PublishedSource() override { model_->EndWait(lease_); }
+
+  StatusOr<Found> Next(v1::WaitPublishedResponse* out) override {
+    const auto outcome = model_->Outcome(version_, lease_, attempt_);
+    if (!outcome) return Found::kNothing;
+    DW_RETURN_IF_ERROR(outcome->status());
+    ToProto(**outcome, out->mutable_info());
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<Model> model_;
+  const uint64_t version_, lease_, attempt_;
+  const Listeners::Listener listener_;
+};
+
+}  // namespace
 
 grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
                                                const v1::RegisterModelRequest* request,
@@ -47,15 +104,16 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status TrainerServiceImpl::AttendOffload(grpc::ServerContext* context,
-                                               const v1::AttendOffloadRequest* request,
-                                               grpc::ServerWriter<v1::AttendOffloadEvent>* writer) {
-  auto model = agent_.Find(request->model());
-  if (!model.ok()) return ToGrpc(model.status());
-  const Status here = (*model)->Attend(request->lease(), request->rank());
-  if (!here.ok()) return ToGrpc(here);
-  writer->Write(v1::AttendOffloadEvent());  // if it fails, AwaitReady finds the rank gone
-  return ToGrpc((*model)->AwaitReady(request->lease(), request->rank(), Gone(context)));
+grpc::ServerWriteReactor<v1::AttendOffloadEvent>* TrainerServiceImpl::AttendOffload(
+    grpc::CallbackServerContext* context, const v1::AttendOffloadRequest* request) {
+  using Reactor = WatchReactor<v1::AttendOffloadEvent>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_ASSIGN_OR_RETURN(auto model, agent_.Find(request->model()));
+        DW_RETURN_IF_ERROR(model->Attend(request->lease(), request->rank()));
+        return std::make_unique<AttendSource>(std::move(model), request->lease(), request->rank(),
+                                              std::move(news));
+      });
 }
 
 grpc::Status TrainerServiceImpl::AbandonOffload(grpc::ServerContext*,
@@ -97,16 +155,16 @@ grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-grpc::Status TrainerServiceImpl::WaitPublished(grpc::ServerContext* context,
-                                               const v1::WaitPublishedRequest* request,
-                                               v1::WaitPublishedResponse* response) {
-  auto model = agent_.Find(request->model());
-  if (!model.ok()) return ToGrpc(model.status());
-  auto info = (*model)->WaitPublished(request->version(), request->lease(), Gone(context),
-                                      request->attempt());
-  if (!info.ok()) return ToGrpc(info.status());
-  ToProto(*info, response->mutable_info());
-  return grpc::Status::OK;
+grpc::ServerUnaryReactor* TrainerServiceImpl::WaitPublished(grpc::CallbackServerContext* context,
+                                                            const v1::WaitPublishedRequest* request,
+                                                            v1::WaitPublishedResponse* response) {
+  using Reactor = AnswerReactor<v1::WaitPublishedResponse>;
+  return Reactor::Begin(
+      *context, response,
+      [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_ASSIGN_OR_RETURN(auto model, agent_.Find(request->model()));
+        return std::make_unique<PublishedSource>(std::move(model), *request, std::move(news));
+      });
 }
 
 }  // namespace deltawire::sender

@@ -14,23 +14,26 @@
 
 namespace deltawire::sender {
 
-class TrainerServiceImpl final : public v1::TrainerService::Service {
+class TrainerServiceImpl final
+    : public v1::TrainerService::WithCallbackMethod_AttendOffload<
+          v1::TrainerService::WithCallbackMethod_WaitPublished<v1::TrainerService::Service>> {
  public:
   explicit TrainerServiceImpl(Agent& agent) : agent_(agent) {}
   grpc::Status RegisterModel(grpc::ServerContext*, const v1::RegisterModelRequest*,
                              v1::RegisterModelResponse*) override;
   grpc::Status BeginOffload(grpc::ServerContext*, const v1::BeginOffloadRequest*,
                             v1::BeginOffloadResponse*) override;
-  grpc::Status AttendOffload(grpc::ServerContext*, const v1::AttendOffloadRequest*,
-                             grpc::ServerWriter<v1::AttendOffloadEvent>*) override;
+  grpc::ServerWriteReactor<v1::AttendOffloadEvent>* AttendOffload(
+      grpc::CallbackServerContext*, const v1::AttendOffloadRequest*) override;
   grpc::Status AbandonOffload(grpc::ServerContext*, const v1::AbandonOffloadRequest*,
                               v1::AbandonOffloadResponse*) override;
   grpc::Status MarkWritten(grpc::ServerContext*, const v1::MarkWrittenRequest*,
                            v1::MarkWrittenResponse*) override;
   grpc::Status NotifyBufferReady(grpc::ServerContext*, const v1::NotifyBufferReadyRequest*,
                                  v1::NotifyBufferReadyResponse*) override;
-  grpc::Status WaitPublished(grpc::ServerContext*, const v1::WaitPublishedRequest*,
-                             v1::WaitPublishedResponse*) override;
+  grpc::ServerUnaryReactor* WaitPublished(grpc::CallbackServerContext*,
+                                          const v1::WaitPublishedRequest*,
+                                          v1::WaitPublishedResponse*) override;
 
  private:
   Agent& agent_;

@@ -7,8 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "common/layout/root.h"
@@ -142,6 +144,56 @@ TEST_CASE("a publisher that was stopped and goes on never changes what another o
     CHECK(m.Holds(v));
   }
   CHECK(absl::IsAborted(m->WaitPublished(2, zombie.lease, NeverGone).status()));
+}
+
+TEST_CASE(
+    "ranks that wait without a thread are told when their offload gets on, and when it is over") {
+  SenderModel m;
+  std::atomic<int> news{0};
+  const auto listener = m->OnOffload([&] { ++news; });
+  const auto told = [&](int before) { return testing::Eventually([&] { return news > before; }); };
+  const auto zero = m->BeginOffload({1, 0, 2, 0, "a"}, NeverGone);
+  const auto one = m->BeginOffload({1, 1, 2, 0, "a"}, NeverGone);
+  REQUIRE((zero.ok() && one.ok()));
+  REQUIRE((m->Attend(zero->lease, 0).ok() && m->Attend(one->lease, 1).ok()));
+  m->BeginWait(zero->lease);
+  CHECK_FALSE(m->Outcome(1, zero->lease, 0));
+  SECTION("all are ready, and it is published") {
+    m.Write(*zero, 0, SenderModel::Content(1));
+    int before = news;
+    REQUIRE(m->NotifyReady({1, 0, 2, zero->lease, true, {}, {}}).ok());
+    CHECK(told(before));
+    CHECK(*m->Attended(zero->lease, 0));
+    CHECK_FALSE(*m->Attended(one->lease, 1));
+    m->EndAttend(zero->lease, 0);  // a rank that was ready may go
+    CHECK_FALSE(*m->Attended(one->lease, 1));
+    REQUIRE(m->NotifyReady({1, 1, 2, one->lease, true, {}, {}}).ok());
+    // Asked only when there is news, as a call asks.
+    int seen = 0;
+    std::optional<StatusOr<VersionInfo>> outcome;
+    CHECK(testing::Eventually([&] {
+      if (std::exchange(seen, int{news}) != news) outcome = m->Outcome(1, zero->lease, 0);
+      return outcome.has_value();
+    }));
+    REQUIRE((outcome && outcome->ok()));
+    CHECK((*outcome)->id().version == 1);
+    CHECK(*m->Attended(one->lease, 1));
+  }
+  SECTION("one of them goes before it is ready") {
+    const int before = news;
+    m->EndAttend(one->lease, 1);
+    CHECK(told(before));
+    CHECK(Says(m->Attended(zero->lease, 0).status(), "rank 1 of 2 has gone before it was ready"));
+    CHECK(absl::IsAborted(m->Outcome(1, zero->lease, 0)->status()));
+  }
+  SECTION("the sender stops") {
+    const int before = news;
+    m->Stop();
+    CHECK(told(before));
+    CHECK(absl::IsUnavailable(m->Attended(zero->lease, 0).status()));
+    CHECK(absl::IsUnavailable(m->Outcome(1, zero->lease, 0)->status()));
+  }
+  m->EndWait(zero->lease);
 }
 
 TEST_CASE("a half keeps its file when its writers are done or gone, else it gets a fresh one") {
