@@ -120,7 +120,7 @@ def killed_receiver(watch: Watch) -> None:
                           "has lost its digest")
         with cut(weights):
             watch.refuses("a changed byte in the delta file, and a buffer that is cut short",
-                          "the weights are cut short")
+                          str(watch.policy.directory))
     watch.follows("the bytes are back, and the receiver is not")
     watch.refuses("no receiver, no next version", "was asked for", watch.policy.version + 1)
     watch.policy.start_receiver()
