@@ -62,6 +62,53 @@ Status RefuseMemoryTwice(const Layout& layout, const Binding& binding) {
                   "storages with one memory");
 }
 
+template <typename T, bool kBack>
+void AddTo(std::byte* place, uint64_t difference) {
+  T value;
+  std::memcpy(&value, place, sizeof value);
+  const auto step = static_cast<T>(difference);
+  value = static_cast<T>(kBack ? value - step : value + step);
+  std::memcpy(place, &value, sizeof value);
+}
+
+/// Adds a block's changes at the places of one box. `first`: the tensor's byte of the block.
+template <typename T, bool kBack>
+void AddBlock(Finder& finder, uint64_t first, const kernels::BlockChanges& changes) {
+  constexpr size_t kBatch = 64, kAhead = 16;
+  constexpr uint64_t kLongRun = 4096;
+  const std::span at = changes.at;
+  std::byte* places[kBatch];
+  for (size_t from = 0, end; from < at.size(); from = end) {
+    const uint64_t byte = first + at[from] * sizeof(T);
+    std::byte* const place = finder.At(byte);
+    const uint64_t left = place == nullptr ? 0 : finder.LeftAt(byte);
+    if (left >= kLongRun) {
+      // Nothing but sums, so that the processor has many lines of memory on their way by itself.
+      const uint64_t limit = at[from] + left / sizeof(T);
+      const uint16_t* const last = at.data() + at.size();
+      end = at.size();
+      if (at.back() >= limit) {
+        end = static_cast<size_t>(std::lower_bound(at.data() + from, last, limit) - at.data());
+      }
+      const auto place_of = [&](size_t i) { return place + (at[i] - at[from]) * sizeof(T); };
+      for (size_t i = from; i < end; ++i) {
+        __builtin_prefetch(place_of(std::min(i + kAhead, end - 1)), 1);
+        AddTo<T, kBack>(place_of(i), changes.differences[i]);
+      }
+      continue;
+    }
+    // Places first and then sums, for the same reason.
+    end = std::min(from + kBatch, at.size());
+    for (size_t i = from; i < end; ++i) {
+      places[i - from] = finder.At(first + at[i] * sizeof(T));
+      if (places[i - from] != nullptr) __builtin_prefetch(places[i - from], 1);
+    }
+    for (size_t i = from; i < end; ++i) {
+      if (places[i - from] != nullptr) AddTo<T, kBack>(places[i - from], changes.differences[i]);
+    }
+  }
+}
+
 }  // namespace
 
 EngineWeights::EngineWeights(fs::path directory, StateReader state, Layout layout,
@@ -215,25 +262,12 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scr
     } context{finders, begin, way == Way::kBackwards};
     const auto add = [](void* raw, const kernels::BlockChanges& changes) {
       auto& ctx = *static_cast<Context*>(raw);
-      // Places first and then sums, so that the memory of a whole batch is on its way at once.
-      constexpr size_t kBatch = 64;
-      std::byte* places[kBatch];
+      const uint64_t first = ctx.begin + changes.first * sizeof(T);
       for (Finder& finder : ctx.finders) {
-        for (size_t from = 0; from < changes.at.size(); from += kBatch) {
-          const size_t n = std::min(kBatch, changes.at.size() - from);
-          for (size_t i = 0; i < n; ++i) {
-            places[i] = finder.At(ctx.begin + (changes.first + changes.at[from + i]) * sizeof(T));
-            if (places[i] != nullptr) __builtin_prefetch(places[i], 1);
-          }
-          for (size_t i = 0; i < n; ++i) {
-            if (places[i] == nullptr) continue;
-            T value;
-            std::memcpy(&value, places[i], sizeof value);
-            auto step = static_cast<T>(changes.differences[from + i]);
-            if (ctx.backwards) step = static_cast<T>(T{0} - step);
-            value = static_cast<T>(value + step);
-            std::memcpy(places[i], &value, sizeof value);
-          }
+        if (ctx.backwards) {
+          AddBlock<T, true>(finder, first, changes);
+        } else {
+          AddBlock<T, false>(finder, first, changes);
         }
       }
     };

@@ -28,6 +28,8 @@ class Finder {
     if (done_ || at < run_.tensor_offset) return nullptr;
     return memory_ + run_.storage_offset + (at - run_.tensor_offset);
   }
+  /// Bytes from `at` on that stand in one piece there. REQUIRES: At(at) was the last, and not null.
+  uint64_t LeftAt(uint64_t at) const { return run_.tensor_offset + run_.bytes - at; }
 
  private:
   const OrderedBox& box_;

@@ -2,8 +2,9 @@
 """A receiver drives a real vLLM or SGLang by its own hooks, and things around them break.
 
 Requests run beside the updates. Then the receiver is killed in updates, the engine's memory drifts,
-its loader raises in the middle of a load, it is killed in the middle of a write, and the sender is
-killed.
+the receiver's files are cut short and lost while it is down, the trainer begins anew with other
+shapes, the engine's loader raises in the middle of a load, it is killed in the middle of a write,
+and the sender is killed.
 Each time the engine must come to serve the committed version wholly (after a loader that raised,
 when it is started anew), or go on with the one before; nothing that is half of both may answer, and
 the receiver's log must say what happened. With
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import pathlib
+import shutil
 import sys
 import time
 import urllib.error
@@ -29,7 +32,7 @@ if importlib.util.find_spec(ENGINE) is None:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from daemons import DEADLINE_S  # noqa: E402
-from policy import PROMPT, Policy, Requests, check, dense  # noqa: E402
+from policy import PROMPT, Policy, Requests, check, dense, smaller  # noqa: E402
 from sglang_server import SglangServer  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
@@ -124,6 +127,42 @@ def drift(fleet: Fleet) -> None:
     fleet.says(since, "memory has drifted in")
 
 
+def lose_files(fleet: Fleet) -> None:
+    """While no receiver watches over them."""
+    policy, directory = fleet.policy, fleet.policy.directory
+    policy.publish()
+    policy.daemons.kill("deltawire-receiver")
+    os.truncate(directory / "model.safetensors", 100_000)
+    policy.start_receiver()
+    policy.publish()
+    fleet.serves("the weights' file was cut short")
+    policy.daemons.kill("deltawire-receiver")
+    shutil.rmtree(directory)
+    policy.start_receiver()
+    fleet.serves("the directory was gone")
+    policy.publish()
+    fleet.serves("and it follows")
+
+
+def other_shapes(fleet: Fleet) -> None:
+    """No engine can take them while it runs."""
+    server, policy, since = fleet.server, fleet.policy, len(fleet.log_lines())
+    old, sums, last = server.version(), server.checksums(), server.logprobs(PROMPT)
+    policy.become(smaller)
+    status = fleet.await_status(state="behind")
+    check("names, types or shapes" in status["error"] and "start the engine anew" in status["error"],
+          f"the status says why: {status['error']}")
+    check(int(status["served"]["version"]) == int(old) and not status["paused"],
+          f"it serves on: {status}")
+    check((server.version(), server.checksums(), server.logprobs(PROMPT)) == (old, sums, last),
+          f"the engine answers from version {old}, and no byte of it has changed")
+    fleet.says(since, "names, types or shapes")
+    restart(fleet)
+    fleet.serves("the engine was started anew")
+    policy.publish()
+    fleet.serves("and follows")
+
+
 def break_loader(fleet: Fleet) -> None:
     """The engine is attached to anew, by a loader that raises; so is its own reload."""
     server, policy, said = fleet.server, fleet.policy, len(fleet.log_lines())
@@ -186,11 +225,13 @@ def run(policy: Policy, versions: int) -> None:
             fleet.serves(f"{versions} versions")
             kill_receivers(fleet)
             drift(fleet)
+            lose_files(fleet)
         check(not requests.failures, f"{requests.answered} requests beside that, none failed "
               f"{requests.failures[:1]}")
         status = fleet.status()
         print(f"paused for {1e3 * status['last_pause_seconds']:.0f} ms in the last update; "
               f"longest request {1e3 * max(requests.took):.0f} ms", flush=True)
+        other_shapes(fleet)
         break_loader(fleet)
         kill_engine(fleet)
         kill_sender(fleet)

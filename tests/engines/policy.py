@@ -47,6 +47,12 @@ def dense() -> torch.nn.Module:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
 
+def smaller() -> torch.nn.Module:
+    """A layer fewer, and wider ones: of what is left engines load as much as fits, and say nothing."""
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | dict(
+        num_hidden_layers=1, intermediate_size=640)))
+
+
 def llama() -> torch.nn.Module:
     return LlamaForCausalLM(LlamaConfig(**SHAPE))
 
@@ -164,19 +170,26 @@ class Policy:
         self.root = pathlib.Path(self._scratch.name)
         torch.manual_seed(SEED)
         self._random = torch.Generator().manual_seed(SEED)
-        in_bfloat16(self._make()).save_pretrained(self.root / "hf")
-        self._weights = load_file(self.root / "hf" / "model.safetensors")
         self.daemons = Daemons(self.root)
         self._sender = self.daemons.start_sender(self.root / "sender")
         self.start_receiver()
         self._trainer = deltawire.WeightManager(self.root / "sender", model="policy")
-        self._trainer.register(self._weights.items(), hf_dir=self.root / "hf")
-        self._offload()
+        self._register(self._make, self.root / "hf")
         return self
 
     def __exit__(self, *error) -> None:
         self.daemons.__exit__(*error)
         self._scratch.cleanup()
+
+    def become(self, make) -> None:
+        """The trainer begins anew, with another model under the same name."""
+        self._register(make, self.root / "other", replace=True)
+
+    def _register(self, make, folder: pathlib.Path, **options) -> None:
+        in_bfloat16(make()).save_pretrained(folder)
+        self._weights = load_file(folder / "model.safetensors")
+        self._trainer.register(self._weights.items(), hf_dir=folder, **options)
+        self._offload()
 
     @property
     def directory(self) -> pathlib.Path:

@@ -4,9 +4,11 @@
 A trainer changes some elements of a tiny model and publishes; the receiver commits; vLLM prepares
 while it serves, pauses, writes what changed, and resumes. At the end the engine's own checksums
 must be those of a second vLLM that was started on the last version's checkpoint. Requests run all
-the time, and none may fail.
+the time, and none may fail. With --breaks things break around the server then, which must stay at
+one version.
 
 Usage: vllm_test.py [--model NAME] [--ranks N] [--versions N] [--computed] [--packed-experts]
+                    [--breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -26,6 +28,7 @@ except ImportError as error:
     sys.exit(0)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import vllm_breaks  # noqa: E402
 from policy import (  # noqa: E402
     LATENT_MODELS,
     MODELS,
@@ -60,6 +63,7 @@ def main() -> None:
                         help="the engine holds fp32, so that its loader computes every tensor")
     parser.add_argument("--packed-experts", action="store_true",
                         help="vLLM packs them after its load, as it does on a CPU")
+    parser.add_argument("--breaks", action="store_true")
     arguments = parser.parse_args()
     if arguments.packed_experts:
         os.environ["DELTAWIRE_TEST_PACKED_EXPERTS"] = "1"  # of all servers
@@ -96,10 +100,12 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
         first = server.logprobs(PROMPT)
         with Requests(server) as requests:
             pauses = [follow(server, policy.publish()) for _ in range(1, versions)]
+            if arguments.breaks:
+                vllm_breaks.run(server, policy)
         check(not requests.failures, f"{requests.answered} requests beside {versions - 1} updates, "
               f"none failed {requests.failures[:1]}")
-        check(server.get("/weight_info")["weight_version"] == str(versions),
-              f"the engine says that it serves version {versions}")
+        check(server.version() == str(policy.version),
+              f"the engine says that it serves version {policy.version}")
         server.post("/start_weight_update")
         server.post("/update_weights", {"update_info": {"version": policy.version, "check": True}})
         server.post("/finish_weight_update")
@@ -107,7 +113,7 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
         said = server.post("/collective_rpc", {"method": "deltawire_check"})["results"]
         check(said == [""] * arguments.ranks, f"so says each worker when it is asked: {said}")
         held = server.post("/collective_rpc", {"method": "deltawire_held"})["results"]
-        check(all(f"version {versions} " in text for text in held), f"each worker holds {held}")
+        check(all(f"version {policy.version} " in text for text in held), f"each worker holds {held}")
         last = server.logprobs(PROMPT)
         sums = server.checksums()
         report_pauses(pauses, requests)

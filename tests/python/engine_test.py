@@ -75,6 +75,39 @@ class Engine(torch.nn.Module):
             self.experts.data[int(name.split(".")[1])].copy_(value.t())
 
 
+class Wide(torch.nn.Module):
+    """Long pieces of memory: whole matrices side by side, and rows of halves of one."""
+
+    ROWS, COLUMNS = 60, 5000
+
+    def __init__(self):
+        super().__init__()
+
+        def parameter(*shape, dtype):
+            return torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+
+        self.joined = parameter(2 * self.ROWS, self.COLUMNS, dtype=torch.bfloat16)
+        self.middle = parameter(self.ROWS, self.COLUMNS // 2, dtype=torch.float32)
+        self.turned = parameter(self.COLUMNS, self.ROWS, dtype=torch.bfloat16)
+
+    @classmethod
+    def checkpoint(cls) -> dict:
+        draw = torch.Generator().manual_seed(5)
+        shape = cls.ROWS, cls.COLUMNS
+        return {name: torch.randn(shape, generator=draw).to(dtype) for name, dtype in (
+            ("a", torch.bfloat16), ("b", torch.bfloat16), ("c", torch.float32),
+            ("d", torch.bfloat16))}
+
+    def load_weights(self, pairs):
+        for name, value in pairs:
+            if name in "ab":
+                self.joined.data.narrow(0, self.ROWS * (name == "b"), self.ROWS).copy_(value)
+            elif name == "c":
+                self.middle.data.copy_(value.narrow(1, self.COLUMNS // 4, self.COLUMNS // 2))
+            else:
+                self.turned.data.copy_(value.t())
+
+
 class EngineTest(EngineRig):
     def attached(self, directory, rank=0, weights=None):
         model = Engine(rank)
@@ -83,6 +116,35 @@ class EngineTest(EngineRig):
         outcome = client.attach(model, model.load_weights)
         self.assertTrue(outcome, outcome.reason)
         return model, client, outcome
+
+    def test_changes_reach_long_pieces_of_memory_and_are_taken_back(self):
+        weights = Wide.checkpoint()
+        directory = self.start(weights)
+        model = Wide()
+        model.load_weights(weights.items())
+        client = EngineClient(directory)
+        self.assertTrue(client.attach(model, model.load_weights))
+        generator = torch.Generator().manual_seed(6)
+        for share in (0.0001, 0.01, 0.3):
+            before = state(model)
+            for tensor in weights.values():
+                hit = torch.rand(tensor.shape, generator=generator) < share
+                tensor[hit] += 0.5
+            self.publish(weights)
+            prepared = client.prepare()
+            self.assertTrue(prepared and prepared.update.deltas == 1, prepared.reason)
+            self.assertTrue(client.apply())
+            fresh = Wide()
+            fresh.load_weights(weights.items())
+            wanted = state(fresh)
+            for name, value in state(model).items():
+                self.assertTrue(torch.equal(value, wanted[name]), f"{name}, {share}")
+            self.assertTrue(client.check())
+            self.assertTrue(client.rollback())
+            for name, value in state(model).items():
+                self.assertTrue(torch.equal(value, before[name]), f"{name}, {share}, back")
+            self.assertTrue(client.prepare())
+            self.assertTrue(client.apply())
 
     def test_both_ranks_follow_every_version(self):
         weights = checkpoint(1)
