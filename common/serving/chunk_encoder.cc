@@ -137,7 +137,13 @@ EncodedCache::Value ChunkEncoder::Make(const Coder& coder, const Job& job, Bytes
   }
   const size_t limit = coder.limit(place.bytes, fast.size());
   const Bytes payload = coder.encode(chunk, fast, limit);
-  rates_.encode[coder.codec].Add(coder.work(place.bytes, fast.size()), SecondsSince(start));
+  const double work = coder.work(place.bytes, fast.size());
+  double seconds = SecondsSince(start);
+  // While the trainer writes, its copying has the cores as well: a slow encoding then says nothing
+  // of the codec, which might not be taken again for it.
+  CoderRate& rate = rates_.encode[coder.codec];
+  if (job.coming != nullptr && rate.per_s() > 0) seconds = std::min(seconds, work / rate.per_s());
+  rate.Add(work, seconds);
   rates_.AddSize(coder.codec, fast.size(), payload.empty() ? limit : payload.size());
   return Keep(coder.codec, payload);
 }
