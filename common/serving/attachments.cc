@@ -110,7 +110,7 @@ void Attachments::Call(const News& news) {
 void Attachments::Erase(Entry entry, News& news) {
   const Attached& a = entry->second;
   Wake(entry->second, news);
-  TellCallersGone(entry->first, entry->second, news);
+  if (stopped_.ok()) TellCallersGone(entry->first, entry->second, news);  // else they hear why
   Tell(a.model, Of::kReceivers, news);
   by_name_.erase({a.model, a.id});
   if (const auto of = of_principal_.find(a.principal); --of->second == 0) of_principal_.erase(of);

@@ -527,13 +527,15 @@ TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of t
   CHECK(caller.told == 1);
   CHECK(caller.Hears() == std::vector{ReceiverPhase::kFailed});
   CHECK_FALSE(caller.over);
-  REQUIRE(a.Attach("m", "r2", "p").ok());  // takes the other attachment's place
+  const auto third = a.Attach("m", "r2", "p");  // takes the other attachment's place
+  REQUIRE(third.ok());
   CHECK(caller.Hears() == std::vector{ReceiverPhase::kFailed});
   CHECK(caller.over);
 
   Caller later(a, {}, false);
   a.Stop(Stopping("sender"));
   CHECK(later.told > 0);
+  a.Detach(*third);  // its stream ends, too, before the caller looks
   CHECK(absl::IsUnavailable(a.Look(*later.call).status()));
   CHECK(absl::IsUnavailable(a.AskSync("m", {}, false, [] {}).status()));
   CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
