@@ -9,7 +9,7 @@ namespace deltawire::sender {
 namespace {
 
 // Small chunks are compared in batches, since each pause costs a wake-up.
-constexpr uint64_t kBatchBytes = 8 << 20;
+constexpr uint64_t kBatchBytes = 256 << 10;
 
 }  // namespace
 
