@@ -238,7 +238,9 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
     }
     *again = std::min(*again, catch_up_at_);
   }
-  if (options_.scrub_bytes_per_s == 0) return false;
+  // A check that callers wait for reads the same memory, so that a scrub must not come before it
+  // for ever: at a high rate one is always due.
+  if (options_.scrub_bytes_per_s == 0 || verifies_.waiting()) return false;
   if (now + kTogether >= scrub_at_) {
     lock.unlock();
     const auto due = std::max(scrub_at_, now);  // also one that is early keeps to the rate

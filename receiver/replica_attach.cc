@@ -127,8 +127,10 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
-  // A beat changes nothing that anybody waits for, and comes every second.
-  if (!a.heard || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  // A beat that says what the one before said comes every second and changes nothing, except that
+  // it brings back an incoming version that the follower had given up.
+  const bool restored = !(before_coming == event.incoming.version);
+  if (!a.heard || restored || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
   a.heard = event;
   return true;
 }

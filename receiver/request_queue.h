@@ -31,7 +31,7 @@ class RequestQueue {
 
   /// Adds a local caller's request and returns its number, for AnswerTo.
   uint64_t Add(bool force_full);
-  /// Requests that came through agents and are not answered. An agent keeps 64 for a receiver, so
+  /// Requests that came through agents and are not answered. An agent keeps 16 for a receiver, so
   /// only one that makes up requests reaches this.
   static constexpr size_t kMostRemote = 1024;
 

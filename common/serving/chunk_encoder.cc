@@ -102,8 +102,14 @@ std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkP
 
 Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
-  const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
   const uint64_t before = job.plan.chain.front()->digest_before;
+  // The payload was made by another thread and evicted since, and meanwhile the half was given
+  // back, or has become the version that came. Then these bytes may not be read.
+  if (job.coming != nullptr &&
+      (job.leased.lease == nullptr || (*job.leased.state->digests)[job.chunk] != before)) {
+    return {};
+  }
+  const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
   // A receiver with the right bytes could not decode what was coded against wrong ones.
   const auto right = [&](Bytes bytes) {
     return model_.backend().digest(model_.key(), bytes) == before;

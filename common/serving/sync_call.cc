@@ -76,6 +76,7 @@ std::optional<SyncCall::Progress> SyncCall::Take() {
 void SyncRequests::Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number) {
   if (!unsent_) unsent_ = Unsent{{number, false}, {}};
   std::erase_if(unsent_->callers, [](const auto& one) { return one.expired(); });
+  if (unsent_->callers.empty()) unsent_->request.force_full = false;  // who wanted it has gone
   unsent_->request.force_full |= force_full;
   unsent_->callers.push_back(call);
 }

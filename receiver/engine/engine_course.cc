@@ -278,7 +278,17 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   step_ = next;
 }
 
-uint64_t EngineCourse::AskCheck() { return ++checks_asked_; }
+uint64_t EngineCourse::AskCheck() {
+  ++checks_asked_;
+  RefuseCheck();
+  return checks_asked_;
+}
+
+void EngineCourse::RefuseCheck() {
+  if (!ReadsAlways() || checking_ || checks_asked_ == totals_.checks_ended) return;
+  checks_begun_ = checks_asked_;
+  EndCheck(why_reload_);
+}
 
 bool EngineCourse::CheckWanted() const {
   return traits_.checks && checks_asked_ > totals_.checks_ended && !target_.empty() &&
@@ -480,6 +490,7 @@ void EngineCourse::Serves(Time now) {
   not_before_ = {};
   unclear_ = unreachable_ = false;
   probe_at_ = now + policy_.probe_every;
+  RefuseCheck();
 }
 
 void EngineCourse::HoldRefused(Time now) {

@@ -103,6 +103,8 @@ class EngineCourse {
   std::optional<EngineCall> Reload(const std::string& why);
   bool CheckWanted() const;
   void EndCheck(std::string error, bool drifted = false);
+  /// Ends the checks of an engine that reads the directory: where its memory has what is not known.
+  void RefuseCheck();
   /// The engine answers from memory that has drifted, as `why` says.
   void Drifted(EngineCall call, const std::string& why, Time now);
   /// The engine is paused, and left so: its memory has drifted, and nobody wants it healed.

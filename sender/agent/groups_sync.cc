@@ -183,6 +183,12 @@ StatusOr<Groups::Wait::Step> Groups::Wait::Look() {
   }
   if (const auto ended = entry->ended.find(round_); ended != entry->ended.end()) {
     step.outcome = ended->second;
+  } else if (!entry->ended.empty() && round_ < entry->ended.begin()->first) {
+    // This caller has read nothing while so many rounds ended that its own was dropped.
+    return Errorf(StatusCode::kAborted,
+                  "group \"{}\" of model \"{}\": how round {} ended is not known any more; see the "
+                  "group's status",
+                  group_, model_, round_);
   } else {
     DW_RETURN_IF_ERROR(groups_.stopped_);
   }

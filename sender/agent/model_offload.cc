@@ -60,7 +60,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     const uint32_t half = InactiveHalf();
     double waited = 0;
     const Status ready = PrepareHalf(half, &waited);
-    std::lock_guard lock(mu_);
+    std::unique_lock lock(mu_);
     session_.Drained(begun.lease, ready, waited, SteadyClock::now());
     if (ready.ok()) {
       early_ = MakeEarly();
@@ -73,9 +73,16 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
               HumanSeconds(waited), ToString(TraceOf(request.version, session_.attempt())));
     }
     TidyAfterSession();
-    if (!ready.ok()) return ready;
+    if (!ready.ok()) {
+      lock.unlock();
+      offload_listeners_.Call();  // it has ended the offload
+      return ready;
+    }
   }
-  return Grant(request, begun.lease, gone);
+  auto grant = Grant(request, begun.lease, gone);
+  // A rank whose caller has gone ends the offload for all, and the others wait for news of that.
+  if (!grant.ok()) offload_listeners_.Call();
+  return grant;
 }
 
 StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t lease,

@@ -206,6 +206,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
     DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
     TidyAfterSession();
   }
+  offload_listeners_.Call();  // an offload may be over
   LogInfo("model {}: {}: rolling back to {} {}", name_, ToString(NextState(version, 1)),
           ToString(target), ToString(TraceOf(version, attempt)));
   ToPublish what;

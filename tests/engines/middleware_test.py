@@ -35,7 +35,7 @@ from policy import PROMPT, Policy, check, dense  # noqa: E402
 from sglang_server import SglangServer  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
-from deltawire.engine.middleware import VersionMiddleware  # noqa: E402
+from deltawire.engine.middleware import LONGEST_WAIT_MS, VersionMiddleware  # noqa: E402
 
 TOKENS = 240
 COUNTED = 2000
@@ -237,7 +237,7 @@ def check_waits(server: Vllm | Sglang, policy: Policy) -> None:
     check(refused.status == 409 and refused.versions == [held],
           f"409 for a version that is not there: {json.loads(refused.body)['error']['message']}")
     waits = Later(server.generate, 4, deltawire_want_version=f">={held + 1}",
-                  deltawire_wait_ms=str(1000 * DEADLINE_S))
+                  deltawire_wait_ms=str(LONGEST_WAIT_MS))
     policy.publish()
     check(not waits.is_done, "a committed version is not a served one: the request waits")
     server.update(policy.version)

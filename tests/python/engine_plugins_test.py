@@ -106,6 +106,15 @@ class VllmTest(Plugin):
                             "this model was attached to: norm, k; start the engine anew")
         self.assert_states(before)
 
+    def test_an_attach_that_the_ranks_refused_does_not_bind_the_model_to_its_tensors(self):
+        self.make = Engine  # of two ranks, the first alone
+        with self.assertRaisesRegex(AssertionError, "holds only a part of o"):
+            self.begin(1)
+        self.other_shapes()
+        for result in self.attach():
+            self.assertIsInstance(result, Exception)
+            self.assertNotIn("this model was attached to", str(result))
+
     def test_workers_that_have_prepared_different_versions_write_nothing(self):
         self.begin()
         before = self.states()

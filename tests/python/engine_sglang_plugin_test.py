@@ -107,6 +107,15 @@ class SglangTest(Plugin):
                                 "when this model was attached to: norm, k; start the engine anew")
         self.assert_states(before)
 
+    def test_an_attach_that_the_ranks_refused_does_not_bind_the_model_to_its_tensors(self):
+        self.make = Engine  # of two ranks, the first alone
+        self.begin(1)
+        self.assert_refused(self.update(), "holds only a part of o")
+        self.other_shapes()
+        for success, message in self.update():
+            self.assertFalse(success)
+            self.assertNotIn("this model was attached to", message)
+
     def test_a_server_with_a_draft_model_is_refused(self):
         """A reload brings both models to one directory, so it is wrong where there are two."""
         self.begin(1)

@@ -44,6 +44,19 @@ _TORCH_DTYPES = {
 _proven: weakref.WeakKeyDictionary[torch.nn.Module, Tensors] = weakref.WeakKeyDictionary()
 
 
+def proven(model: torch.nn.Module) -> Tensors | None:
+    """The checkpoint's tensors when the model was attached to last; for `set_proven`."""
+    return _proven.get(model)
+
+
+def set_proven(model: torch.nn.Module, tensors: Tensors | None) -> None:
+    """Takes an attach back that holds on this rank and that all ranks together refuse."""
+    if tensors is None:
+        _proven.pop(model, None)
+    else:
+        _proven[model] = tensors
+
+
 class Refused(Exception):
     """The engine's memory cannot be updated in place; the text says why."""
 

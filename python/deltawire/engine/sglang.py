@@ -262,11 +262,13 @@ def _together(step: Callable[[], Any], runner: Any = None) -> Any:
         follower = _followers.get(runner.model) if runner is not None else None
         return follower.news if follower is not None else None
 
+    before = proven(runner.model) if runner is not None else None
     try:
         result = together(step, get_parallel().tp_group, held)
     except Refused:
         if held() is not None:
             del _followers[runner.model]  # what not all ranks have attached to
+            set_proven(runner.model, before)
         raise
     if held() is not None:
         _followers[runner.model].news = None

@@ -34,6 +34,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
 from deltawire.engine import Attached, EngineClient, Identity, PlanCache
+from deltawire.engine._attach import proven, set_proven
 from deltawire.engine._outcome import ANEW, some
 from deltawire.engine._ranks import CHECK_EVERY, Held, Refused, Rounds, refuse_drift, together
 from deltawire.engine._second import Instance
@@ -156,7 +157,12 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return client.held
 
         found: list[tuple[EngineClient, Attached]] = []
-        _together(attach, lambda: found[0][1].held if found else None)
+        before = proven(model)
+        try:
+            _together(attach, lambda: found[0][1].held if found else None)
+        except RuntimeError:
+            set_proven(model, before)  # not all ranks have attached
+            raise
         return found[0][0]
 
     def _second(self, model: torch.nn.Module, info: InitInfo) -> Callable[[], Instance] | None:

@@ -217,6 +217,10 @@ TEST_CASE("an engine that cannot be followed at all reads the directory, and say
                             "attach*", "flush", "name", "resume"});
   CHECK(walk.served() == Version(1));
   CHECK(walk.course.view().error.find("it quantises") != std::string::npos);
+  // What its memory has where is not known, so a check ends at once and says so.
+  walk.course.AskCheck();
+  CHECK(walk.course.view().checks_ended == 1);
+  CHECK(walk.course.view().check_error.find("it quantises") != std::string::npos);
   walk.course.Ready(Version(2));
   CHECK(walk.Run() == Calls{"pause*", "detach*", "reload*", "flush", "name", "resume"});
   CHECK(walk.course.view().error.find("it quantises") != std::string::npos);

@@ -261,6 +261,18 @@ TEST_CASE("a caller that has gone while it waited for its half begins nothing") 
   CHECK(m->offloading_version() == 0);
 }
 
+TEST_CASE("ranks that wait hear that another rank went while it was granted its half") {
+  SenderModel m;
+  const auto zero = m->BeginOffload({1, 0, 2, 0, "a"}, NeverGone);
+  REQUIRE(zero.status() == absl::OkStatus());
+  REQUIRE(m->Attend(zero->lease, 0).ok());
+  std::optional<StatusOr<VersionInfo>> heard;
+  const auto listener = m->OnOffload([&] { heard = m->Outcome(1, zero->lease, 0); });
+  CHECK(absl::IsCancelled(m->BeginOffload({1, 1, 2, 0, "a"}, [] { return true; }).status()));
+  REQUIRE(heard);
+  CHECK(absl::IsAborted(heard->status()));
+}
+
 TEST_CASE("a trainer gets its half while receivers are still being told of the version before") {
   const bool rollback = GENERATE(false, true);
   CAPTURE(rollback);
