@@ -108,6 +108,9 @@ fi
 command -v "$tool" >/dev/null || die "$tool is not here: apt-get install $tool"
 [[ $tool != docker ]] || docker info >/dev/null 2>&1 ||
   die "docker is here, but its daemon does not answer; start it, or install buildah, which needs none"
+# buildah runs an image's steps by one of these, which Debian only recommends beside it.
+[[ $tool != buildah ]] || command -v runc >/dev/null || command -v crun >/dev/null ||
+  die "buildah is here, but nothing that runs containers: apt-get install runc"
 if [[ -n $own_base ]]; then
   [[ $tool == buildah ]] || die "--own-base works with buildah only"
   ((EUID == 0)) || die "--own-base wants root"
