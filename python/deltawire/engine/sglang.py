@@ -256,7 +256,10 @@ def _follower(runner: Any, order: Order) -> Follower:
 def _together(step: Callable[[], Any], runner: Any = None) -> Any:
     """Runs `step` on every rank of tensor parallelism, as `together` has it. `runner`: whose model
     the step may attach to."""
-    from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
+    # pylint: disable=import-outside-toplevel
+    from sglang.srt.runtime_context import get_parallel
+
+    from deltawire.engine._attach import proven, set_proven  # imports torch
 
     def held() -> Held | None:
         follower = _followers.get(runner.model) if runner is not None else None
