@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -41,7 +42,8 @@ class Receiver {
 
   /// Takes one frame of `stream`, which may be its end. False when there is none yet.
   bool Step(ServedPull& session, uint16_t stream) {
-    auto next = session.Next(stream, [this, stream] { woken_.insert(stream); });
+    // The pull may call it when this receiver is no more.
+    auto next = session.Next(stream, [woken = woken_, stream] { woken->insert(stream); });
     REQUIRE(next.status() == absl::OkStatus());
     if (!next->has_value()) return false;
     Apply(**next);
@@ -90,14 +92,14 @@ class Receiver {
   const std::vector<std::byte>& bytes() const { return bytes_; }
   const std::vector<StateId>& ends() const { return ends_; }
   size_t whole() const { return whole_; }
-  std::set<uint16_t>& woken() { return woken_; }
+  std::set<uint16_t>& woken() { return *woken_; }
 
  private:
   const Model& model_;
   std::vector<std::byte> bytes_;
   wire::Have have_;
   std::vector<StateId> ends_;
-  std::set<uint16_t> woken_;
+  std::shared_ptr<std::set<uint16_t>> woken_ = std::make_shared<std::set<uint16_t>>();
   size_t whole_ = 0;
 };
 
