@@ -365,5 +365,16 @@ TEST_CASE("verify finds what memory lost, repairs it, and ends when its caller h
   CHECK(s.Holds(chunks));
 }
 
+TEST_CASE("verify ends though a scrub is always due") {
+  ReplicaRig s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.Start({.scrub_bytes_per_s = uint64_t{1} << 50});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto deadline = SteadyClock::now() + std::chrono::seconds(20);
+  const auto found =
+      testing::VerifyOf(*s.replica, false, [&] { return SteadyClock::now() > deadline; });
+  CHECK(found.status() == absl::OkStatus());
+}
+
 }  // namespace
 }  // namespace deltawire::receiver

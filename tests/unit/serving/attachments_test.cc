@@ -337,6 +337,21 @@ TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") 
   CHECK(caller.over);
 }
 
+TEST_CASE("attachments: a sync is full only if somebody who waits for it wants that") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  REQUIRE(RequestTo(a, *token) == 0);
+  std::optional<Caller> gone(std::in_place, a, std::vector<std::string>(), true);
+  gone.reset();  // before its request went down
+  Caller plain(a, {}, false);
+  const auto due = a.TakeEvent(*token);
+  REQUIRE((due.ok() && due->event));
+  CHECK(due->event->sync_request != 0);
+  CHECK_FALSE(due->event->force_full);
+}
+
 TEST_CASE("attachments: an older version is told of where versions are told of in order") {
   Attachments a(kPatient);
   a.Publish("m", Version(5));

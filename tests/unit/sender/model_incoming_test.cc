@@ -1,0 +1,108 @@
+// What a Model tells of a version while the trainer writes it, until it is published or given up.
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "tests/support/eventually.h"
+#include "tests/unit/sender/sender_model.h"
+
+namespace deltawire::sender {
+
+TEST_CASE("a version that is written can be had from its first diffed chunk until its publish") {
+  const bool part = GENERATE(false, true);
+  CAPTURE(part);
+  SenderModel m({}, part ? std::vector<ChunkRange>{{0, 2}} : std::vector<ChunkRange>{});
+  std::atomic<int> changes = 0;
+  std::atomic<bool> wanted = true;
+  m->SetEarlyListener([&] { return wanted.load(); }, [&] { ++changes; });
+  // The first version comes whole, when it is published.
+  REQUIRE(m.Publish(1, 5).ok());
+  CHECK(changes == 0);
+  const Identity one = m->published()->info.identity;
+
+  const auto grant = m.Begin(2, "test", 6);
+  REQUIRE(grant.ok());
+  CHECK(m->incoming() == nullptr);
+  m.Write(*grant, 0, SenderModel::Content(2));
+  REQUIRE(m->MarkWritten(grant->lease, {.tensors = {0}}).ok());
+  REQUIRE(testing::Eventually([&] { return changes > 0; }));
+  const auto early = m->incoming();
+  REQUIRE(early != nullptr);
+  CHECK(early->news().base == one);
+  const Identity& coming = early->identity();
+  CHECK(coming.lineage == one.lineage);
+  CHECK(coming.id == StateId{1, 2});
+  CHECK(coming.attempt == grant->attempt);
+  CHECK(coming.root == 0);
+  REQUIRE(testing::Eventually([&] { return early->Look(1).piece.has_value(); }));
+  CHECK(early->Look(0).piece->header.version == 2);
+  CHECK(m->published()->info.identity == one);
+
+  REQUIRE(m.Ready(*grant, 2).ok());
+  REQUIRE(m->WaitPublished(2, grant->lease, NeverGone).ok());
+  REQUIRE(testing::Eventually([&] { return m->incoming() == nullptr && changes > 1; }));
+  const auto found = early->Look(0);
+  CHECK(found.step == IncomingVersion::Step::kSettled);
+  REQUIRE(found.state != nullptr);
+  CHECK(IsOf(coming, found.state->info.identity));
+  CHECK_FALSE(IsOf(one, found.state->info.identity));
+
+  // Nobody is there who would take it.
+  wanted = false;
+  changes = 0;
+  REQUIRE(m.Publish(3, 7).ok());
+  CHECK(m->incoming() == nullptr);
+}
+
+TEST_CASE("a version that is not published after all ends what was sent of it") {
+  // By the trainer, by its death, by its beginning anew, by a rollback.
+  const std::string how = GENERATE("abandon", "gone", "again", "rollback", "incomplete");
+  CAPTURE(how);
+  SenderModel m;
+  m->SetEarlyListener([] { return true; }, [] {});
+  REQUIRE(m.Publish(1).ok());
+  REQUIRE(m.Publish(2).ok());
+  const auto grant = m.Begin(3, "test", 0, 77);
+  REQUIRE(grant.ok());
+  m.Write(*grant, 0, SenderModel::Content(3));
+  REQUIRE(m->MarkWritten(grant->lease, {.tensors = {0}}).ok());
+  REQUIRE(testing::Eventually([&] { return m->incoming() != nullptr; }));
+  const auto early = m->incoming();
+  if (how == "abandon") REQUIRE(m->Abandon(grant->lease, 0, "loss is not a number").ok());
+  if (how == "gone") CHECK_FALSE(m->AwaitReady(grant->lease, 0, [] { return true; }).ok());
+  if (how == "again") {
+    REQUIRE(m.Begin(3, "test", 0, 77).ok());
+    // The half may be written from the grant on, so nothing of it is read any more.
+    CHECK(early->Look(0).step == IncomingVersion::Step::kAbandoned);
+  }
+  if (how == "rollback") {
+    CHECK_FALSE(m->AwaitReady(grant->lease, 0, [] { return true; }).ok());
+    REQUIRE(m->Rollback(1).ok());
+    CHECK(early->Look(0).step == IncomingVersion::Step::kAbandoned);
+  }
+  if (how == "incomplete") {
+    CHECK_FALSE(m->NotifyReady({3, 0, 1, grant->lease, false, {0}, {}}).ok());
+  }
+  REQUIRE(testing::Eventually(
+      [&] { return early->Look(0).step == IncomingVersion::Step::kAbandoned; }));
+  CHECK(m->incoming() == nullptr);
+  CHECK(absl::IsAborted(early->Look(0).why));
+  CHECK(m->published()->info.id().version == (how == "rollback" ? 1 : 2));
+}
+
+TEST_CASE("versions come when they are published where the options say so") {
+  ModelOptions options;
+  options.send_early = false;
+  SenderModel m(options);
+  int changes = 0;
+  m->SetEarlyListener([] { return true; }, [&] { ++changes; });
+  REQUIRE(m.Publish(1, 5).ok());
+  const auto grant = m.Begin(2, "test", 6);
+  REQUIRE(grant.ok());
+  REQUIRE(m->MarkWritten(grant->lease, {.tensors = {0}}).ok());
+  REQUIRE(m.Ready(*grant, 2).ok());
+  REQUIRE(m->WaitPublished(2, grant->lease, NeverGone).ok());
+  CHECK(changes == 0);
+}
+
+}  // namespace deltawire::sender
