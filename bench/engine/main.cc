@@ -169,7 +169,9 @@ Status Run(const Options& options, Bench& bench) {
   for (const auto& [engine, variable] :
        {std::pair("vllm", "DELTAWIRE_VLLM_PYTHON"), {"sglang", "DELTAWIRE_SGLANG_PYTHON"}}) {
     if (std::getenv(variable) == nullptr) continue;
-    DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/in_engine.py", {engine}, bench, variable));
+    DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/in_engine.py",
+                                       {engine, "--threads", std::to_string(options.threads)},
+                                       bench, variable));
   }
   if (std::getenv("DELTAWIRE_VLLM_PYTHON") == nullptr) return absl::OkStatus();
   return RunPythonScript("server", "engine/in_server.py", {"vllm"}, bench, "DELTAWIRE_VLLM_PYTHON");

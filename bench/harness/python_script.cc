@@ -23,6 +23,7 @@ Row RowOf(const std::string& name, const json& line) {
   row.value = Summarize(line.at("runs").get<std::vector<double>>());
   row.note = line.value("note", "");
   row.wanted.value_at_most = line.value("at_most", 0.0);
+  row.wanted.ratio_at_least = line.value("ratio_at_least", 0.0);
   if (line.contains("reference")) {
     row.reference = line.at("reference");
     row.reference_value = Summarize(line.at("reference_runs").get<std::vector<double>>());

@@ -1,8 +1,8 @@
 // A part of a suite that is written in Python: runs the script, which uses harness/script.py, and
 // reports the rows that it prints. A row is a JSON line: metric, unit, runs, and where there are
-// such: case, threads, note, reference with reference_runs, at_most. "SKIPPED: why" says that it
-// cannot run here. Owner: none. One thread. Cost: the script's. Errors: its exit status, and a
-// script without a row.
+// such: case, threads, note, reference with reference_runs, at_most, ratio_at_least. "SKIPPED: why"
+// says that it cannot run here. Owner: none. One thread. Cost: the script's. Errors: its exit
+// status, and a script without a row.
 #pragma once
 
 #include <string>
