@@ -44,7 +44,9 @@ Status Until(grpc::ClientReader<Info>& stream, grpc::ClientContext& context, con
     (void)stream.Finish();
     return absl::OkStatus();
   }
-  return Check(stream.Finish(), Receiver::kName, address);
+  DW_RETURN_IF_ERROR(Check(stream.Finish(), Receiver::kName, address));
+  // A script goes on after success, so an end without the version is none.
+  return Errorf(StatusCode::kUnavailable, "the receiver at {} ended the watch", address);
 }
 
 // What stands where a wait for `version` has run out of time.
