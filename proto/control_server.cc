@@ -101,7 +101,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
     DW_ASSIGN_OR_RETURN(credentials, access.ForServer(IsLoopbackAddress(address)));
   }
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(kMaxControlMessage);
+  builder.SetMaxReceiveMessageSize(is_unix ? kMaxControlMessage : kMaxTcpRequest);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
   // Receivers stay attached through quiet hours; gRPC must not take their keepalives for abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);

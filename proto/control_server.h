@@ -18,6 +18,10 @@
 
 namespace deltawire {
 
+/// Largest request over TCP, where gRPC reads it whole before anybody asks who has sent it. The
+/// largest of ours are a pull's list of suspects and a sync's of receivers.
+inline constexpr int kMaxTcpRequest = 4 << 20;
+
 class ControlServer {
  public:
   /// `access` is the gate in front of the services of a TCP port; a socket file needs none, since

@@ -20,6 +20,7 @@ namespace deltawire {
 namespace {
 
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 using testing::Made;
 using testing::TestAuthority;
 
@@ -179,6 +180,24 @@ TEST_CASE("a principal that is taken out of the file may do nothing soon after")
   REQUIRE(server.Rollback(alice) == "alice");
   authority.Principals("anonymous-roles = []\n");
   CHECK(testing::Eventually([&] { return server.Rollback(alice).starts_with("16: "); }));
+}
+
+TEST_CASE("a request over TCP that is larger than any of ours is refused") {
+  const Server server("", "");
+  CHECK(server.Rollback("", std::string(kMaxTcpRequest - 1024, 'm')) == "");
+  CHECK_THAT(server.Rollback("", std::string(kMaxTcpRequest, 'm')),
+             StartsWith(fmt::format("{}: ", int{grpc::StatusCode::RESOURCE_EXHAUSTED})));
+}
+
+TEST_CASE("a trainer's request over a Unix socket may be larger") {
+  const TempDir dir;
+  const std::string socket = "unix:" + (dir.path() / "trainer.sock").string();
+  const std::shared_ptr<const Access> access = Made(Access::Load("", ""));
+  Orchestrated service(access);
+  const auto control = Made(ControlServer::Start(socket, {&service}, *access));
+  const auto channel = grpc::CreateChannel(socket, grpc::InsecureChannelCredentials());
+  const auto stub = v1::SenderService::NewStub(channel);
+  CHECK(Server::Rollback(*stub, std::string(2 * kMaxTcpRequest, 'm')) == "");
 }
 
 TEST_CASE("tokens never travel in plaintext to another machine") {
