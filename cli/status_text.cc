@@ -281,6 +281,9 @@ void ShowAttached(const DaemonAnswers& s, std::string& text) {
                                  {"TOOK", kRight},
                                  {"LINK"},
                                  {"LAST FAILURE"}};
+  const bool engines = std::ranges::any_of(
+      s.attached.receivers(), [](const v1::ReceiverInfo& r) { return r.engines() > 0; });
+  if (engines) columns.insert(columns.begin() + 5, {"SERVED", kRight});
   if (sites) columns.insert(columns.begin() + 1, {{"SITE"}, {"FOLLOWS"}});
   Table table(columns);
   for (const TreeRow& row : AttachedRows(s.attached, sites)) {
@@ -297,6 +300,7 @@ void ShowAttached(const DaemonAnswers& s, std::string& text) {
                                       pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
                                       LinkText(r.link()),
                                       r.message().empty() ? "-" : r.message()};
+    if (engines) cells.insert(cells.begin() + 5, r.engines() > 0 ? VersionText(r.served()) : "-");
     if (sites) {
       cells.insert(cells.begin() + 1, {r.site().empty() ? "-" : r.site(), FollowsText(r)});
     }

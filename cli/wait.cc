@@ -1,5 +1,5 @@
 // deltawire wait: ends when a receiver, or all that are attached to a sender, have committed a
-// version, or when all engines of a receiver serve it.
+// version, or when all their engines serve it.
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -114,8 +114,13 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
 }
 
 std::string Describe(const v1::WaitCommittedUpdate& u, uint32_t at_least) {
-  std::string text = fmt::format("{} of {} attached receivers have committed version {}",
-                                 u.committed(), u.attached(), u.version());
+  std::string text = u.served()
+                         ? fmt::format(
+                               "the engines of {} of {} attached receivers that drive any serve "
+                               "version {}",
+                               u.committed(), u.attached(), u.version())
+                         : fmt::format("{} of {} attached receivers have committed version {}",
+                                       u.committed(), u.attached(), u.version());
   if (u.attached() < at_least) text += fmt::format(", and {} are waited for", at_least);
   if (u.behind().empty()) return text;
   const std::vector<std::string> behind(u.behind().begin(), u.behind().end());
@@ -130,11 +135,19 @@ StatusOr<Exit> WaitForAll(const WaitOptions& o) {
   DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
   request.set_version(o.version);
   request.set_at_least(o.at_least);
+  request.set_served(o.served);
   grpc::ClientContext context;
   SetDeadline(context, o.timeout());
   const auto stream = sender.stub->WaitCommitted(&context, request);
   v1::WaitCommittedUpdate last;
   while (stream->Read(&last)) {
+    if (last.served() == o.served) continue;
+    context.TryCancel();
+    (void)stream->Finish();
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "the sender at {} is of a release that does not know what engines serve; update "
+                  "it, or wait at each receiver: `deltawire wait --served --receiver HOST:PORT`",
+                  sender.address);
   }
   const grpc::Status end = stream->Finish();
   if (end.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -144,14 +157,14 @@ StatusOr<Exit> WaitForAll(const WaitOptions& o) {
   DW_RETURN_IF_ERROR(Check(end, Sender::kName, sender.address));
   if (o.json) {
     PrintJson({{"model", request.model()},
-               {"event", "committed by all"},
+               {"event", o.served ? "served by all" : "committed by all"},
                {"id", IdentityJson(FromProto(last.newest()))},
                {"version", last.version()},
                {"receivers", last.attached()}});
   } else {
-    std::printf("%s: version %llu or a later one committed by %u receivers\n",
-                request.model().c_str(), static_cast<unsigned long long>(last.version()),
-                last.attached());
+    std::printf("%s: version %llu or a later one %s %u receivers\n", request.model().c_str(),
+                static_cast<unsigned long long>(last.version()),
+                o.served ? "served by all engines of" : "committed by", last.attached());
   }
   return Exit::kOk;
 }
@@ -165,10 +178,11 @@ void DeclareWait(CLI::App& app, Run* run) {
   AddWhole(*sub, "--version", o->version,
            "This version or a later one; default: the newest that is known there", 1);
   sub->add_flag("--served", o->served,
-                "Until each engine of the receiver serves it, or a later one");
-  sub->add_flag("--all", o->all,
-                "Until each receiver that is attached to --sender has committed it, or a later one")
-      ->excludes("--served");
+                "Until each engine of the receiver serves it, or a later one; with --all each "
+                "engine of all receivers");
+  sub->add_flag(
+      "--all", o->all,
+      "Until each receiver that is attached to --sender has committed it, or a later one");
   AddWhole(*sub, "--at-least", o->at_least,
            "With --all: fewer receivers are not enough; more are waited for, too", 1)
       ->capture_default_str();

@@ -147,6 +147,14 @@ void Daemon::StartEngines(const std::string& model) {
   auto& engines = engines_[model] = std::make_unique<Engines>(
       std::move(settings), *source,
       [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model); });
+  const auto tell = [&replica, raw = engines.get()] {
+    const std::vector<EngineDriver::View> all = raw->views();
+    replica.SetEngines({.engines = static_cast<uint32_t>(all.size()), .oldest = OldestServed(all)});
+  };
+  // An engine may also be lost, which a call to it finds out.
+  engine_listeners_.push_back(engines->OnServed(tell));
+  engine_listeners_.push_back(engines->OnCalled(tell));
+  tell();
   replica.OnReady([raw = engines.get()] { raw->News(); });
 }
 

@@ -66,6 +66,7 @@ class Daemon {
   std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
   std::map<std::string, std::unique_ptr<Source>> sources_;    // the same
   std::map<std::string, std::unique_ptr<Engines>> engines_;   // the same; end before the replicas
+  std::vector<Listeners::Listener> engine_listeners_;
 };
 
 }  // namespace deltawire::receiver

@@ -50,6 +50,8 @@ v1::ReceiverReport ToProto(const Report& r) {
   out.set_event(r.event);
   deltawire::ToProto(r.last_pull, out.mutable_last_pull());
   out.set_follows(r.follows);
+  deltawire::ToProto(r.engines.oldest, out.mutable_served());
+  out.set_engines(r.engines.engines);
   if (r.group == GroupReport{}) return out;
   out.mutable_group()->set_round(r.group.round);
   out.mutable_group()->set_prepared(r.group.prepared);

@@ -189,6 +189,8 @@ class Replica {
   bool Hold(const Identity& id, const std::string& reader,
             SteadyClock::time_point until = SteadyClock::time_point::max());
   void Release(const std::string& reader);
+  /// What the senders hear of the engines from now on; at once, where it is news.
+  void SetEngines(const EnginesServe& engines);
 
   /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
   /// than its digest, and it has lost its digest here: the next pull fetches it.
@@ -411,6 +413,7 @@ class Replica {
   bool half_updated_ = false;  // an update has taken the weights' name away, and goes on
   std::function<void()> on_ready_;
   Identity ready_;
+  EnginesServe engines_;
   /// Engines that read the directory, and until when.
   std::multimap<std::string, SteadyClock::time_point> holders_;
   bool changing_ = false;  // the named file, or which file it is

@@ -164,6 +164,7 @@ Report Replica::MakeReport(size_t agent) const {
   r.last_pull = status_.last_pull;
   r.event = follower_.last_event(agent);
   r.group = member_.report(MemberSituation());
+  r.engines = engines_;
   return r;
 }
 

@@ -42,6 +42,15 @@ void Replica::Release(const std::string& reader) {
   cv_.notify_all();
 }
 
+void Replica::SetEngines(const EnginesServe& engines) {
+  {
+    std::lock_guard lock(mu_);
+    if (stopping_ || engines_ == engines) return;
+    engines_ = engines;
+  }
+  SendAll();
+}
+
 StatusOr<bool> Replica::BeginUpdate() {
   // Of two files the one that is updated now has no name that engines know.
   const bool named = buffer_->buffers() == 1;

@@ -142,7 +142,7 @@ class VerifySource final : public WatchSource<v1::VerifyResponse> {
         replica_(replica),
         engines_(engines),
         listener_(replica.OnAnswers(news)),
-        engines_listener_(engines == nullptr ? nullptr : engines->OnChecked(news)),
+        engines_listener_(engines == nullptr ? nullptr : engines->OnCalled(news)),
         request_(replica.AskVerify(repair)) {}
   ~VerifySource() override { replica_.ForgetVerify(request_); }
 

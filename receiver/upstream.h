@@ -14,6 +14,7 @@
 
 #include "common/base/assignment.h"
 #include "common/base/checksum.h"
+#include "common/base/engines_serve.h"
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
 #include "common/base/incoming_news.h"
@@ -90,6 +91,7 @@ struct Report {
   uint64_t sync_request = 0;
   GroupReport group;    ///< the answer to UpstreamEvent::group
   std::string follows;  ///< the relay's address that is in use; empty: the sender's own
+  EnginesServe engines;
 };
 
 class Upstream {

@@ -266,6 +266,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
       site_changed = a.report_serial == 0 || report.follows != a.report.follows ||
                      report.barred != a.report.barred || paused(report) != paused(a.report);
     }
+    if (!(report.engines == a.report.engines)) Tell(a.model, Of::kReceivers, news);
     a.report = report;
     if (a.report.message.size() > kMaxReportMessage) {
       a.report.message = FitUtf8(a.report.message, kMaxReportMessage);
@@ -427,27 +428,30 @@ void Attachments::Tell(const std::string& model, Of what, News& news) {
 }
 
 StatusOr<Attachments::Census> Attachments::CensusOf(const std::string& model, uint64_t version,
-                                                    bool part) const {
+                                                    bool part, Until until) const {
   std::lock_guard lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
-  return Count(model, version, part);
+  return Count(model, version, part, until);
 }
 
-Attachments::Census Attachments::Count(const std::string& model, uint64_t version,
-                                       bool part) const {
+Attachments::Census Attachments::Count(const std::string& model, uint64_t version, bool part,
+                                       Until until) const {
   Census census{.version = version};
   const auto newest = newest_.find(model);
   if (newest != newest_.end()) census.newest = newest->second.info.identity;
   if (census.version == 0) census.version = census.newest.id.version;
   for (const auto& [token, a] : attached_) {
     if (a.model != model) continue;
+    const bool served = until == Until::kServed;
+    if (served && a.report.engines.engines == 0) continue;
     ++census.attached;
+    const Identity& reached = served ? a.report.engines.oldest : a.committed;
     // A rollback may publish a lower number than receivers hold, so the epochs must be the same.
-    const bool same_history = part ? HoldsPart(model, a.committed)
-                                   : a.committed.lineage == census.newest.lineage &&
-                                         a.committed.id.epoch == census.newest.id.epoch;
-    const bool has = !a.committed.empty() && !census.newest.empty() && same_history &&
-                     a.committed.id.version >= census.version;
+    const bool same_history = part ? HoldsPart(model, reached)
+                                   : reached.lineage == census.newest.lineage &&
+                                         reached.id.epoch == census.newest.id.epoch;
+    const bool has = !reached.empty() && !census.newest.empty() && same_history &&
+                     reached.id.version >= census.version;
     census.committed += has ? 1 : 0;
     if (!has && census.behind.size() < kMostBehind) census.behind.push_back(a.id);
   }

@@ -174,18 +174,23 @@ class Attachments {
   struct Census {
     uint64_t version = 0;             ///< 0: nothing is published yet
     Identity newest;                  ///< the sender's
-    size_t attached = 0;              ///< receivers
-    size_t committed = 0;             ///< those that have committed the version or a later one
+    size_t attached = 0;              ///< receivers; Until::kServed: those that drive engines
+    size_t committed = 0;             ///< those that have got the version or a later one so far
     std::vector<std::string> behind;  ///< ids of the others, kMostBehind at most
     bool operator==(const Census&) const = default;
   };
   static constexpr size_t kMostBehind = 16;
+  enum class Until : uint8_t {
+    kCommitted,  ///< the receiver has committed it
+    kServed,     ///< all engines of the receiver serve it
+  };
   /// How receivers stand to `version` (0: the newest); see CommitWait. An error: stopping.
-  StatusOr<Census> CensusOf(const std::string& model, uint64_t version, bool part) const;
+  StatusOr<Census> CensusOf(const std::string& model, uint64_t version, bool part,
+                            Until until) const;
 
   enum class Of : uint8_t {
     kVersions,   ///< what is published
-    kReceivers,  ///< that, and receivers that come, go or commit
+    kReceivers,  ///< that, and receivers that come, go, commit, or whose engines serve others
   };
   /// `news` is called, from any thread and without a lock, when there may be something new of the
   /// model, also when this stops. When the result has been dropped, one last call may still come.
@@ -241,7 +246,7 @@ class Attachments {
   static void TellCallers(uint64_t token, Attached& a, News& news);
   static void TellCallersGone(uint64_t token, Attached& a, News& news);
 
-  Census Count(const std::string& model, uint64_t version, bool part) const;
+  Census Count(const std::string& model, uint64_t version, bool part, Until until) const;
   /// Whether a state of several senders' parts holds what this one published in its newest epoch.
   bool HoldsPart(const std::string& model, const Identity& committed) const;
 

@@ -1,6 +1,6 @@
-// A wait until receivers have committed a version: what its caller is told, asked again whenever
-// the receivers change (Attachments::Listen). Owner: the call. Threads: one at a time. Cost: a look
-// at each attached receiver. Errors: the Attachments are stopping.
+// A wait until receivers have committed a version, or their engines serve it: what its caller is
+// told, asked again whenever the receivers change (Attachments::Listen). Owner: the call. Threads:
+// one at a time. Cost: a look at each attached receiver. Errors: the Attachments are stopping.
 #pragma once
 
 #include <optional>
@@ -18,11 +18,12 @@ class CommitWait {
     /// This sender has a part of the model. Lineage and epoch of what receivers commit are then
     /// made of all senders', and only version and attempt tell whether it holds this one's part.
     bool part = false;
+    Attachments::Until until = Attachments::Until::kCommitted;
   };
   struct Step {
     std::optional<Attachments::Census> tell;  ///< set when it is new since the last Look
-    /// `at_least` receivers are attached and all of them have committed the version or a later one
-    /// of the newest one's lineage and epoch.
+    /// `at_least` receivers are attached (Until::kServed: and drive engines), and all of them have
+    /// got the version or a later one of the newest one's lineage and epoch so far.
     bool over = false;
   };
 
@@ -36,12 +37,12 @@ class CommitWait {
   /// A rollback makes the new epoch's version the goal where the newest was asked for. A receiver
   /// whose only buffer is being changed counts by what it committed before.
   StatusOr<Step> Look() {
-    DW_ASSIGN_OR_RETURN(auto now, attachments_.CensusOf(model_, version_, for_.part));
+    DW_ASSIGN_OR_RETURN(auto now, Count(version_));
     // Later versions do not move the goal, but where the newest was asked for, another epoch does.
     if (told_ && for_.version == 0 &&
         (now.newest.lineage != told_->newest.lineage ||
          now.newest.id.epoch != told_->newest.id.epoch)) {
-      DW_ASSIGN_OR_RETURN(now, attachments_.CensusOf(model_, 0, for_.part));
+      DW_ASSIGN_OR_RETURN(now, Count(0));
     }
     version_ = now.version;
     Step step;
@@ -53,6 +54,10 @@ class CommitWait {
   }
 
  private:
+  StatusOr<Attachments::Census> Count(uint64_t version) const {
+    return attachments_.CensusOf(model_, version, for_.part, for_.until);
+  }
+
   const Attachments& attachments_;
   const std::string model_;
   const For for_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/engines_serve.h"
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
 #include "common/base/receiver_phase.h"
@@ -24,6 +25,7 @@ struct ReceiverReport {
   GroupReport group;          ///< of a member of a group
   std::string follows;        ///< the relay's address that it follows now; empty: this sender
   bool barred = false;        ///< its principal may not use the model any more
+  EnginesServe engines;
 };
 
 }  // namespace deltawire

@@ -44,7 +44,8 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
           .group = {.round = in.group().round(),
                     .prepared = in.group().prepared(),
                     .refusal = FitUtf8(in.group().refusal(), kMaxReportMessage)},
-          .follows = Visible(in.follows(), kMaxServeAddress)};
+          .follows = Visible(in.follows(), kMaxServeAddress),
+          .engines = {.engines = in.engines(), .oldest = FromProto(in.served())}};
 }
 
 SiteOffer OfferOf(const v1::ReceiverReport& in) {

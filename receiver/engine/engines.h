@@ -52,8 +52,9 @@ class Engines {
   /// way to a version is waited for. One that the receiver has given up may never serve a version
   /// again, so it is not. When this stops, nothing is waited for.
   std::optional<std::vector<Checked>> CheckAnswer(const Asked& asked) const;
-  /// `news` is called, without a lock, when CheckAnswer may have something; see Listeners.
-  [[nodiscard]] Listeners::Listener OnChecked(std::function<void()> news) {
+  /// `news` is called, without a lock, after each call to an engine, when CheckAnswer may have
+  /// something, and views() may say something else; see Listeners.
+  [[nodiscard]] Listeners::Listener OnCalled(std::function<void()> news) {
     return call_listeners_.Add(std::move(news));
   }
 

@@ -18,6 +18,7 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
   CommitWatch(std::shared_ptr<const void> held, Attachments& attachments, const std::string& model,
               const CommitWait::For& wanted, std::function<void()> news)
       : held_(std::move(held)),
+        served_(wanted.until == Attachments::Until::kServed),
         wait_(attachments, model, wanted),
         listener_(attachments.Listen(model, Attachments::Of::kReceivers, std::move(news))) {}
 
@@ -32,11 +33,13 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
     out->set_attached(static_cast<uint32_t>(step.tell->attached));
     out->set_committed(static_cast<uint32_t>(step.tell->committed));
     for (const std::string& id : step.tell->behind) out->add_behind(id);
+    out->set_served(served_);
     return Found::kMessage;
   }
 
  private:
   const std::shared_ptr<const void> held_;
+  const bool served_;
   CommitWait wait_;
   const Attachments::Listener listener_;
   bool over_ = false;
@@ -222,6 +225,8 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     r->set_phase(std::string(ToString(view.report.phase)));
     r->set_message(view.report.message);
     deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
+    deltawire::ToProto(view.report.engines.oldest, r->mutable_served());
+    r->set_engines(view.report.engines.engines);
     tree.Place(view, r);
     const LinkView link = agent_.LinkTo(view.id);
     r->mutable_link()->set_bytes_per_s(link.bytes_per_s);
@@ -297,7 +302,9 @@ grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* SenderServiceImpl::WaitCommit
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
         const CommitWait::For wanted{.version = request->version(),
                                      .at_least = std::max<size_t>(request->at_least(), 1),
-                                     .part = model->owned().size() < model->chunks().size()};
+                                     .part = model->owned().size() < model->chunks().size(),
+                                     .until = request->served() ? Attachments::Until::kServed
+                                                                : Attachments::Until::kCommitted};
         return std::make_unique<CommitWatch>(std::move(held), agent_.attachments(),
                                              request->model(), wanted, std::move(news));
       });

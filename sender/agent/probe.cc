@@ -13,7 +13,8 @@ using metrics::Sample;
 struct Seen {
   Agent::PullCounts pulls;
   size_t receivers = 0;
-  size_t behind = 0;   // receivers
+  size_t behind = 0;  // receivers
+  size_t not_serving = 0;
   size_t relayed = 0;  // receivers of sites that follow another one
   size_t astray = 0;   // those that follow another one than they are told
   uint64_t most_behind = 0;
@@ -47,6 +48,9 @@ Seen Look(const Agent& agent, const Model& model) {
     if (published == nullptr) continue;
     const uint64_t behind = VersionsBehind(r.report.committed, published->info.identity);
     seen.behind += behind > 0;
+    const EnginesServe& engines = r.report.engines;
+    seen.not_serving +=
+        engines.engines > 0 && VersionsBehind(engines.oldest, published->info.identity) > 0;
     seen.most_behind = std::max(seen.most_behind, behind);
   }
   seen.silent = agent.attachments().silent(name);
@@ -173,6 +177,11 @@ constexpr Row kRows[] = {
     {"deltawire_sender_receivers_behind", "Attached receivers without the newest version",
      Kind::kGauge,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.behind); }},
+    {"deltawire_sender_receivers_not_serving",
+     "Attached receivers with an engine that does not serve the newest version", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.not_serving);
+     }},
     {"deltawire_sender_versions_behind", "Versions that the last of them is behind", Kind::kGauge,
      [](const Model&, const Seen& seen) -> double {
        return static_cast<double>(seen.most_behind);

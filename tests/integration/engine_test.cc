@@ -27,11 +27,11 @@ const Calls kUpdate = {"/start_weight_update",  "/pause", "/update_weights", "/r
                        "/finish_weight_update", "/resume"};
 
 struct Tool {
+  Tool(const ShmDir& root, const std::vector<std::string>& args)
+      : log(root.path() / fmt::format("tool-{}.log", runs++)),
+        child(Spawn("deltawire", args, log)) {}
   Tool(const ShmDir& root, std::vector<std::string> args, const ReceiverProcess& receiver)
-      : log(root.path() / fmt::format("tool-{}.log", runs++)) {
-    args.insert(args.end(), {"--receiver", receiver.control()});
-    child = Spawn("deltawire", args, log);
-  }
+      : Tool(root, (args.insert(args.end(), {"--receiver", receiver.control()}), args)) {}
   int Wait() { return child->Wait(std::chrono::seconds(60)); }
   std::string Said() const { return ReadText(log); }
 
@@ -199,6 +199,49 @@ TEST_CASE("status, watch, wait and metrics tell served from committed") {
   };
   CHECK(Eventually([&] { return seen("served", 1, 2) && seen("served", 2, 1); }));
   CHECK(Eventually([&] { return seen("served", 3, 2) && seen("committed", 3, 1); }));
+}
+
+TEST_CASE("wait --all --served ends when the engines of all receivers serve a version") {
+  ShmDir hook_root;
+  const fs::path hook = hook_root.path() / "hook";
+  std::ofstream(hook) << "#!/bin/sh\ntest ! -e " << hook.native() << ".no\n";
+  chmod(hook.c_str(), 0755);
+  Setup s;
+  s.engine.Start();
+  ReceiverProcess other(s.root.path(), "r2", s.sender.control(), kModel,
+                        {"--engine", "exec=" + hook.native(), "--engine-retries", "0"});
+  ReceiverProcess plain(s.root.path(), "r3", s.sender.control(), kModel);
+  const auto wait = [&](const char* version, const char* seconds) {
+    return Tool(s.root, {"wait", "--all", "--served", "--at-least", "2", "--version", version,
+                         "--timeout", seconds, "--json", "--sender", s.sender.control()});
+  };
+  s.Publish();
+  Tool first = wait("1", "60");
+  CHECK(first.Wait() == 0);
+  INFO(first.Said());
+  const Json said = Json::parse(first.Said());
+  CHECK(said["event"] == "served by all");
+  CHECK(said["receivers"] == 2);  // the third drives no engine
+  std::ofstream(hook.native() + ".no").close();
+  s.Publish();
+  REQUIRE(s.Served());
+  REQUIRE(other.WaitCommitted(2));
+  Tool never = wait("2", "0.5");
+  CHECK(never.Wait() == 1);
+  CHECK(never.Said().find("the engines of 1 of 2 attached receivers that drive any serve version "
+                          "2; behind: r2") != std::string::npos);
+  Tool status(s.root, {"status", "--json", "--sender", s.sender.control()}, *s.receiver);
+  CHECK(status.Wait() == 0);
+  const Json seen = Json::parse(status.Said());
+  std::map<std::string, std::pair<int, int>> engines;
+  for (const Json& r : seen["sender"]["receivers"]) {
+    engines[r["receiver_id"]] = {r["engines"], r["served"]["version"]};
+  }
+  CHECK(engines ==
+        std::map<std::string, std::pair<int, int>>{{"r1", {1, 2}}, {"r2", {1, 1}}, {"r3", {0, 0}}});
+  fs::remove(hook.native() + ".no");
+  s.Publish();
+  CHECK(wait("3", "60").Wait() == 0);
 }
 
 TEST_CASE("a receiver killed in the middle of an update: the next one brings the engine on") {

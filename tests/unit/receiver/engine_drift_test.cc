@@ -167,7 +167,7 @@ TEST_CASE("stay-paused and take-out: an engine that has drifted is paused, and a
 /// What the engines' memory is compared to be, when their news says that it is known.
 std::vector<Engines::Checked> Check(Engines& engines) {
   std::atomic<bool> news{true};
-  const auto listener = engines.OnChecked([&] { news = true; });
+  const auto listener = engines.OnCalled([&] { news = true; });
   const Engines::Asked asked = engines.AskCheck();
   std::optional<std::vector<Engines::Checked>> answer;
   CHECK(testing::Eventually([&] {

@@ -492,7 +492,7 @@ TEST_CASE("attachments: whoever watches is called by the change itself, and take
   a.Stop(absl::UnavailableError("the sender is stopping"));
   CHECK((receivers == 8 && others == 1));
   CHECK(absl::IsUnavailable(a.ChangeAfter("m", 0).status()));
-  CHECK(absl::IsUnavailable(a.CensusOf("m", 0, false).status()));
+  CHECK(absl::IsUnavailable(a.CensusOf("m", 0, false, Attachments::Until::kCommitted).status()));
 }
 
 TEST_CASE("attachments: a receiver that is detached for its silence is news of receivers") {

@@ -138,4 +138,38 @@ TEST_CASE("commit wait: it knows a part by its attempt, whatever the other parts
   CHECK(waits(whole));
 }
 
+TEST_CASE("commit wait: until versions are served, it goes by engines, and by who drives any") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(2));
+  const CommitWait::For served{.until = Attachments::Until::kServed};
+  const auto plain = a.Attach("m", "plain", "p1");
+  const auto driving = a.Attach("m", "driving", "p2");
+  REQUIRE((plain.ok() && driving.ok()));
+  a.Report(*plain, {.committed = Version(2).identity});
+  CHECK_FALSE(Over(a, served));  // nobody is known to drive an engine
+  a.Report(*driving, {.committed = Version(2).identity, .engines = {.engines = 2}});
+  CHECK(Over(a, {}));
+  CommitWait wait(a, "m", served);
+  auto step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->attached == 1);
+  CHECK(step.tell->behind == std::vector<std::string>{"driving"});
+  bool news = false;
+  const auto listener = a.Listen("m", Attachments::Of::kReceivers, [&] { news = true; });
+  a.Report(*driving, {.committed = Version(2).identity,
+                      .engines = {.engines = 2, .oldest = Version(1).identity}});
+  CHECK(std::exchange(news, false));
+  CHECK_FALSE(Look(wait).over);
+  a.Report(*driving, {.committed = Version(2).identity,
+                      .engines = {.engines = 2, .oldest = Version(2).identity}});
+  CHECK(std::exchange(news, false));
+  step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->committed == 1);
+  CHECK(step.over);
+  // One engine was lost, so what it serves is not known.
+  a.Report(*driving, {.committed = Version(2).identity, .engines = {.engines = 2}});
+  CHECK_FALSE(Over(a, served));
+}
+
 }  // namespace deltawire

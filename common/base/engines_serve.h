@@ -1,0 +1,19 @@
+// What the engines that a receiver drives serve, as its reports say it. Owner: whoever holds the
+// value. Threads: as any value. Cost: under 100 bytes. Errors: none.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/identity.h"
+
+namespace deltawire {
+
+struct EnginesServe {
+  uint32_t engines = 0;  ///< that the receiver drives
+  Identity oldest;       ///< the oldest version that one of them serves; empty: one's is not known
+  friend bool operator==(const EnginesServe& a, const EnginesServe& b) {
+    return a.engines == b.engines && a.oldest == b.oldest && a.oldest.attempt == b.oldest.attempt;
+  }
+};
+
+}  // namespace deltawire
