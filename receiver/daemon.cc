@@ -62,6 +62,7 @@ Status Daemon::Start() {
     o.model = m.name;
     o.directory = m.directory.empty() ? std::filesystem::path(options_.data_dir) / m.name
                                       : std::filesystem::path(m.directory);
+    o.start_from = m.start_from;
     o.streams = options_.streams;
     o.connect_ahead = true;
     o.sockets = {options_.congestion_control, options_.socket_buffer};

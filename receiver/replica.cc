@@ -7,6 +7,7 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/shm/delta_file.h"
+#include "receiver/start_from.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -353,8 +354,11 @@ Status Replica::MakeBuffer(ModelDescription& description) {
                                        description.digest_seed, BufferOptionsOf(options_, pool_)));
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
-    std::lock_guard lock(mu_);
-    ++buffers_made_;
+    {
+      std::lock_guard lock(mu_);
+      ++buffers_made_;
+    }
+    if (!options_.start_from.empty()) TakeFirstBytes();
   }
   if (sink_ == nullptr) {
     sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,
@@ -373,6 +377,31 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     status_.buffers_why = why;
   }
   return absl::OkStatus();
+}
+
+void Replica::TakeFirstBytes() {
+  const auto start = SteadyClock::now();
+  const std::string from = options_.start_from.string();
+  const auto taken = StartFrom(options_.start_from, *buffer_, pool_, [this] {
+    std::lock_guard lock(mu_);
+    return stopping_;
+  });
+  // What is missing comes from the sender, as without this option.
+  if (!taken.ok()) {
+    LogWarn("model {}: nothing was taken from {}: {}", options_.model, from,
+            MessageOf(taken.status()));
+    return;
+  }
+  LogInfo("model {}: {} of {} tensors, {}, taken from {} in {}", options_.model, taken->tensors,
+          buffer_->layout().size(), HumanBytes(taken->bytes), from,
+          HumanSeconds(SecondsSince(start)));
+  if (!taken->first_error.ok()) {
+    LogWarn("model {}: {}: {}", options_.model, from, MessageOf(taken->first_error));
+  }
+  if (taken->others > 0) {
+    LogWarn("model {}: {} has not, or with another shape or type, {} of the tensors",
+            options_.model, from, taken->others);
+  }
 }
 
 std::string Replica::WhyBuffers() const {

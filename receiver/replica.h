@@ -43,7 +43,8 @@ namespace deltawire::receiver {
 struct ReplicaOptions {
   std::string model;
   std::filesystem::path directory;
-  uint32_t streams = 4;  ///< of each pull; 0: by what was measured of the way
+  std::filesystem::path start_from;  ///< a model directory for a new buffer's first bytes, or empty
+  uint32_t streams = 4;              ///< of each pull; 0: by what was measured of the way
   net::SocketChoice sockets;
   bool connect_ahead = false;  ///< connect a pull's streams while it is asked for
   bool follow = true;
@@ -231,6 +232,7 @@ class Replica {
   StatusOr<std::vector<ModelDescription>> DescribeAll();
   Status PrepareBuffer(std::vector<ModelDescription> descriptions);
   Status MakeBuffer(ModelDescription& description);
+  void TakeFirstBytes();
   // Pulls (replica_pull.cc).
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);

@@ -186,6 +186,31 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
   return {};
 }
 
+/// `text`: "[MODEL=]DIR", or "" for none, as in the sample file.
+Status AddStartFrom(std::vector<ReceiverModelOptions>* models, const std::string& text) {
+  if (text.empty()) return {};
+  const size_t equals = text.find('=');
+  const bool named =
+      equals != std::string::npos && CheckModelName(text.substr(0, equals)).ok();  // no path is one
+  const std::string name = named ? text.substr(0, equals) : "";
+  const std::string directory = named ? text.substr(equals + 1) : text;
+  if (directory.empty()) {
+    return Errorf(StatusCode::kInvalidArgument, "\"{}\" names no directory", text);
+  }
+  if (name.empty() && models->size() != 1) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "--start-from {}: which of the {} models? Say MODEL=DIR", text, models->size());
+  }
+  const auto model = std::ranges::find_if(
+      *models, [&](const ReceiverModelOptions& m) { return name.empty() || m.name == name; });
+  if (model == models->end()) {
+    return Errorf(StatusCode::kInvalidArgument, "--start-from {}: there is no --model {}", text,
+                  name);
+  }
+  model->start_from = directory;
+  return {};
+}
+
 /// Refuses an address that other machines can reach unless `allowed`.
 Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
@@ -347,6 +372,10 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
           "Keep this model, in DIR or DATA-DIR/NAME; at least one",
           [&o](const std::string& text) { return AddModel(&o.models, text); })
       ->required();
+  AddEach(app, "--start-from", "[MODEL=]DIR ...",
+          "Take a new model's first bytes from this model directory, e.g. the checkpoint that "
+          "training begins with; the sender is asked for what differs",
+          [&o](const std::string& text) { return AddStartFrom(&o.models, text); });
   AddDataDir(app, &o.data_dir);
   AddFileGroup(app, &o.file_group);
   AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);

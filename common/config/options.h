@@ -68,7 +68,8 @@ std::string_view ToString(OnBusyReader what);
 
 struct ReceiverModelOptions {
   std::string name;
-  std::string directory;  ///< empty: <data_dir>/<name>
+  std::string directory;        ///< empty: <data_dir>/<name>
+  std::string start_from = {};  ///< a model directory for its first bytes; empty: none
   friend bool operator==(const ReceiverModelOptions&, const ReceiverModelOptions&) = default;
 };
 

@@ -342,7 +342,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.data_dir = "/d";
   want.file_group = "engines";
   want.senders = {"node:1"};
-  want.models = {{"a", ""}, {"b", "/x=y"}};
+  want.models = {{"a", ""}, {"b", "/x=y", "/base=1"}};
   want.receiver_id = "me:1";
   want.control = {"localhost", 2};
   want.serve = true;
@@ -406,6 +406,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--log-level=off",
                                    "--history-bytes=2kB",
                                    "--delta-files=3kB",
+                                   "--start-from=b=/base=1",
                                    "--scrub-bytes-per-s=0",
                                    "--buffers=2",
                                    "--reader-grace-ms=7",
@@ -426,7 +427,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
-      "delta-files = 3000\nbuffers = '2'\nreader-grace-ms = 7\non-busy-reader = "
+      "delta-files = 3000\nstart-from = 'b=/base=1'\nbuffers = '2'\nreader-grace-ms = "
+      "7\non-busy-reader = "
       "'copy'\nunsafe-in-place = true\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);

@@ -1,0 +1,88 @@
+// A new receiver takes its first bytes from a model directory, and fetches only what differs.
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModel = "m";
+
+/// A directory as somebody else's: the weights that `receiver` has committed, and nothing more.
+fs::path CopyOf(const ReceiverProcess& receiver, const fs::path& to) {
+  fs::create_directories(to);
+  fs::copy_file(receiver.dir() / "model.safetensors", to / "model.safetensors");
+  return to;
+}
+
+/// Changes the last byte of the weights.
+void Spoil(const fs::path& directory) {
+  std::fstream file(directory / "model.safetensors",
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char last = static_cast<char>(file.get() ^ 0x40);
+  file.seekp(-1, std::ios::end);
+  file.put(last);
+}
+
+}  // namespace
+
+TEST_CASE("a new receiver takes its first bytes from a directory and fetches what differs") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 8, 5);
+  REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+  ReceiverProcess first(root.path(), "first", sender.control(), kModel);
+  REQUIRE(first.WaitCommitted(1));
+  const uint64_t whole = first.Status().last_pull().payload_bytes();
+  CHECK(whole > 8'000'000);
+  const fs::path same = CopyOf(first, root.path() / "same");
+  const fs::path spoilt = CopyOf(first, root.path() / "spoilt");
+  Spoil(spoilt);
+
+  const auto start = [&](const std::string& id, const fs::path& from) {
+    return std::make_unique<ReceiverProcess>(
+        root.path(), id, sender.control(), kModel,
+        std::vector<std::string>{"--start-from", fmt::format("{}={}", kModel, from.native())});
+  };
+  SECTION("all of it") {
+    const auto receiver = start("r", same);
+    REQUIRE(receiver->WaitCommitted(1));
+    CHECK(receiver->Status().last_pull().payload_bytes() == 0);
+    CHECK(trainer.Compare(receiver->dir()) == "");
+    // It follows as any other.
+    trainer.Step();
+    REQUIRE(trainer.Publish(2).status() == absl::OkStatus());
+    REQUIRE(receiver->WaitCommitted(2));
+    CHECK(receiver->Status().last_pull().chunks_full() == 0);
+    CHECK(trainer.Compare(receiver->dir()) == "");
+  }
+  SECTION("all but a chunk with another byte") {
+    const auto receiver = start("r", spoilt);
+    REQUIRE(receiver->WaitCommitted(1));
+    CHECK(receiver->Status().last_pull().chunks_full() == 1);
+    CHECK(receiver->Status().last_pull().payload_bytes() < whole);
+    CHECK(trainer.Compare(receiver->dir()) == "");
+  }
+  SECTION("nothing, where there is no model") {
+    const auto receiver = start("r", root.path() / "nowhere");
+    REQUIRE(receiver->WaitCommitted(1));
+    CHECK(receiver->Status().last_pull().payload_bytes() == whole);
+    CHECK(trainer.Compare(receiver->dir()) == "");
+    CHECK(ReadText(receiver->log()).find("nothing was taken from ") != std::string::npos);
+  }
+  SECTION("what a receiver left behind is taken up as it is") {
+    auto receiver = start("r", same);
+    REQUIRE(receiver->WaitCommitted(1));
+    receiver->child().Kill();
+    receiver = start("r", spoilt);
+    REQUIRE(receiver->WaitCommitted(1));
+    CHECK(receiver->Status().last_pull().chunks_full() == 0);
+    CHECK(trainer.Compare(receiver->dir()) == "");
+  }
+}
+
+}  // namespace deltawire::testing
