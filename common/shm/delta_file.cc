@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstring>
+#include <string>
 
 #include "common/base/unique_fd.h"
 
@@ -176,6 +177,17 @@ Status WriteDeltaFile(const std::filesystem::path& path, const DeltaFileHead& he
   h.checksum = ChecksumOf({map.base(), bytes});
   std::memcpy(map.base(), &h, sizeof h);
   return builder.Publish();
+}
+
+std::optional<uint64_t> DeltaBeingWritten(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().native();
+    if (!name.starts_with('.') || !name.ends_with(".new")) continue;  // FileBuilder's hidden name
+    const uint64_t bytes = entry.file_size(error);
+    if (!error) return bytes;
+  }
+  return std::nullopt;
 }
 
 StatusOr<DeltaFileHead> DeltaFile::Peek(const std::filesystem::path& path) {

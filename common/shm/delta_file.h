@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -46,6 +47,10 @@ uint64_t DeltaFileBytes(std::span<const DeltaFileEntry> entries);
 /// chunk in the order of application.
 Status WriteDeltaFile(const std::filesystem::path& path, const DeltaFileHead& head,
                       std::span<const DeltaFileEntry> entries);
+
+/// The size of the file that WriteDeltaFile is writing in `folder`, or that a killed process has
+/// left unfinished there; nullopt: there is none.
+std::optional<uint64_t> DeltaBeingWritten(const std::filesystem::path& folder);
 
 class DeltaFile {
  public:

@@ -14,8 +14,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kLookEvery{2};
-/// A receiver commits first and then writes the delta's file, a copy of the delta's size.
+/// A receiver commits first and then begins to write the delta's file. One that keeps no file for
+/// this version costs a wait of this length.
 constexpr std::chrono::milliseconds kFileGrace{100};
+/// The file that is being written then is waited for: what it takes to be written grows with its
+/// size, and the other way is to read the whole buffer. A killed receiver may have left it so.
+constexpr std::chrono::milliseconds kWriteGrace{1000};
+constexpr uint64_t kSlowestWrite = uint64_t{64} << 20;  // bytes a second
 
 }  // namespace
 
@@ -27,7 +32,10 @@ StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) con
   std::vector<Link> links;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory_ / kDeltaFolder, error)) {
-    // A file may go between being listed and being read; a half-made one has a hidden name.
+    // One that is still being written has a hidden name. Its head may be there already, and with it
+    // the chain would seem to end in a file that is not whole.
+    if (entry.path().filename().native().starts_with('.')) continue;
+    // A file may go between being listed and being read.
     const auto head = DeltaFile::Peek(entry.path());
     if (!head.ok() || !(head->fingerprint == layout_.fingerprint())) continue;
     links.push_back({entry.path(), head->from, head->to});
@@ -54,12 +62,18 @@ StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) con
 }
 
 StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) const {
-  const auto end = SteadyClock::now() + kFileGrace;
+  const auto begun = SteadyClock::now();
+  SteadyClock::duration patience = kFileGrace;
   while (true) {
+    // First, so that a file that is finished in between is found.
+    if (const auto bytes = DeltaBeingWritten(directory_ / kDeltaFolder)) {
+      const std::chrono::milliseconds write{1000 * *bytes / kSlowestWrite};
+      patience = std::max<SteadyClock::duration>(patience, kWriteGrace + write);
+    }
     auto chain = FindChain(to);
     std::error_code unreadable;
-    const bool last =
-        SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder, unreadable);
+    const bool last = SteadyClock::now() >= begun + patience ||
+                      !fs::exists(directory_ / kDeltaFolder, unreadable);
     if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
     std::this_thread::sleep_for(kLookEvery);
   }

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <fstream>
 #include <random>
+#include <thread>
 
 #include "tests/unit/engine_client/engine_pair.h"
 
@@ -154,6 +157,56 @@ TEST_CASE("engine weights: a delta file that is torn, or of another past, is pas
     std::filesystem::remove(file);
     std::filesystem::create_directory(file);
   }
+  const UpdateInfo info = p.Update();
+  CHECK(info.deltas == 0);
+  CHECK(p.engine.Holds(p.now));
+}
+
+/// The only delta file, as it is just before its checksum is written and it gets its name.
+class Unfinished {
+ public:
+  explicit Unfinished(const std::filesystem::path& folder)
+      : whole_(*std::filesystem::directory_iterator(folder)),
+        hidden_(folder / ("." + whole_.filename().native() + ".new")) {
+    std::filesystem::rename(whole_, hidden_);
+    std::fstream f(hidden_, std::ios::in | std::ios::out | std::ios::binary);
+    f.seekg(kChecksumAt).read(checksum_, sizeof checksum_);
+    f.seekp(kChecksumAt).write("\0\0\0\0\0\0\0", sizeof checksum_);
+  }
+  void Finish() const {
+    std::fstream f(hidden_, std::ios::in | std::ios::out | std::ios::binary);
+    f.seekp(kChecksumAt).write(checksum_, sizeof checksum_);
+    f.close();
+    std::error_code failed;
+    std::filesystem::rename(hidden_, whole_, failed);
+  }
+
+ private:
+  static constexpr std::streamoff kChecksumAt = 184;  // docs/delta_file.md
+  const std::filesystem::path whole_, hidden_;
+  char checksum_[8];
+};
+
+TEST_CASE("engine weights: a delta file that is still being written is waited for") {
+  Pair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  const Unfinished file(p.rig.dir.path() / kDeltaFolder);
+  std::thread receiver([&] {
+    // Several times what a file is waited for that nobody has begun to write.
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    file.Finish();
+  });
+  const auto info = p.weights->Prepare();
+  receiver.join();
+  REQUIRE(info.ok());
+  CHECK(info->deltas == 1);
+  CHECK(info->chunks_whole == 0);
+}
+
+TEST_CASE("engine weights: a delta file that a killed receiver left unfinished is given up") {
+  Pair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  const Unfinished file(p.rig.dir.path() / kDeltaFolder);
   const UpdateInfo info = p.Update();
   CHECK(info.deltas == 0);
   CHECK(p.engine.Holds(p.now));
