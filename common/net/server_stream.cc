@@ -337,7 +337,9 @@ asio::awaitable<Status> ServerStream::AwaitUntil(std::chrono::steady_clock::time
 }
 
 void ServerStream::TellMoved() {
-  if (session_ == nullptr || untold_ < kTellEvery) return;
+  // The kernel says nothing of a socket that was closed meanwhile, as under a receiver that is
+  // gone.
+  if (session_ == nullptr || untold_ < kTellEvery || !socket_->is_open()) return;
   untold_ = 0;
   const uint64_t moved = MovedBytesOf(socket_->native_handle()).acknowledged;
   session_->Moved(moved - std::exchange(moved_, moved));

@@ -41,6 +41,8 @@ class TestSession : public PullSession {
   uint32_t chunks() const override { return n_; }
   /// Serves no chunk before this one; before the pull.
   void ServeFrom(uint32_t chunk) { next_ = chunk; }
+  /// Each payload has so many bytes, not those of Pattern; before the pull.
+  void ServeOf(size_t bytes) { payload_bytes_ = bytes; }
   std::array<TokenBucket*, 2> rates() override { return {limit.get(), site_limit.get()}; }
   std::shared_ptr<TokenBucket> limit, site_limit;  ///< null: none; set before the pull
   Status Start(const wire::Have& have) override {
@@ -70,6 +72,7 @@ class TestSession : public PullSession {
       return EndFrame(end);
     }
     auto payload = std::make_shared<std::vector<std::byte>>(Pattern(next_));
+    if (payload_bytes_ > 0) payload->resize(payload_bytes_);
     // Whole chunks and deltas take turns, since only a delta has a checksum of its own.
     frame.header.type = next_ % 2 == 0 ? wire::FrameType::kChunkFull : wire::FrameType::kChunkDelta;
     frame.header.chunk = next_++;
@@ -81,7 +84,17 @@ class TestSession : public PullSession {
       (*payload)[0] ^= std::byte{1};
     frame.payload = *payload;
     frame.keep = payload;
+    served_ += frame.payload.size();
     return frame;
+  }
+  void Moved(uint64_t bytes) override {
+    std::lock_guard lock(mu_);
+    most_moved_ = std::max(most_moved_, bytes);
+  }
+  /// The payloads that were handed out, and the most that Moved was told at once.
+  std::pair<uint64_t, uint64_t> served_and_moved() {
+    std::lock_guard lock(mu_);
+    return {served_, most_moved_};
   }
 
   void StreamOpened(uint16_t, std::function<void()> cut) override {
@@ -132,6 +145,8 @@ class TestSession : public PullSession {
   Status failed_;
   bool started_ = false;
   uint32_t next_ = 0;
+  size_t payload_bytes_ = 0;  // 0: those of Pattern
+  uint64_t served_ = 0, most_moved_ = 0;
   std::optional<std::chrono::steady_clock::time_point> idle_until_;
   size_t opened_ = 0;
   std::vector<Status> closed_;

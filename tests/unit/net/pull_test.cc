@@ -253,6 +253,20 @@ TEST_CASE("a client that stops reading is cut after the server's deadline") {
   CHECK(ended[0].code() == StatusCode::kDeadlineExceeded);
 }
 
+TEST_CASE("a stream that is closed under a receiver which stopped reading has moved what it has") {
+  Rig rig(2000, Fault::kNone, 200ms);
+  // The kernels take the first one. The session is told after that, and after the one that is
+  // stuck.
+  rig.source.session->ServeOf(size_t{256} << 10);
+  RawClient raw(rig.server->port());
+  raw.SendHello();
+  raw.SendFrame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
+  REQUIRE(rig.source.session->WaitClosed().size() == 1);
+  const auto [served, moved] = rig.source.session->served_and_moved();
+  CHECK(moved > 0);
+  CHECK(moved <= served + 2 * wire::HeaderBytes().size() * 2000);
+}
+
 TEST_CASE("a client says what it has before the server answers, and hears a refusal all the same") {
   // A server of the test's own, which says nothing before it has read the whole Have.
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
