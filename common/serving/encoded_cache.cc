@@ -42,6 +42,7 @@ void EncodedCache::Keep(const Key& key, Value value) {
     entries_[key].value = std::move(value);
     return;
   }
+  if (first_bytes_ + bytes > limit_) return;  // not even in the place of all others
   while (!newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) {
     const auto oldest = entries_.find(newest_.front());
     const uint64_t given_up = SizeOf(oldest->second.value);
@@ -52,7 +53,6 @@ void EncodedCache::Keep(const Key& key, Value value) {
     ++evicted_;
     ++totals_->evicted;
   }
-  if (first_bytes_ + newest_bytes_ + bytes > limit_) return;
   newest_bytes_ += bytes;
   totals_->bytes += bytes;
   newest_.push_back(key);

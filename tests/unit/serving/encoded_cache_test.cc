@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <span>
 #include <thread>
 
 namespace deltawire {
@@ -100,6 +101,23 @@ TEST_CASE("delta, codec, depth and context tell payloads apart") {
   CHECK(made == 5);
   for (const auto& key : keys) CHECK(cache.Has(key));
   CHECK(cache.counts().bytes == 5 * (1 + kEntry));
+}
+
+TEST_CASE("a payload that has no room even in an empty half takes no other's place") {
+  EncodedCache cache(4 * (kSize + kEntry));
+  const std::vector<ChunkDelta> deltas(5);
+  const auto get = [&](size_t i, size_t bytes) {
+    const EncodedCache::Key key{&deltas[i], Codec::kTight, 0};
+    cache.Get(
+        key, [&] { return Made(bytes); }, Nothing);
+    return cache.Has(key);
+  };
+  for (size_t i = 0; i < 4; ++i) CHECK(get(i, kSize));
+  CHECK_FALSE(get(4, 3 * kSize + 2 * kEntry));
+  CHECK(cache.counts().evicted == 0);
+  for (const ChunkDelta& delta : std::span(deltas).first(4)) {
+    CHECK(cache.Has({&delta, Codec::kTight, 0}));
+  }
 }
 
 TEST_CASE(
