@@ -201,6 +201,7 @@ void Attachments::TellGone(const Attached& a, News& news) {
 
 void Attachments::SetWords(const std::string& model, std::map<std::string, GroupWord> words) {
   News news;
+  std::vector<std::string> away;  // of those that have a word for the first time
   {
     std::lock_guard lock(mu_);
     std::map<std::string, Word>& known = words_[model];
@@ -208,6 +209,7 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
     for (auto& [id, word] : words) {
       Word& kept = known[id];
       if (kept.serial != 0 && kept.word == word) continue;
+      if (kept.serial == 0 && !by_name_.contains({model, id})) away.push_back(id);
       kept = {std::move(word), next_serial_++};
     }
     if (known.empty()) words_.erase(model);
@@ -219,6 +221,10 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
   }
   const bool members_changed = !news.empty();
   Call(news);
+  // Of a receiver that went before it had a word nobody was told.
+  for (const std::string& id : away) {
+    if (observer_ != nullptr) observer_->Detached(model, id);
+  }
   // Members of groups follow the sender itself.
   if (members_changed && site_observer_ != nullptr) site_observer_->SiteReported(model, true);
 }

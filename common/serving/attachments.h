@@ -57,7 +57,8 @@ class MemberObserver {
   virtual ~MemberObserver() = default;
   virtual void Reported(const std::string& model, const std::string& id,
                         const ReceiverReport& report) = 0;
-  /// The attachment has ended; another one may have taken its place.
+  /// The attachment has ended; another one may have taken its place. Also told of a receiver that
+  /// is not attached when it is given its first word.
   virtual void Detached(const std::string& model, const std::string& id) = 0;
 };
 

@@ -1,7 +1,8 @@
 // The groups of this sender's models: feeds each group's state machine (GroupCourse) with what
 // members report, what is published and the time, writes its decisions to disk, and hands its words
 // to the attachments, which tell the members. Owner: the Agent. Threads: any; one of its own keeps
-// the time. No other object is called while its lock is held. Errors name model and group.
+// the time. While its lock is held, it asks the attachments who is there, and calls nobody else.
+// Errors name model and group.
 #pragma once
 
 #include <filesystem>

@@ -199,7 +199,6 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
                                                      const std::string& group,
                                                      const std::vector<std::string>& ids,
                                                      std::function<void()> news) {
-  const std::vector<ReceiverView> attached = attachments_.Receivers(name);
   std::unique_lock lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   const auto model = models_.find(name);
@@ -217,7 +216,10 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
   }
   DW_ASSIGN_OR_RETURN(Entry * entry, FindGroup(name, model->second, group, ids));
   const auto now = SteadyClock::now();
-  for (const ReceiverView& view : attached) entry->course->Attached(view.id, now);
+  // Under the lock: one that was here before it, and has gone since, would never count as away.
+  for (const ReceiverView& view : attachments_.Receivers(name)) {
+    entry->course->Attached(view.id, now);
+  }
   DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
   std::unique_ptr<Wait> wait(
       new Wait(*this, name, model->second.number, group, entry->course->round(), std::move(news)));

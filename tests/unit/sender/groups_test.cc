@@ -339,6 +339,50 @@ TEST_CASE("with every version a round, each published version is one") {
   CHECK(a.IsToldToCommit(6));
 }
 
+TEST_CASE("a receiver that goes before it is told of an orchestrator's group counts as away") {
+  TempDir dir;
+  Process p(dir.path());
+  p.Publish(1);
+  Member a(p, "a"), b(p, "b");
+  // Callers hear of their group before its members do.
+  bool left = false;
+  const auto wait = p.groups.Sync(kModel, "pair", {"a", "b"}, [&] {
+    if (!std::exchange(left, true)) b.Leave();
+  });
+  REQUIRE(wait.ok());
+  REQUIRE(left);
+  REQUIRE(a.IsAskedFor(1));
+  const GroupView view = p.view("pair");
+  REQUIRE(view.members.size() == 2);
+  CHECK(view.members[0].state == GroupMemberState::kAsked);
+  CHECK(view.members[1].state == GroupMemberState::kAway);
+}
+
+TEST_CASE("a caller that reads nothing hears that the end of its round is not known any more") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a"), b(p, "b");
+  auto reads_nothing = p.groups.Sync(kModel, "g", {}, [] {});
+  REQUIRE(reads_nothing.ok());
+  uint64_t round = 0;
+  for (int n = 0; n < 70; ++n) {
+    Caller caller(p, "g");
+    REQUIRE(a.Hears([&](const GroupWord& w) { return w.round != round && !w.prepare.empty(); }));
+    round = a.word.round;
+    a.Report(false, "it is paused");
+    CHECK(caller.Ends().ok());
+  }
+  Status end;
+  for (size_t looks = 0; looks < 10 && end.ok(); ++looks) {
+    const auto step = (*reads_nothing)->Look();
+    if (step.ok()) CHECK_FALSE(step->outcome);
+    end = step.status();
+  }
+  CHECK(absl::IsAborted(end));
+  CHECK(MessageOf(end).find("is not known any more") != std::string_view::npos);
+}
+
 TEST_CASE("a model that is let go has no groups any more") {
   TempDir dir;
   Process p(dir.path(), OneGroup(true));

@@ -172,6 +172,8 @@ TEST_CASE("attachments: members of groups are told their word, at once and with 
   a.SetMemberObserver(&observer);
   GroupWord word{.name = "g", .round = 1, .prepare = Version(2).identity, .commit = {}};
   a.SetWords("m", {{"r", word}});  // before anybody is there
+  CHECK(observer.seen == std::vector<std::string>{"m/r gone"});
+  observer.seen.clear();
   a.Publish("m", Version(1));
   const auto r = a.Attach("m", "r", "p"), other = a.Attach("m", "other", "q");
   REQUIRE(r.ok());
@@ -216,6 +218,7 @@ TEST_CASE("attachments: a member that falls silent is gone for its group") {
   Attachments a(kStrict);
   a.SetMemberObserver(&observer);
   a.SetWords("m", {{"r", GroupWord{.name = "g", .round = 0, .prepare = {}, .commit = {}}}});
+  observer.gone = 0;
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
