@@ -14,10 +14,11 @@ bool Known(const wire::Have::Entry& entry) { return entry.version != kUnknown; }
 
 }  // namespace
 
-IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit)
+IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit,
+                                 std::shared_ptr<EncodedCache::Totals> encoded)
     : identity_(identity),
       payload_limit_(payload_limit),
-      encoded_(payload_limit),
+      encoded_(payload_limit, std::move(encoded)),
       base_(std::move(base)),
       came_(base_.chunks.size()),
       copies_(base_.chunks.size()) {}
@@ -114,7 +115,7 @@ void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
 
 void IncomingVersion::Abandon(const Status& why) {
   std::unique_lock lock(mu_);
-  if (!live()) return;
+  if (!live()) return cv_.wait(lock, [this] { return copying_ == 0; });
   why_ = why;
   Close(lock, Step::kAbandoned);
 }

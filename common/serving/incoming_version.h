@@ -58,8 +58,10 @@ class IncomingVersion {
 
   /// `base`: what the receiving end holds, which is where the version's deltas begin.
   /// `payload_limit`: bytes of payloads that are kept; a chunk beyond this limit is served only
-  /// when the version is settled.
-  IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit);
+  /// when the version is settled. `encoded`: counts the payloads of encoded().
+  IncomingVersion(
+      const Identity& identity, wire::Have base, uint64_t payload_limit,
+      std::shared_ptr<EncodedCache::Totals> encoded = std::make_shared<EncodedCache::Totals>());
 
   /// Root 0: the version is still being written, and only the end of its pulls says its root.
   const Identity& identity() const { return identity_; }
@@ -81,10 +83,10 @@ class IncomingVersion {
   /// REQUIRES: MakesUp(end).
   void Complete(const net::PullEnd& end, std::shared_ptr<const SideFileSet> side_files);
   /// `state` is this version, as it is served from now on. The bytes in place are read no more;
-  /// payloads of deltas can be taken as before.
+  /// payloads of deltas can be taken as before. Does nothing to a version that was given up.
   void Settle(std::shared_ptr<const Published> state);
-  /// Pulls of it end with `why`. The bytes in place are read no more when this returns. A settled
-  /// version stays settled.
+  /// Pulls of it end with `why`. The bytes in place are read no more when this returns, also where
+  /// another thread gives the version up at the same time. A settled version stays settled.
   void Abandon(const Status& why);
 
   // For served pulls.

@@ -290,7 +290,11 @@ Status Agent::LetGo(const std::string& name) {
   }
   if (model != nullptr) {
     groups_.Forget(name);
-    desk_.attachments().Forget(name);
+    {
+      // A Coming that still found the model has told of it by now, and a later one finds it gone.
+      std::lock_guard one_at_a_time(coming_mu_);
+      desk_.attachments().Forget(name);
+    }
     model->Drop();
     desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));
   }

@@ -175,6 +175,8 @@ class Model : public StateSource {
   uint64_t log_bytes() const { return store_->log_bytes(); }
   uint64_t log_limit() const override { return store_->log_limit(); }
   EncodedCache::Counts encoded() const { return store_->encoded(); }
+  /// The same of versions that are sent while they are written.
+  EncodedCache::Counts early_encoded() const { return early_encoded_->counts(); }
   GpuDiff::Counts gpu_counts() const;
 
   /// Wakes everything that waits. A publish that is running finishes, and no other begins.
@@ -222,9 +224,9 @@ class Model : public StateSource {
               uint64_t digest_after, Bytes payload) const;
   /// Whether the offload of early_ has ended without its publish. REQUIRES: mu_ held.
   bool EarlyIsOver() const { return early_ != nullptr && early_lease_ != session_.lease(); }
-  /// Gives early_ up, if there is one: its pulls end, and read its half no more when this returns.
-  /// REQUIRES: mu_ not held.
-  void DropEarly();
+  /// Gives the version up, if it is not null: its pulls end, and read its half no more when this
+  /// returns, also where another thread does the same. REQUIRES: mu_ not held.
+  void DropEarly(const std::shared_ptr<IncomingVersion>& early);
   StatusOr<bool> NoteReady(const ReadyNotice& notice);
   // REQUIRES: mu_ held.
   StatusOr<bool> AttendedNow(uint64_t lease, uint32_t rank) const;
@@ -280,6 +282,8 @@ class Model : public StateSource {
   std::unique_ptr<VersionStore> store_;
   std::unique_ptr<Scrubber> scrubber_;
   VersionHistory history_;
+  const std::shared_ptr<EncodedCache::Totals> early_encoded_ =
+      std::make_shared<EncodedCache::Totals>();
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
   std::function<bool()> wanted_;

@@ -23,7 +23,8 @@ std::shared_ptr<IncomingVersion> Model::MakeEarly() const {
     have.chunks[c] = {base.id.version, (*newest->digests)[c], 0};
   }
   const Identity version{halves_->lineage(), NextState(session_.version()), 0, session_.attempt()};
-  return std::make_shared<IncomingVersion>(version, std::move(have), options_.delta_log_bytes / 2);
+  return std::make_shared<IncomingVersion>(version, std::move(have), options_.delta_log_bytes / 2,
+                                           early_encoded_);
 }
 
 void Model::Diffed(IncomingVersion& early, uint32_t half, uint32_t chunk, uint64_t digest_before,
@@ -55,17 +56,17 @@ void Model::Diffed(IncomingVersion& early, uint32_t half, uint32_t chunk, uint64
   if (first) coming_();
 }
 
-void Model::DropEarly() {
-  std::shared_ptr<IncomingVersion> early;
-  {
-    std::lock_guard lock(mu_);
-    early = std::exchange(early_, nullptr);
-  }
+void Model::DropEarly(const std::shared_ptr<IncomingVersion>& early) {
   if (early == nullptr) return;
   early->Abandon(Errorf(StatusCode::kAborted,
                         "model \"{}\": {} was given up while it was written; nothing of it is "
                         "published, wait for the next",
                         name_, ToString(early->identity())));
+  {
+    std::lock_guard lock(mu_);
+    if (early_ != early) return;  // another thread has done the same, and told of it
+    early_ = nullptr;
+  }
   coming_();
 }
 

@@ -106,15 +106,17 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
 
 Status Model::PrepareHalf(uint32_t half, double* waited) {
   std::shared_ptr<PublishJob> last;
+  std::shared_ptr<IncomingVersion> early;
   {
     std::lock_guard lock(mu_);
     last = std::exchange(job_, nullptr);
+    early = early_;
   }
   if (last != nullptr) {
     last->Cancel();
     last->Join();  // its early diffs read the half
   }
-  DropEarly();
+  DropEarly(early);
   DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
   const Status fenced = halves_->Fence(half, [&] {
     std::shared_ptr<GpuDiff> pinned;  // destroyed without the lock

@@ -45,8 +45,9 @@ void Model::PublisherLoop() {
       offload_listeners_.Call();
       lock.lock();
     } else if (EarlyIsOver()) {
+      const auto early = early_;  // the next offload may have its own before this thread goes on
       lock.unlock();
-      DropEarly();
+      DropEarly(early);
       lock.lock();
     } else if (now >= scrub_at) {
       lock.unlock();

@@ -1,4 +1,6 @@
 // What a Model tells of a version while the trainer writes it, until it is published or given up.
+#include <sys/mman.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
@@ -88,6 +90,39 @@ TEST_CASE("a version that is not published after all ends what was sent of it") 
   CHECK(m->incoming() == nullptr);
   CHECK(absl::IsAborted(early->Look(0).why));
   CHECK(m->published()->info.id().version == (how == "rollback" ? 1 : 2));
+}
+
+TEST_CASE("a half is granted again when nothing of what was given up is read, whoever gave it up") {
+  // A chunk that takes long to copy, of memory that nobody has touched.
+  constexpr size_t kLong = size_t{192} << 20;
+  constexpr size_t kLate = kLong - (size_t{8} << 20);  // memcpy may read the very end first
+  void* const memory =
+      mmap(nullptr, kLong, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  const MutableBytes half(static_cast<std::byte*>(memory), kLong);
+  SenderModel m;
+  m->SetEarlyListener([] { return true; }, [] {});
+  REQUIRE(m.Publish(1).ok());
+  const auto grant = m.Begin(2);
+  REQUIRE(grant.ok());
+  m.Write(*grant, 0, SenderModel::Content(2));
+  REQUIRE(m->MarkWritten(grant->lease, {.tensors = {0}}).ok());
+  REQUIRE(testing::Eventually([&] { return m->incoming() != nullptr; }));
+  const auto early = m->incoming();
+  std::shared_ptr<const std::byte[]> copy;
+  std::thread pull([&] { copy = early->CopyOf({.header = {}, .payload = {}, .whole = half}); });
+  unsigned char touched = 0;
+  while (mincore(memory, 4096, &touched) == 0 && (touched & 1) == 0) std::this_thread::yield();
+  REQUIRE(m->Abandon(grant->lease, 0, "loss is not a number").ok());
+  // The model's own thread gives it up, and waits for the copy; the trainer begins anew meanwhile.
+  while (early->step() != IncomingVersion::Step::kAbandoned) std::this_thread::yield();
+  const auto again = m.Begin(2);
+  half[kLate] = std::byte{1};
+  pull.join();
+  REQUIRE(again.ok());
+  REQUIRE(copy != nullptr);
+  CHECK(copy[kLate] == std::byte{0});
+  CHECK(munmap(memory, kLong) == 0);
 }
 
 TEST_CASE("versions come when they are published where the options say so") {
