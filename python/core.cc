@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/gil.h"
 #include "sender/export/abi/deltawire_export.h"
 
 namespace py = pybind11;
@@ -35,7 +36,7 @@ void Run(Call call) {
   int code = DW_OK;
   std::string text;
   {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     code = call();
     if (code != DW_OK) text = dw_last_error();
   }
@@ -106,7 +107,7 @@ class Offload {
   }
   void Close() {
     if (offload_ == nullptr) return;
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     dw_offload_destroy(offload_);
     offload_ = nullptr;
   }
@@ -134,7 +135,7 @@ class Client : public std::enable_shared_from_this<Client> {
     Run([&] { return dw_client_create(&o, &client_); });
   }
   ~Client() {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     dw_client_destroy(client_);
   }
   Client(const Client&) = delete;
@@ -233,7 +234,7 @@ class Collective {
   Collective& operator=(const Collective&) = delete;
 
   void Close() {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     dw_collective_destroy(collective_);
     collective_ = nullptr;
   }
@@ -285,7 +286,7 @@ class ParamList {
     int code = DW_OK;
     std::string text;
     {
-      const py::gil_scoped_release release;
+      const deltawire::GilReleased released;
       code = call();
       if (code != DW_OK) text = dw_last_error();
     }
@@ -301,10 +302,12 @@ class ParamList {
 
   static int Read(void* context, uint64_t offset, uint64_t bytes, void* to) {
     const auto& reading = *static_cast<Reading*>(context);
-    const py::gil_scoped_acquire acquire;
+    const deltawire::GilHeld held;
     try {
       (*reading.reader)(offset, py::memoryview::from_memory(to, static_cast<py::ssize_t>(bytes)));
       return 0;
+    } catch (abi::__forced_unwind&) {
+      deltawire::SleepUntilTheEnd();
     } catch (...) {
       reading.owner->failure_ = std::current_exception();
       return 1;
@@ -333,7 +336,7 @@ class Megatron {
     Run([&] { return dw_megatron_create(&o, &megatron_); });
   }
   ~Megatron() {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     dw_megatron_destroy(megatron_);
   }
   Megatron(const Megatron&) = delete;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/gil.h"
 #include "receiver/engine_client/abi/deltawire_engine.h"
 
 namespace py = pybind11;
@@ -40,11 +41,16 @@ void Run(Call call) {
   int code = DW_ENGINE_OK;
   std::string text;
   {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     code = call();
     if (code != DW_ENGINE_OK) text = dw_engine_last_error();
   }
   Check(code, text);
+}
+
+bool IsMainThread() {
+  const py::object main = py::module_::import("threading").attr("main_thread")();
+  return main.attr("ident").cast<unsigned long>() == PyThread_get_thread_ident();
 }
 
 std::string LineageOf(const Identity& identity) {
@@ -89,7 +95,7 @@ class Weights {
     Run([&] { return dw_engine_open(&o, &engine_); });
   }
   ~Weights() {
-    const py::gil_scoped_release release;
+    const deltawire::GilReleased released;
     dw_engine_close(engine_);
   }
   Weights(const Weights&) = delete;
@@ -118,12 +124,16 @@ class Weights {
   }
   Identity WaitForOther(const Identity& known, double seconds) const {
     const auto gone = [](void*) -> int {
-      const py::gil_scoped_acquire acquire;
+      const deltawire::GilHeld held;
       return PyErr_CheckSignals() != 0 ? 1 : 0;
     };
+    // Python hands signals to its main thread alone.
+    const bool signals = IsMainThread();
     const auto limit = static_cast<uint64_t>(std::clamp(seconds, 0.0, 1e12) * 1000);
     Identity found{};
-    Run([&] { return dw_engine_wait(engine_, &known, limit, gone, nullptr, &found); });
+    Run([&] {
+      return dw_engine_wait(engine_, &known, limit, signals ? +gone : nullptr, nullptr, &found);
+    });
     return found;
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import subprocess
 import sys
 import unittest
 
@@ -302,6 +303,47 @@ class NumpyTest(unittest.TestCase):
             self.check(adapter)
             self.assertIn('"r": 4', self.cluster.side_file("adapter_config.json", self.model))
             self.model = self.model.removesuffix("-lora")
+
+    def test_an_interpreter_that_ends_beside_a_waiting_thread(self):
+        """Python gives a daemon thread the GIL no more by then."""
+        self.manager().offload(weights(1), version=1).wait()
+        directory = self.cluster.follow(self.model)
+        directory.await_version(1)
+        waits = {
+            "a wait for a version": ("m = deltawire.WeightManager(sys.argv[1], sys.argv[2])",
+                                     "m.wait_published(99, 0.3)"),
+            "a wait that ends": ("from deltawire.engine import EngineClient\n"
+                                 "c = EngineClient(sys.argv[3])", "c.wait(c.committed, 0.3)"),
+            "a wait that goes on": ("from deltawire.engine import EngineClient\n"
+                                    "c = EngineClient(sys.argv[3])", "c.wait(c.committed, 60)"),
+        }
+        for name, (begin, wait) in waits.items():
+            script = f"""
+import sys, threading, time
+import deltawire
+{begin}
+ready = threading.Event()
+sys.setswitchinterval(60)  # so that the thread gives the GIL away in its wait and not before
+
+def run():
+    ready.set()
+    {wait}
+
+class Long:
+    def __del__(self):
+        self.sleep(0.6)  # the interpreter is ending, and the wait's time is over in here
+
+last = Long()
+last.sleep = time.sleep
+threading.Thread(target=run, daemon=True).start()
+ready.wait()
+"""
+            with self.subTest(name):
+                done = subprocess.run(
+                    [sys.executable, "-c", script, self.cluster.endpoint, self.model,
+                     str(directory.directory)], capture_output=True, text=True, timeout=60,
+                    check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_no_sender(self):
         manager = deltawire.WeightManager("/nowhere/trainer.sock", timeout=0.2)

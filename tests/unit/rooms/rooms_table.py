@@ -37,7 +37,7 @@ THIRD_PARTY = {
 
 # Headers of C, POSIX, Linux and the compiler, by name or folder. A header without a suffix is C++'s.
 SYSTEM = (
-    "arpa/", "linux/", "net/", "netinet/", "sys/",
+    "arpa/", "linux/", "net/", "netinet/", "sys/", "cxxabi.h",
     "dirent.h", "dlfcn.h", "emmintrin.h", "fcntl.h", "grp.h", "limits.h", "malloc.h", "math.h",
     "netdb.h", "poll.h", "pthread.h", "pwd.h", "sched.h", "setjmp.h", "signal.h", "spawn.h", "stddef.h",
     "stdint.h", "stdio.h", "strings.h", "time.h", "ucontext.h", "unistd.h",
