@@ -249,6 +249,25 @@ class SglangTest(Plugin):
         self.assert_done(self.update("version=3&check"))
         self.assert_newest()
 
+    def test_drift_is_not_put_right_by_another_version_than_was_asked_for(self):
+        self.begin()
+        self.assert_done(self.update("check_every=0"))
+        self.models[1].norm.data[1] += 1
+        drifted = self.states()
+        self.assertIn("has drifted", str(self.check("check")[0]))
+        self.next_version()
+        # Only version 2 is there to take it from.
+        self.assert_refused(self.update("version=1"), "has drifted, and version 2")
+        self.assert_states(drifted)
+        self.assert_done(self.update("version=2"))
+        self.assert_newest()
+
+    def test_all_memory_may_be_asked_to_be_compared_in_fewer_versions(self):
+        self.begin()
+        for _ in range(4):
+            self.assert_done(self.update("check_every=8"))
+        self.assert_done(self.update("check_every=2"))
+
     def test_layouts_are_kept_for_the_next_start(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         self.begin()

@@ -96,7 +96,8 @@ class Rounds:
         the look before that one is left out. `client`: asked for it; what that raises is a
         refusal, too. A rank with `skip` looks at nothing, but hears what the others have found:
         ranks may have begun at different times."""
-        part, of = self._next, self.every
+        of = self.every
+        part = self._next % of if of else 0  # there may have been more parts the last time
         if skip or self._found or not of:
             part, of = 0, 0
         else:

@@ -182,6 +182,9 @@ class Follower:
         if version is None or version == self.prepared.to.version:
             return self.prepared
         if version == self.client.held.version:
+            if self.client.heals:
+                raise Refused(f"{self.client.held} has drifted, and {self.prepared.to} is what it "
+                              "can be put right with")
             return None
         raise Refused(f"version {version} was asked for and {committed} is committed")
 
