@@ -359,6 +359,8 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
       return EndAttempt(!reloaded_ || retries, now);
     case EngineCall::kPause:
     case EngineCall::kDetach:
+      // An attempt from the beginning would heal what nobody wants healed.
+      if (condemned_) return attempts_ < policy_.retries ? RepeatStep(now) : Condemn(now);
       if (weights_.empty()) return EndAttempt(true, now);
       // Nothing was loaded, so the engine may go on; and a pause that failed may have been one.
       undo_to_ = weights_;
@@ -512,7 +514,8 @@ EngineCourse::View EngineCourse::view() const {
   view.paused = paused_;
   view.attempts = attempts_;
   const bool back = undoing_ && step_ == EngineCall::kClear;
-  const bool waits = !step_ || back || step_ == EngineCall::kResume;  // it may be repeated
+  // The call may be repeated.
+  const bool waits = !step_ || back || condemned_ || step_ == EngineCall::kResume;
   if (out_) {
     view.state = EngineState::kOut;
   } else if (spoiled_ && !step_ && !unreachable_ && !traits_.prepares) {

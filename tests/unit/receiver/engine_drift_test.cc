@@ -164,6 +164,31 @@ TEST_CASE("stay-paused and take-out: an engine that has drifted is paused, and a
   }
 }
 
+TEST_CASE(
+    "stay-paused and take-out: a pause that fails is asked for again, and nothing is healed") {
+  for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    for (const size_t failed : {1, 3}) {
+      CAPTURE(ToString(failure), failed);
+      Walk walk(EngineKind::kVllm, {.failure = failure, .retries = 2});
+      walk.Serve(1);
+      walk.answers[EngineCall::kPrepare] = {kDrifted};
+      walk.answers[EngineCall::kPause] = std::vector<EngineAnswer>(failed, kRefused);
+      walk.course.Ready(Version(2));
+      CHECK(walk.Run() == Calls{"prepare*", "pause"});
+      CHECK(walk.state() == EngineState::kRetrying);
+      Calls later = walk.Later();
+      if (failed == 3) {
+        CHECK(later == Calls{"pause"});
+        later = walk.Later();
+      }
+      CHECK(later == Calls{"pause", "clear"});
+      const bool out = failure == EngineFailure::kTakeOut;
+      CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kPaused));
+      CHECK(walk.served() == Identity{});
+    }
+  }
+}
+
 /// What the engines' memory is compared to be, when their news says that it is known.
 std::vector<Engines::Checked> Check(Engines& engines) {
   std::atomic<bool> news{true};
