@@ -113,6 +113,7 @@ class App:
 
     def __init__(self, content_type: bytes = b"application/json"):
         self.content_type = content_type
+        self.headers = []
         self.may_answer, self.may_end = asyncio.Event(), asyncio.Event()
         self.calls = 0
 
@@ -120,7 +121,7 @@ class App:
         self.calls += 1
         await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 200,
-                    "headers": [(b"content-type", self.content_type)]})
+                    "headers": [(b"content-type", self.content_type), *self.headers]})
         await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
         await self.may_end.wait()
         await send({"type": "http.response.body", "body": b""})
@@ -314,6 +315,20 @@ class MiddlewareTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(answer.version, item(7))
         self.assertEqual(answer.body,
                          f"data: 1\n\n: deltawire-version {item(7)}, {item(8)}\n\n".encode())
+
+    async def test_a_stream_to_which_no_line_can_be_added_stays_as_it_is(self):
+        """A comment would be more than the length that was said, or no gzip."""
+        rank = self.rank().say("holds 7")
+        self.app.content_type = b"text/event-stream"
+        self.app.may_answer.set()
+        for calls, header in enumerate(((b"Content-Length", b"9"), (b"content-encoding", b"gzip"))):
+            with self.subTest(header):
+                self.app.headers = [header]
+                self.app.may_end.clear()
+                task = await self.begun(calls + 1)
+                rank.say("changing 7 8").say("holds 8")
+                self.app.may_end.set()
+                self.assertEqual((await task).body, b"data: 1\n\n")
 
     async def test_sglang_gets_it_where_one_process_answers_all_requests(self):
         """By stand-ins for SGLang's application and arguments; tests/engines has the real ones."""

@@ -167,8 +167,7 @@ class _Response:
     def _with_header(self, message: Message) -> Message:
         now = self._served.read()
         headers = list(message.get("headers", ()))
-        if any(name.lower() == b"content-type" and value.startswith(_STREAM)
-               for name, value in headers):
+        if _takes_comments({name.lower(): value for name, value in headers}):
             self._said = now
         states = _named(self._begin, now)
         if states:
@@ -183,6 +182,12 @@ class _Response:
         said = _text(states) if states else b"unknown"
         comment = b": " + VERSION_HEADER + b" " + said + b"\n\n"
         return {**message, "body": message.get("body", b"") + comment}
+
+
+def _takes_comments(headers: dict[bytes, bytes]) -> bool:
+    """Whether a line may follow the body: of a stream without a length, and not compressed."""
+    return (headers.get(b"content-type", b"").startswith(_STREAM)
+            and headers.keys().isdisjoint((b"content-length", b"content-encoding")))
 
 
 def _why_not(wanted: _Wanted, reading: Reading) -> str:
