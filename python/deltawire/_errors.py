@@ -82,3 +82,9 @@ def from_status(code: int, message: str) -> Error:
     error = Error(message)
     error.code = _NAMES.get(code, "UNKNOWN")
     return error
+
+
+def told(error: BaseException) -> str:
+    """What other processes are told of an error. Its text may hold what UTF-8 does not have, such
+    as a file name's stray bytes."""
+    return f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 from deltawire import _core
 from deltawire._attempt import agree_attempt
-from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
+from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._megatron import (
     Gather,
@@ -426,7 +426,7 @@ class WeightManager:
         except BaseException as error:
             # The other ranks get the reason; if the agent is gone, there is nobody to tell.
             try:
-                offload.abandon(f"{type(error).__name__}: {error}")
+                offload.abandon(told(error))
             except Error:
                 pass
             offload.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deltawire import _core
-from deltawire._errors import Error
+from deltawire._errors import Error, told
 from deltawire._megatron import Gather
 
 
@@ -30,10 +30,8 @@ def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
         yield agree
     except Exception as error:
         if not agreed:
-            # The text may hold what UTF-8 does not have, such as a file name's stray bytes.
-            text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
             with contextlib.suppress(Error):  # the group is broken, so the others know
-                group.check(text)
+                group.check(told(error))
         raise
 
 

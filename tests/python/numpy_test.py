@@ -304,6 +304,21 @@ class NumpyTest(unittest.TestCase):
             self.assertIn('"r": 4', self.cluster.side_file("adapter_config.json", self.model))
             self.model = self.model.removesuffix("-lora")
 
+    def test_an_error_with_a_file_name_s_stray_bytes_is_the_reason_for_all_ranks(self):
+        ranks = [self.manager(rank=rank, world=2) for rank in range(2)]
+        for manager in ranks:
+            manager.register(weights(1).items())
+        ranks[1].offload({}, version=1, notify=False)
+
+        def tensors():
+            raise FileNotFoundError("no file w\udcff.bin")
+            yield
+
+        with self.assertRaises(FileNotFoundError):
+            ranks[0].offload(tensors, version=1)
+        with self.assertRaisesRegex(deltawire.AbandonedError, "FileNotFoundError: no file w"):
+            ranks[1].notify()
+
     def test_an_interpreter_that_ends_beside_a_waiting_thread(self):
         """Python gives a daemon thread the GIL no more by then."""
         self.manager().offload(weights(1), version=1).wait()
