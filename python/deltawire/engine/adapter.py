@@ -21,7 +21,9 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
+import stat
 import sys
 import urllib.error
 import urllib.request
@@ -31,6 +33,25 @@ _WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
 _LONGEST_REASON = 2000
 #: Versions for which a folder stays: more than a request sees of them.
 _KEPT = 1000
+
+
+def own(links: pathlib.Path) -> None:
+    """Makes the usual folder of links. Raises RuntimeError where it is not this user's alone: in
+    /dev/shm anybody can have made it, and would then choose what the server loads."""
+    links.mkdir(exist_ok=True, mode=0o700)
+    found = links.lstat()
+    if (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid()
+            or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise RuntimeError(f"{links} can be written by others than this user; remove it, or give "
+                           "--links another folder")
+
+
+def forget(versions: pathlib.Path, version: int) -> None:
+    """Removes the folders that no request can name any more. What stays is tried the next time."""
+    for folder in versions.iterdir():
+        number = re.fullmatch(r"v(\d+)", folder.name)
+        if number and int(number[1]) <= version - _KEPT:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def link(directory: pathlib.Path, folder: pathlib.Path) -> None:
@@ -68,8 +89,8 @@ def main() -> None:
     parser.add_argument("server", help="vLLM's URL")
     parser.add_argument("--name", default=os.environ.get("DELTAWIRE_MODEL"),
                         help="of the adapter in requests; else the receiver's of the model")
-    parser.add_argument("--links", type=pathlib.Path,
-                        default=pathlib.Path(f"/dev/shm/deltawire-adapters-{os.getuid()}"),
+    usual = pathlib.Path(f"/dev/shm/deltawire-adapters-{os.getuid()}")
+    parser.add_argument("--links", type=pathlib.Path, default=usual,
                         help="the folder in which links are made (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the load")
     options = parser.parse_args()
@@ -80,15 +101,15 @@ def main() -> None:
     versions = options.links / options.name
     folder = versions / f"v{version}"
     try:
+        if options.links == usual:
+            own(usual)
         link(pathlib.Path(directory), folder)
         load(options.server, options.name, folder, options.timeout)
     except (OSError, RuntimeError) as error:
         sys.exit(f"adapter {options.name}: version {version} is not served: {error}")
     # A request reads the adapter by the folder that it began with, as often as vLLM 0.32 changes
     # which adapters a step has; without the folder the engine ends. All lead to the same files.
-    last = versions / f"v{int(version) - _KEPT}"
-    if last.is_dir():
-        shutil.rmtree(last)
+    forget(versions, int(version))
 
 
 if __name__ == "__main__":

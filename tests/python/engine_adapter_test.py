@@ -1,0 +1,82 @@
+"""deltawire.engine.adapter: its folders of links, and what it asks of a server that stands in for
+vLLM. tests/engines has the real one."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import support
+
+support.need("deltawire")
+
+from deltawire.engine import adapter  # noqa: E402
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Says yes, and keeps what it was asked."""
+
+    asked: list = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append((self.path, json.loads(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+class AdapterTest(unittest.TestCase):
+    def setUp(self):
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.directory, self.links = self.root / "d", self.root / "links"
+        self.directory.mkdir()
+        for name in ("model.safetensors", "adapter_config.json", ".deltawire.state"):
+            (self.directory / name).write_text(name)
+
+    def serve(self, version: int) -> subprocess.CompletedProcess:
+        environment = os.environ | {"DELTAWIRE_MODEL": "tuned", "DELTAWIRE_VERSION": str(version),
+                                    "DELTAWIRE_DIRECTORY": str(self.directory)}
+        return subprocess.run(
+            [sys.executable, "-m", "deltawire.engine.adapter", self.url, "--links", self.links],
+            env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def test_each_version_has_a_folder_and_old_ones_go_also_where_versions_were_left_out(self):
+        server = self.enterContext(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server))
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever).start()
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        for version in (3, 10, 11, 1010):
+            done = self.serve(version)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            folder = self.links / "tuned" / f"v{version}"
+            self.assertEqual(Server.asked[-1], ("/v1/load_lora_adapter", {
+                "lora_name": "tuned", "lora_path": str(folder), "load_inplace": True}))
+            self.assertEqual({f.name: f.read_text() for f in folder.iterdir()}, {
+                "adapter_model.safetensors": "model.safetensors",
+                "adapter_config.json": "adapter_config.json"})
+        self.assertEqual({f.name for f in (self.links / "tuned").iterdir()}, {"v11", "v1010"})
+
+    def test_a_folder_that_others_can_write_is_refused(self):
+        adapter.own(self.links)
+        adapter.own(self.links)
+        self.links.chmod(0o770)
+        with self.assertRaisesRegex(RuntimeError, "can be written by others"):
+            adapter.own(self.links)
+        elsewhere = self.root / "elsewhere"
+        elsewhere.symlink_to(self.directory)
+        with self.assertRaisesRegex(RuntimeError, "can be written by others"):
+            adapter.own(elsewhere)
+
+
+if __name__ == "__main__":
+    unittest.main()
