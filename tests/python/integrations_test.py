@@ -154,7 +154,7 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
         self.model, self.client = model, None
         self.calls: list[str] = []
         self.refuse = ""
-        self.paused = False
+        self.paused = self.active = False
         self.update = None
         self.thread = threading.Thread(target=self.serve_forever, daemon=True)
         self.thread.start()
@@ -169,6 +169,8 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def answer(self, path: str, body: dict) -> dict:
+        if path == "/update_weights" and path == self.refuse:
+            self.active = False  # vLLM's session ends with an error
         if path == self.refuse:
             raise RuntimeError("refused by the test")
         if path == "/init_weight_transfer_engine":
@@ -176,13 +178,18 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
             attached = self.client.attach(self.model, self.model.load_weights)
             assert attached, attached.reason
         elif path == "/start_weight_update":
+            assert not self.active, "an update is active already"
             prepared = self.client.prepare()
             assert prepared, prepared.reason
-            self.update = prepared.update
+            self.update, self.active = prepared.update, True
+        elif path == "/finish_weight_update":
+            assert self.active, "no update is active"
+            self.active = False
         elif path in ("/pause", "/resume"):
             self.paused = path == "/pause"
         elif path == "/update_weights":
-            assert self.paused and self.update.to.version == body["update_info"]["version"]
+            assert self.active and self.paused
+            assert self.update.to.version == body["update_info"]["version"]
             done = self.client.apply()
             assert done, done.reason
         return {"success": True}
@@ -211,6 +218,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class TrlTest(Case):
+    ATTACH = ["/finish_weight_update", "/init_weight_transfer_engine", "/update_weight_version",
+              "/reset_prefix_cache", "/resume"]
     UPDATE = ["/start_weight_update", "/pause", "/update_weights", "/finish_weight_update",
               "/reset_prefix_cache", "/resume"]
 
@@ -241,9 +250,7 @@ class TrlTest(Case):
         transfer = self.start()
         self.assertEqual(self.server.calls, [])  # nothing is published that it could be attached to
         self.sync(transfer)
-        self.assertEqual(self.server.calls, ["/pause", "/init_weight_transfer_engine",
-                                             "/update_weight_version", "/reset_prefix_cache",
-                                             "/resume"])
+        self.assertEqual(self.server.calls, ["/pause", *self.ATTACH])
         for version in (2, 3):
             self.server.calls.clear()
             self.weights = changed(self.weights, version)
@@ -258,8 +265,7 @@ class TrlTest(Case):
         # The receiver's address in the place of the directory: the wait goes over gRPC.
         tool = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
         transfer = self.start(receiver=self.receiver.address, tool=str(tool))
-        self.assertEqual(self.server.calls,
-                         ["/init_weight_transfer_engine", "/update_weight_version"])
+        self.assertEqual(self.server.calls, self.ATTACH)
         self.assertEqual(transfer.version, 7)
         self.server.calls.clear()
         self.weights = changed(self.weights, 8)  # a run that goes on from other weights
@@ -292,6 +298,38 @@ class TrlTest(Case):
         transfer.destroy()
         self.assertTrue(self.server.paused)
         self.assertNotIn("/resume", self.server.calls)
+
+    def test_an_update_that_broke_off_does_not_stand_in_the_way_of_the_next(self):
+        transfer = self.start()
+        self.sync(transfer)
+        for seed, path in enumerate(("/pause", "/update_weights", "/finish_weight_update"), 2):
+            with self.subTest(path):
+                self.weights = changed(self.weights, seed)
+                self.server.refuse = path
+                with self.assertRaisesRegex(deltawire.Error, "refused by the test"):
+                    self.sync(transfer)
+                self.server.refuse = ""
+                self.sync(transfer)
+                self.assertFalse(self.server.paused or self.server.active)
+
+    def test_a_trainer_that_follows_one_that_died_in_an_update(self):
+        transfer = self.start()
+        self.sync(transfer)
+        self.weights = changed(self.weights, 2)
+        self.server.refuse = "/finish_weight_update"
+        with self.assertRaisesRegex(deltawire.Error, "refused by the test"):
+            self.sync(transfer)
+        self.server.refuse = ""
+        self.assertTrue(self.server.paused and self.server.active)
+        follower = trl.WeightTransfer(self.server.url, self.receiver.directory, **self.arguments)
+        self.addCleanup(follower.destroy)
+        follower.init_weight_transfer()
+        # Its first step needs answers of the server.
+        self.assertFalse(self.server.paused or self.server.active)
+        self.assertEqual(follower.version, 2)
+        self.assert_engine_has(self.weights)
+        self.weights = changed(self.weights, 3)
+        self.sync(follower)
 
     def test_what_is_not_there_is_named(self):
         with self.assertRaisesRegex(deltawire.Error, "no URL"):

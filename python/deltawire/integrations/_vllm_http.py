@@ -28,6 +28,7 @@ class VllmServer:
             raise Error(f"{url} is no URL of a server; it is like http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._timeout = timeout
+        self._open = True  # an update may be open that was not ended, also another process's
 
     def wait_until_up(self) -> None:
         """Returns when the server answers."""
@@ -44,10 +45,13 @@ class VllmServer:
 
     def attach(self, directory: str) -> None:
         """Every worker finds its layout, and proves that its memory is what is committed."""
+        self._clear()
         self._post("/init_weight_transfer_engine", {"init_info": {"directory": directory}})
 
     def prepare(self) -> None:
         """Finds and checks the way to what is committed; requests go on meanwhile."""
+        self._clear()
+        self._open = True
         self._post("/start_weight_update")
 
     def pause(self) -> None:
@@ -57,6 +61,7 @@ class VllmServer:
         """Writes what was prepared, which must be `version`."""
         self._post("/update_weights", {"update_info": {"version": version}})
         self._post("/finish_weight_update", {"weight_version": str(version)})
+        self._open = False
 
     def name_version(self, version: int) -> None:
         """Tells the server the name of what it holds."""
@@ -68,6 +73,15 @@ class VllmServer:
 
     def resume(self) -> None:
         self._post("/resume")
+
+    def _clear(self) -> None:
+        """vLLM begins no update while another one is open."""
+        if self._open:
+            try:
+                self._post("/finish_weight_update")
+            except Error:
+                pass  # there was none; where nobody answers, the next call says so
+            self._open = False
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return self._request("POST", path, body or {})

@@ -75,7 +75,8 @@ class WeightTransfer:
 
     def init_weight_transfer(self) -> None:
         """Waits for the server. If a version is published, the server must have been started from
-        it (from the receiver's directory), and is attached to it."""
+        it (from the receiver's directory), and is attached to it. A server that a trainer has left
+        paused goes on then: its memory was compared with that version."""
         self._server.wait_until_up()
         self._publisher = Publisher(*self._publisher_arguments)
         published = self._publisher.open()
@@ -83,6 +84,8 @@ class WeightTransfer:
             self._await_commit(published)
             self._server.attach(self._path)
             self._server.name_version(published)
+            self._server.forget_prefixes()
+            self._server.resume()
             self._attached, self._version = True, published
 
     def pause(self) -> None:
