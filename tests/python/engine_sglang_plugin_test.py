@@ -18,7 +18,7 @@ from engine_plugins_rig import (  # first: it puts the stand-ins in their places
     stand_ins,
 )
 
-from deltawire.engine import sglang  # noqa: E402
+from deltawire.engine import _served, sglang  # noqa: E402
 
 
 class OrderTest(unittest.TestCase):
@@ -197,6 +197,17 @@ class SglangTest(Plugin):
         self.next_version()
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_a_moved_model_that_cannot_be_attached_to_is_of_no_known_version(self):
+        self.begin(1)
+        served = _served.Served()
+        self.addCleanup(served.close)
+        self.assert_done(self.update())
+        self.assertEqual(served.read().state.version, 1)
+        for parameter in self.models[0].parameters():
+            parameter.data = parameter.data + 1
+        self.assert_refused(self.update(), "have other bytes in the engine")
+        self.assertEqual(served.read().states, ())
 
     def test_another_number_of_threads_than_the_attachs_is_refused(self):
         self.begin(1)

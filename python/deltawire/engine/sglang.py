@@ -239,8 +239,11 @@ def _refuse_what_cannot_follow(runner: Any) -> None:
 def _follower(runner: Any, order: Order) -> Follower:
     """The model's follower; made at the first order, and anew when the old one is out of date."""
     found = _followers.get(runner.model)
-    if (found is not None and found.directory == order.directory and found.is_current()
-            and found.client.is_at_home()):
+    if found is not None and not found.client.is_at_home():
+        # It writes no more, and must not say any longer what the server holds.
+        found = None
+        del _followers[runner.model]
+    if found is not None and found.directory == order.directory and found.is_current():
         if order.threads not in (None, found.threads):
             raise Refused(f"threads={order.threads} was asked for, and the first order has "
                           f"attached with {found.threads}, which stays; leave the option out")
