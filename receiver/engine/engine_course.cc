@@ -413,9 +413,10 @@ void EngineCourse::Lost(Time now) {
     ++totals_.failures;
     pause_ = {};
   }
+  // Of a check that has ended, what it found stays.
+  if (std::exchange(checking_, false) && step_) EndCheck(totals_.error);
   // When it can be reached again, it may be another process.
   step_.reset();
-  if (std::exchange(checking_, false)) EndCheck(totals_.error);
   probe_error_.clear();
   denials_ = 0;
   BeginAnew();

@@ -79,6 +79,17 @@ TEST_CASE("a check ends with an engine that cannot be reached, and with a clear 
   CHECK(walk.state() == EngineState::kUnreachable);
 }
 
+TEST_CASE("what a check has found stays when the engine is lost after it") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.course.AskCheck();
+  CHECK(walk.Run() == kVllmCheck);
+  walk.answers[EngineCall::kProbe] = {kUnreachable};
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.state() == EngineState::kUnreachable);
+  CHECK(walk.course.view().check_error.empty());
+}
+
 TEST_CASE("drift that a check finds is healed by an update to the same version") {
   Walk walk(EngineKind::kVllm);
   walk.Serve(1);
