@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from deltawire import _core
 from deltawire._attempt import agree_attempt
@@ -23,6 +23,7 @@ from deltawire._megatron import (
 )
 from deltawire._megatron_job import MegatronJob, telling
 from deltawire._tensors import TensorMeta, is_dtensor
+from deltawire._ties import Ties
 from deltawire._writing import (
     NamedTensors,
     check,
@@ -80,7 +81,8 @@ class WeightManager:
     `endpoint`: the sender's trainer socket or its data directory. `rank` of `world`: the processes
     that write a version together; it is published when all of them are ready. `timeout`: seconds
     that a call waits for the sender. `copy_threads`: 0: a few. `ignore_extra`: True, or names of
-    given tensors that are not part of the model and are left out.
+    given tensors that are not part of the model and are left out; "tied": those torch tensors whose
+    bytes are, in the same version, those of a registered tensor.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class WeightManager:
         world: int = 1,
         timeout: float = 30.0,
         copy_threads: int = 0,
-        ignore_extra: bool | Collection[str] = False,
+        ignore_extra: bool | Collection[str] | Literal["tied"] = False,
     ):
         self._endpoint = os.fspath(endpoint)
         self._options = (timeout, copy_threads)
@@ -99,7 +101,8 @@ class WeightManager:
             self._endpoint, model, rank, world, max(1, round(timeout * 1000)), copy_threads
         )
         self._model, self._rank, self._world = model, rank, world
-        self._ignore_extra = ignore_extra
+        self._leaves_ties = ignore_extra == "tied"
+        self._ignore_extra = False if self._leaves_ties else ignore_extra
         self._metas: list[TensorMeta] = []
         self._index: dict[str, int] = {}
         self._tied: dict[str, str] = {}  # second name -> the name in the model
@@ -473,9 +476,13 @@ class WeightManager:
     ) -> tuple[int, int]:
         """Returns how many tensors this rank wrote (or parts of them), and how many bytes."""
         seen: set[str] = set()
+        ties = Ties(offload, self._metas, seen)
         tensors = written = 0
         for name, tensor in named:
             if name in keep or self._skips(name):
+                continue
+            if self._leaves_ties and name not in self._index:
+                ties.check(name, tensor)
                 continue
             index = self._find(name)
             if name in seen:
@@ -488,6 +495,7 @@ class WeightManager:
             written += copy(offload, index, self._metas[index], tensor, where, share)
             tensors += 1
             del tensor  # frees it before the next one is made
+        ties.finish()
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
         if missing and not partly:  # else the sender checks over all ranks
             names = ", ".join(f'"{n}"' for n in missing[:_NAMED])

@@ -77,6 +77,31 @@ class PublisherTest(Case):
         publisher.publish(self.weights.items())
         self.assert_receiver_has(self.weights, 2)
 
+    def test_a_tensor_that_is_not_in_the_checkpoint_is_left_out_if_it_is_a_tie(self):
+        """verl streams a state dict, in which a tied head has a name and gathered memory of its
+        own, while a saved checkpoint has the embedding alone."""
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        for version in (1, 2):
+            self.weights = changed(self.weights, version)
+            floats = {n: t.float() for n, t in self.weights.items()}
+            head = {"lm_head.weight": floats["embed"].clone()}
+            stream = floats | head if version == 1 else head | floats
+            publisher.publish(iter(stream.items()))
+            self.assert_receiver_has(self.weights, version)
+        head = {"lm_head.weight": self.weights["embed"].clone()}
+        head["lm_head.weight"][-1, -1] += 1
+        vector = {"vector": self.weights["norm"].clone()}  # equal, but by chance
+        many = {f"early{i}": self.weights["embed"] for i in range(5)}
+        for wrong, name in ((self.weights | head, "lm_head.weight"),
+                            (head | self.weights, "lm_head.weight"),
+                            (self.weights | vector, "vector"), (many | self.weights, "early4")):
+            with self.subTest(name), self.assertRaisesRegex(deltawire.ExtraTensorError,
+                                                            f'"{name}".* no copy'):
+                publisher.publish(iter(wrong.items()))
+        publisher.publish(iter(self.weights.items()))
+        self.assert_receiver_has(self.weights, 3)
+
     def test_every_stream_is_gone_through_to_its_end(self):
         """The trainer's other ranks gather each tensor together with the one that publishes."""
         publisher = Publisher(**self.arguments)

@@ -49,7 +49,7 @@ class Publisher:
         hf_dir: str | os.PathLike[str] | None = None,
         timeout: float = 1800.0,
     ):
-        self._weights = WeightManager(endpoint, model, timeout=timeout)
+        self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
         self._hf_dir, self._timeout = hf_dir, timeout
         self._dtypes: dict[str, str] = {}
         self._published = 0
