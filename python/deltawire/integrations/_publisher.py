@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from deltawire import Error, Published, WeightManager
+from deltawire import Error, Published, TensorMeta, WeightManager
+from deltawire._errors import ExtraTensorError
 from deltawire._tensors import dtype_name
 from deltawire.integrations import _checkpoint
+from deltawire.integrations._checkpoint_names import CheckpointNames
 
 #: Among these a tensor is cast to the checkpoint's dtype, as an engine's loader does.
 _CAST = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+#: As PEFT and verl name what an adapter adds, and the layer that it is added to.
+_ADAPTER = re.compile(r"\.(base_layer|lora_[A-Za-z_]+)\.|\.lora_[A-Z]$")
+_NOT_MERGED = (
+    'tensor "{}" is of a LoRA adapter that is not merged: without it the engine would go on with '
+    "the base; have the adapter merged into what is sent (verl: "
+    "actor_rollout_ref.model.lora.merge=True), or train without one")
 
 
 @contextlib.contextmanager
@@ -52,6 +62,7 @@ class Publisher:
         self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
         self._hf_dir, self._timeout = hf_dir, timeout
         self._dtypes: dict[str, str] = {}
+        self._names = CheckpointNames((), hf_dir)
         self._published = 0
         self._unsure = False  # an offload has failed, whose version may be published all the same
 
@@ -73,8 +84,8 @@ class Publisher:
             raise Error(f"{self._hf_dir} has no *.safetensors, and the model's layout comes from "
                         "there; give hf_dir the checkpoint that the run starts from")
         if metas:
-            self._dtypes = {m.name: m.dtype for m in metas}
             self._published = self._weights.register(metas, hf_dir=self._hf_dir)
+            self._registered(metas)
         return self._published
 
     def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None) -> Published:
@@ -88,7 +99,7 @@ class Publisher:
         if not self._dtypes:
             held = [(name, t.detach().to("cpu", copy=True)) for name, t in stream]
             self._published = self._weights.register(held, hf_dir=self._hf_dir)
-            self._dtypes = {m.name: m.dtype for m in self._weights.tensors_meta}
+            self._registered(self._weights.tensors_meta)
             stream = iter(held)
         has = self.published
         wanted = has + 1 if version is None else version
@@ -111,9 +122,13 @@ class Publisher:
     def close(self) -> None:
         self._weights.close()
 
+    def _registered(self, metas: Iterable[TensorMeta]) -> None:
+        self._dtypes = {m.name: m.dtype for m in metas}
+        self._names = CheckpointNames(self._dtypes, self._hf_dir)
+
     def _cast(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Floats to the registered dtype; what else does not fit is refused by `offload`."""
-        for name, tensor in tensors:
+        for name, tensor in self._parts(tensors):
             wanted = self._dtypes.get(name, "")
             given = dtype_name(tensor.dtype, name)
             if given != wanted and given in _CAST and wanted in _CAST:
@@ -121,3 +136,9 @@ class Publisher:
 
                 tensor = tensor.detach().to(getattr(torch, _CAST[wanted]))
             yield name, tensor
+
+    def _parts(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, tensor in tensors:
+            if name not in self._dtypes and _ADAPTER.search(name):
+                raise ExtraTensorError(_NOT_MERGED.format(name), name)
+            yield from self._names.parts(name, tensor)
