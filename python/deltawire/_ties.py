@@ -27,7 +27,7 @@ class Ties:
         self._held: list[tuple[str, Any]] = []  # came before the tensor that they are a copy of
 
     def check(self, name: str, tensor: Any) -> None:
-        """Raises ExtraTensorError unless it is a copy, or may be one of a tensor that is to come."""
+        """Raises ExtraTensorError unless it is a copy, or may be one of what is to come."""
         # Vectors are often equal by chance, as norms that begin as ones.
         if is_torch(tensor) and not is_dtensor(tensor) and tensor.dim() > 1:
             shape = tuple(tensor.shape)

@@ -53,6 +53,41 @@ class TrlFrameworkTest(FrameworkCase):
 
         self.assert_fits(WeightTransferProtocol, trl.WeightTransfer)
 
+    def test_its_stream_of_a_model_with_frozen_tied_and_packed_parameters(self):
+        """The trainer's own generator over a model; the trainer needs a server to be made whole."""
+        import accelerate
+        import torch
+        import transformers
+        from safetensors.torch import load_file
+        from trl.experimental.async_distillation import async_distillation_trainer
+        from trl.experimental.async_grpo import async_grpo_trainer
+
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            num_experts=3, moe_intermediate_size=24, vocab_size=64, hidden_size=32, head_dim=8,
+            intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=True))
+        base = self.cluster.root / f"base-{self.model}"
+        model.save_pretrained(base)
+        model.model.layers[0].requires_grad_(False)
+        model.model.norm.requires_grad_(False)
+        publisher = Publisher(**self.arguments | {"hf_dir": base})
+        self.addCleanup(publisher.close)
+        publisher.open()
+        kinds = [async_grpo_trainer.AsyncGRPOTrainer,
+                 async_distillation_trainer.AsyncDistillationTrainer]
+        for version, kind in enumerate(kinds + kinds, 1):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(torch.randn(parameter.shape))
+            trainer = object.__new__(kind)
+            trainer.model, trainer.accelerator = model, accelerate.Accelerator(cpu=True)
+            stream = trainer._streaming_iter()
+            publisher.publish(stream, module=trl._module_behind(stream))
+            model.save_pretrained(base.with_name(f"saved-{self.model}"))
+            self.assert_receiver_has(
+                load_file(base.with_name(f"saved-{self.model}") / "model.safetensors"), version)
+
 
 class VerlFrameworkTest(FrameworkCase):
     def test_the_abstract_class(self):

@@ -7,18 +7,21 @@ installed, integrations_frameworks_test.py takes TRL's own.
 from __future__ import annotations
 
 import unittest
+import unittest.mock
 
 import support
 
 support.use_trainer_python()
-from integrations_rig import LIMIT_S, Case, raw  # noqa: E402  # or a skip
+from integrations_rig import Case  # noqa: E402  # or a skip
 
 transformers = support.need("transformers")
 
 import deltawire  # noqa: E402
 import torch  # noqa: E402
+from deltawire.integrations import trl  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -47,7 +50,8 @@ class ModelCase(Case):
         self.base = self.cluster.root / f"base-{self.model}"
         model.save_pretrained(self.base)
         if more:
-            self.save(load_file(self.base / "model.safetensors") | more, self.base)
+            weights = load_file(self.base / "model.safetensors")
+            save_file(weights | more, self.base / "model.safetensors")
         publisher = Publisher(**self.arguments | {"hf_dir": self.base})
         self.addCleanup(publisher.close)
         publisher.open()
@@ -95,6 +99,163 @@ class PackedExpertsTest(ModelCase):
                 publisher.publish((stream | {packed: wrong}).items())
         publisher.publish(stream.items())
         self.assert_receiver_has(self.saved(), 1)
+
+
+class Trainer:
+    """NOT TRL's: what its generator does (`AsyncGRPOTrainer._streaming_iter`)."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def stream(self):
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            yield name, full.detach()
+
+
+class LeftOutTest(ModelCase):
+    HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+
+    def publish(self, publisher, version: int, seed: int = 0):
+        self.step(seed or version)
+        stream = Trainer(self.trained).stream()
+        published = publisher.publish(stream, module=trl._module_behind(stream))
+        self.assertEqual(published.version, version)
+        return published
+
+    def freeze(self, *names: str):
+        for name, parameter in self.trained.named_parameters():
+            if name.startswith(names):
+                parameter.requires_grad_(False)
+
+    def test_frozen_parameters_are_the_checkpoint_s_and_then_carried_over(self):
+        publisher = self.start(qwen3(tied=False))
+        self.freeze(self.EMBED, "model.layers.0.")
+        with self.assertLogs("deltawire.integrations", "INFO") as logged:
+            for version in (1, 2, 3):
+                self.publish(publisher, version)
+                self.assert_receiver_has(self.saved(), version)
+        self.assertEqual(len(logged.output), 1)
+        self.assertRegex(logged.output[0], "frozen, and carried over .*embed_tokens.* more")
+
+    def test_a_parameter_may_be_thawed_and_frozen_between_versions(self):
+        publisher = self.start(qwen3(tied=False))
+        embed = self.trained.get_parameter(self.EMBED)
+        for version, trains in enumerate((False, True, True, False, False, True), 1):
+            embed.requires_grad_(trains)
+            self.publish(publisher, version)
+            self.assert_receiver_has(self.saved(), version)
+        embed.requires_grad_(False)
+        for version in (7, 8):
+            with torch.no_grad():  # as a frozen copy is moved on that no optimizer has
+                embed.mul_(2)
+            self.publish(publisher, version)
+            self.assert_receiver_has(self.saved(), version)
+
+    def test_another_run_begins_with_its_own_frozen_parameters(self):
+        self.publish(self.start(qwen3(tied=False)), 1)  # trains all of them
+        self.trained = transformers.Qwen3ForCausalLM.from_pretrained(self.base)
+        self.freeze("model.")
+        second = Publisher(**self.arguments | {"hf_dir": self.base})
+        self.addCleanup(second.close)
+        self.assertEqual(second.open(), 1)
+        self.publish(second, 2)
+        self.assert_receiver_has(self.saved(), 2)
+
+    def test_after_an_error_nothing_is_carried_over(self):
+        publisher = self.start(qwen3(tied=False))
+        self.freeze(self.EMBED)
+        self.publish(publisher, 1)
+        with self.assertRaises(deltawire.MissingTensorError):
+            publisher.publish(iter(()), module=self.trained)
+        with unittest.mock.patch.object(
+                publisher._weights, "offload", side_effect=publisher._weights.offload) as offload:
+            self.publish(publisher, 2)
+            self.publish(publisher, 3)
+        carried = [call.kwargs["unchanged"] for call in offload.call_args_list]
+        self.assertEqual(carried, [frozenset(), {self.EMBED}])
+        self.assert_receiver_has(self.saved(), 3)
+
+    def test_a_tied_head_of_the_checkpoint_is_a_copy_in_each_version(self):
+        model = qwen3(tied=True)
+        head = model.get_input_embeddings().weight.detach().clone()
+        publisher = self.start(model, **{self.HEAD: head})
+        for version in (1, 2):
+            self.publish(publisher, version)
+            now = self.saved()
+            self.assert_receiver_has(now | {self.HEAD: now[self.EMBED].clone()}, version)
+        self.step(3)
+        # Without the module config.json says so, and the checkpoint's bytes agree.
+        publisher.publish(Trainer(model).stream())
+        now = self.saved()
+        self.assert_receiver_has(now | {self.HEAD: now[self.EMBED].clone()}, 3)
+
+    def test_a_head_that_differs_is_not_tied_by_config(self):
+        model = qwen3(tied=True)
+        head = model.get_input_embeddings().weight.detach() + 1
+        publisher = self.start(model, **{self.HEAD: head})
+        with self.assertRaisesRegex(deltawire.MissingTensorError, f'"{self.HEAD}", and nothing'):
+            publisher.publish(Trainer(model).stream())
+
+    def test_what_the_model_does_not_have_stays_as_the_checkpoint_has_it(self):
+        more = {"mtp.0.weight": torch.randn(8, 4)}
+        publisher = self.start(qwen3(tied=False), **more)
+        for version in (1, 2):
+            self.publish(publisher, version)
+            self.assert_receiver_has(self.saved() | more, version)
+        self.trained.strange = torch.nn.Linear(4, 8)  # may be the same under another name
+        self.trained.strange.requires_grad_(False)
+        stream = Trainer(self.trained).stream()
+        with self.assertRaisesRegex(deltawire.MissingTensorError, '"mtp.0.weight", and the trainer'
+                                    "'s model has none of that name, but others"):
+            publisher.publish(stream, module=self.trained)
+
+    def test_what_is_missing_for_another_reason_is_refused(self):
+        publisher = self.start(qwen3(tied=False))
+        stream = [p for p in Trainer(self.trained).stream() if p[0] != self.EMBED]
+        with self.assertRaisesRegex(deltawire.MissingTensorError,
+                                    f'"{self.EMBED}", and nothing says .* `module`'):
+            publisher.publish(stream)
+        with self.assertRaisesRegex(deltawire.MissingTensorError,
+                                    f'"{self.EMBED}", though .* has them trainable'):
+            publisher.publish(stream, module=self.trained)
+        self.publish(publisher, 1)
+        self.assert_receiver_has(self.saved(), 1)
+
+    def test_a_frozen_parameter_that_the_trainer_sends_is_not_dropped(self):
+        publisher = self.start(qwen3(tied=False))
+        self.freeze(self.EMBED)
+        self.publish(publisher, 1)
+        everything = dict(self.trained.named_parameters())
+        with self.assertRaisesRegex(deltawire.Error, "frozen, .* and the trainer sends it"):
+            publisher.publish(iter(everything.items()), module=self.trained)
+        publisher.publish(iter(everything.items()), module=self.trained)
+        self.assert_receiver_has(self.saved(), 2)
+
+    def test_a_frozen_shard_is_compared_with_the_checkpoint(self):
+        """FSDP2 itself, on one rank: no other rank joins in gathering what is not sent."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        store = torch.distributed.FileStore(str(self.cluster.root / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        publisher = self.start(qwen3(tied=False))
+        want = self.saved()
+        self.freeze(self.EMBED)
+        fully_shard(self.trained, mesh=init_device_mesh("cpu", (1,)))
+        self.assertIsInstance(self.trained.get_parameter(self.EMBED), DTensor)
+        for version in (1, 2):
+            stream = Trainer(self.trained).stream()
+            publisher.publish(stream, module=trl._module_behind(stream))
+            self.assert_receiver_has(want, version)
+        with torch.no_grad():
+            self.trained.get_parameter(self.EMBED).mul_(2)
+        with self.assertRaisesRegex(deltawire.MissingTensorError,
+                                    f'"{self.EMBED}", and frozen with other values than'):
+            publisher.publish(Trainer(self.trained).stream(), module=self.trained)
 
 
 class AdapterTest(ModelCase):

@@ -54,6 +54,17 @@ def tensors(directory: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
                 yield name, file.get_tensor(name)
 
 
+def tensor(directory: str | os.PathLike[str], name: str) -> Any:
+    """One of them, on the CPU; Error where the checkpoint does not have it."""
+    from safetensors import safe_open  # pylint: disable=import-outside-toplevel
+
+    for path in weight_files(directory):
+        if name in _header(path):
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(name)
+    raise Error(f'{os.fspath(directory)} has no tensor "{name}" any more')
+
+
 def _header(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]

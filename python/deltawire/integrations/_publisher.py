@@ -19,6 +19,7 @@ from deltawire._errors import ExtraTensorError
 from deltawire._tensors import dtype_name
 from deltawire.integrations import _checkpoint
 from deltawire.integrations._checkpoint_names import CheckpointNames
+from deltawire.integrations._left_out import LeftOut
 
 #: Among these a tensor is cast to the checkpoint's dtype, as an engine's loader does.
 _CAST = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -63,6 +64,7 @@ class Publisher:
         self._hf_dir, self._timeout = hf_dir, timeout
         self._dtypes: dict[str, str] = {}
         self._names = CheckpointNames((), hf_dir)
+        self._left_out = LeftOut((), self._names, hf_dir)
         self._published = 0
         self._unsure = False  # an offload has failed, whose version may be published all the same
 
@@ -88,14 +90,17 @@ class Publisher:
             self._registered(metas)
         return self._published
 
-    def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None) -> Published:
+    def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None,
+                module: Any = None) -> Published:
         """Returns when `version`, or else the next one, can be pulled by receivers. Goes through
-        `tensors` once, holding one at a time, and also to their end before it raises."""
+        `tensors` once, holding one at a time, and also to their end before it raises. `module`: the
+        trainer's, which tells why the stream leaves tensors out."""
         stream = iter(tensors)
         with gone_through(stream):
-            return self._publish(stream, version)
+            return self._publish(stream, version, module)
 
-    def _publish(self, stream: Iterator[tuple[str, Any]], version: int | None) -> Published:
+    def _publish(self, stream: Iterator[tuple[str, Any]], version: int | None,
+                 module: Any) -> Published:
         if not self._dtypes:
             held = [(name, t.detach().to("cpu", copy=True)) for name, t in stream]
             self._published = self._weights.register(held, hf_dir=self._hf_dir)
@@ -106,15 +111,21 @@ class Publisher:
         if wanted <= has:
             raise Error(f"version {wanted} was to be published, and the sender has {has} already; "
                         "does another trainer publish this model?")
+        carried = self._left_out.begin(module)
+        whole = self._left_out.completed(self._parts(stream))
         try:
-            published = self._weights.offload(self._cast(stream), wanted).wait(self._timeout)
-        except Error:
+            published = self._weights.offload(
+                self._cast(whole), wanted, unchanged=carried).wait(self._timeout)
+        except Exception as error:
+            self._left_out.given_up()
             # What was written may be published after a wait was given up; offered again, it would
             # be refused for ever.
-            self._unsure = True
+            self._unsure = isinstance(error, Error)
             raise
         self._published = published.version
+        self._left_out.published()
         if published.version != wanted:
+            self._left_out.given_up()
             raise Error(f"the sender has version {published.version} after {wanted} was offloaded: "
                         "another trainer publishes this model")
         return published
@@ -125,10 +136,11 @@ class Publisher:
     def _registered(self, metas: Iterable[TensorMeta]) -> None:
         self._dtypes = {m.name: m.dtype for m in metas}
         self._names = CheckpointNames(self._dtypes, self._hf_dir)
+        self._left_out = LeftOut(metas, self._names, self._hf_dir)
 
     def _cast(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Floats to the registered dtype; what else does not fit is refused by `offload`."""
-        for name, tensor in self._parts(tensors):
+        for name, tensor in tensors:
             wanted = self._dtypes.get(name, "")
             given = dtype_name(tensor.dtype, name)
             if given != wanted and given in _CAST and wanted in _CAST:

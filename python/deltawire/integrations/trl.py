@@ -13,6 +13,7 @@ the end `destroy`. Imports neither TRL nor torch.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import subprocess
@@ -41,7 +42,9 @@ class WeightTransfer:
     model, as the server's machine sees it. `endpoint`: the sender's data directory or trainer
     socket on this machine. `hf_dir`: the checkpoint that the run starts from, as in `Publisher`.
     `receiver`: HOST:PORT of the receiver's control address, with `tool`, the command `deltawire`;
-    None: the directory is on this machine. `timeout`: seconds for each wait.
+    None: the directory is on this machine. `timeout`: seconds for each wait. `module`: the model
+    that is trained, by which frozen and tied parameters are known, which TRL does not send; None:
+    the one of the trainer whose generator `send_weights` is given.
 
     Versions count on from what the sender has published; `version` is the last one.
     """
@@ -57,7 +60,9 @@ class WeightTransfer:
         receiver: str | None = None,
         tool: str = "deltawire",
         timeout: float = 1800.0,
+        module: Any = None,
     ):
+        self.module = module
         self._server = VllmServer(server_url, timeout)
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
@@ -98,7 +103,8 @@ class WeightTransfer:
         if self._publisher is None:
             with gone_through(iterator := iter(iterator)):
                 raise Error("init_weight_transfer comes before send_weights")
-        published = self._publisher.publish(iterator)
+        module = self.module if self.module is not None else _module_behind(iterator)
+        published = self._publisher.publish(iterator, module=module)
         self._await_commit(published.version)
         if self._attached:
             # A refusal here raises while the server goes on with the version before.
@@ -163,3 +169,11 @@ class WeightTransfer:
                                 f"time-out of {seconds} s, and was killed") from None
         except OSError as error:
             raise Error(f"{self._tool} cannot be run: {error}; give `tool` its path") from None
+
+
+def _module_behind(iterator: Iterable[tuple[str, Any]]) -> Any:
+    """TRL's trainer hands over a generator of its own, and no model. None: it is another's."""
+    if not inspect.isgenerator(iterator) or iterator.gi_frame is None:
+        return None
+    model = getattr(inspect.getgeneratorlocals(iterator).get("self"), "model", None)
+    return model if callable(getattr(model, "named_parameters", None)) else None
