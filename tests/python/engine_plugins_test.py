@@ -174,6 +174,20 @@ class VllmTest(Plugin):
                 self.assertEqual(len(refused), 1, refused)
                 self.assertIn("k" if drifted == "qk" else drifted, refused[0])
 
+    def test_memory_that_came_back_with_anything_in_it_is_put_right_by_one_update(self):
+        self.begin()
+        self.assert_done(self.attach(check_every=4))
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
+        for model in self.models:
+            model.load_weights(checkpoint(9).items())  # anything, as after vLLM's sleep of level 2
+        self.next_version()
+        self.assert_refused(self.prepare(), "the engine's memory has drifted in ")
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
+        self.assert_newest()
+
     def test_no_part_of_the_memory_is_looked_at_where_that_is_not_wanted(self):
         self.begin()
         self.assert_done(self.attach(check_every=0))

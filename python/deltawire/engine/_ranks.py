@@ -106,7 +106,11 @@ class Rounds:
         try:
             refuse_drift(client, group, part, of)
         except Drifted:
+            # Memory that has come back from an engine's sleep with anything in it has drifted
+            # everywhere: the other parts are compared at once, so that one update heals them all.
+            # Every rank has heard of it, so every rank takes this step.
             self._found = True
+            refuse_drift(client, group)
             raise
 
 
