@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -172,10 +173,14 @@ class PublisherTest(Case):
 
 class ServerStandIn(http.server.ThreadingHTTPServer):
     """NOT vLLM: its endpoints over one model of this process and the real EngineClient, to see the
-    order of the calls and what a refusal leads to."""
+    order of the calls and what a refusal leads to. With `tls`, it speaks it; it wants `key` of each
+    request, as a gateway would."""
 
-    def __init__(self, model: Engine):
+    def __init__(self, model: Engine, tls: ssl.SSLContext | None = None, key: str = ""):
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.tls, self.key, self.pauses, self.unknown = tls, key, [], ()
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.model, self.client = model, None
         self.calls: list[str] = []
         self.refuse = ""
@@ -186,7 +191,7 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.server_address[1]}"
 
     def close(self) -> None:
         self.shutdown()
@@ -222,16 +227,31 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self._answer(200, {})
+        if self._lets_in():
+            self._answer(200, {})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
+        if not self._lets_in():
+            return
+        if path in self.server.unknown:
+            self._answer(404, {"detail": "Not Found"})
+            return
         self.server.calls.append(path)
+        if path == "/pause":
+            self.server.pauses.append(query)
         try:
             self._answer(200, self.server.answer(path, body))
         except Exception as error:  # pylint: disable=broad-except  # as vLLM answers what is raised
             self._answer(500, {"error": str(error)})
+
+    def _lets_in(self) -> bool:
+        shown = self.headers.get("Authorization", "")
+        if not self.server.key or shown == f"Bearer {self.server.key}":
+            return True
+        self._answer(401, {"error": f"Unauthorized: {shown}"})
+        return False
 
     def _answer(self, status: int, body: dict):
         self.send_response(status)
@@ -244,14 +264,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 class TrlTest(Case):
     ATTACH = ["/finish_weight_update", "/init_weight_transfer_engine", "/update_weight_version",
-              "/reset_prefix_cache", "/resume"]
+              "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
     UPDATE = ["/start_weight_update", "/pause", "/update_weights", "/finish_weight_update",
-              "/reset_prefix_cache", "/resume"]
+              "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
 
-    def start(self, **options) -> trl.WeightTransfer:
+    def start(self, tls: ssl.SSLContext | None = None, key: str = "", **options
+              ) -> trl.WeightTransfer:
         model = Engine()
         model.load_weights(self.weights.items())
-        self.server = ServerStandIn(model)
+        self.server = ServerStandIn(model, tls, key)
         self.addCleanup(self.server.close)
         transfer = trl.WeightTransfer(self.server.url, self.receiver.directory,
                                       **self.arguments | options)
@@ -355,6 +376,97 @@ class TrlTest(Case):
         self.assert_engine_has(self.weights)
         self.weights = changed(self.weights, 3)
         self.sync(follower)
+    def test_a_server_behind_tls_that_wants_a_key_is_followed(self):
+        tls, ca_file = self.certificates()
+        key_file = self.cluster.root / f"key-{self.model}"
+        key_file.write_text("the-key\n")
+        key_file.chmod(0o600)
+        transfer = self.start(tls, "the-key", token_file=key_file, ca_file=ca_file,
+                              pause_mode="abort")
+        self.sync(transfer)
+        key_file.write_text("the-next-one\n")  # read anew for each request
+        self.server.key = "the-next-one"
+        self.weights = changed(self.weights, 2)
+        self.sync(transfer)
+        self.assertEqual(self.server.pauses, ["mode=abort"] * 2)
+        self.server.key = "another"
+        with self.assertRaisesRegex(deltawire.Error, "401: .*Bearer \\[key\\].*does not take the key"):
+            self.sync(transfer)
+        server = VllmServer(self.server.url, ca_file=ca_file)
+        with self.assertRaisesRegex(deltawire.Error, "it wants an API key"):
+            server.resume()
+        # Its certificate is of 127.0.0.1, and by nobody whom the system knows.
+        with self.assertRaisesRegex(deltawire.Error, "CERTIFICATE_VERIFY_FAILED"):
+            VllmServer(self.server.url).resume()
+        connect = socket.create_connection
+        other = VllmServer(self.server.url.replace("127.0.0.1", "other.test"), ca_file=ca_file)
+        with unittest.mock.patch("socket.create_connection",
+                                 lambda at, *rest: connect(("127.0.0.1", at[1]), *rest)):
+            with self.assertRaisesRegex(deltawire.Error, "not valid for 'other.test'"):
+                other.resume()
+
+    def test_the_program_for_adapters_shows_the_key(self):
+        server = ServerStandIn(Engine(), key="the-key")
+        self.addCleanup(server.close)
+        key_file = self.cluster.root / f"adapter-{self.model}"
+        key_file.write_text("the-key")
+        key_file.chmod(0o600)
+        directory = self.cluster.root / f"adapter-files-{self.model}"
+        directory.mkdir()
+
+        def run(*options: str) -> subprocess.CompletedProcess:
+            return subprocess.run(
+                [sys.executable, "-m", "deltawire.engine.adapter", server.url, "--links",
+                 str(self.cluster.root / f"links-{self.model}"), *options],
+                env=os.environ | {"DELTAWIRE_MODEL": "m", "DELTAWIRE_DIRECTORY": str(directory),
+                                  "DELTAWIRE_VERSION": "7"},
+                capture_output=True, text=True, check=False)
+
+        done = run("--token-file", str(key_file))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(server.calls, ["/v1/load_lora_adapter"])
+        refused = run()
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("version 7 is not served", refused.stderr)
+        self.assertIn("it wants an API key", refused.stderr)
+
+    def certificates(self) -> tuple[ssl.SSLContext, pathlib.Path]:
+        """Of a server at 127.0.0.1, and the file of who vouches for it."""
+        tool = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
+        keys = self.cluster.root / f"keys-{self.model}"
+        subprocess.run([tool, "certs", keys, "server=127.0.0.1"], check=True, capture_output=True)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(keys / "server" / "certificate.pem", keys / "server" / "key.pem")
+        return tls, keys / "server" / "ca.pem"
+
+    def test_a_key_is_not_taken_where_others_would_see_it(self):
+        key_file = self.cluster.root / f"seen-{self.model}"
+        key_file.write_text("the-key")
+        key_file.chmod(0o600)
+        with self.assertRaisesRegex(deltawire.Error, "use https://, or allow it"):
+            VllmServer("http://10.0.0.1:8000", token_file=key_file)
+        VllmServer("http://10.0.0.1:8000", token_file=key_file, insecure_plaintext=True)
+        for text, mode, why in (("the-key", 0o644, "mode 0644 lets every user"),
+                                ("two words", 0o600, "not one line"), ("", 0o600, "not one line")):
+            key_file.write_text(text)
+            key_file.chmod(mode)
+            with self.assertRaisesRegex(deltawire.Error, why) as raised:
+                VllmServer("http://127.0.0.1:8000", token_file=key_file)
+            self.assertNotIn("the-key", str(raised.exception))
+        with self.assertRaisesRegex(deltawire.Error, "none of vLLM's: abort, wait, keep"):
+            VllmServer("http://127.0.0.1:8000", pause_mode="retract")
+        with self.assertRaisesRegex(deltawire.Error, "is no https://"):
+            VllmServer("http://127.0.0.1:8000", ca_file="/ca.pem")
+
+    def test_a_server_that_cannot_drop_encoders_outputs_is_followed_without_that(self):
+        transfer = self.start()
+        self.server.unknown = ("/reset_encoder_cache",)
+        with self.assertLogs("deltawire.integrations._vllm_http", "INFO") as logged:
+            self.sync(transfer)
+            self.weights = changed(self.weights, 2)
+            self.sync(transfer)
+        self.assertEqual(len(logged.output), 1, logged.output)  # said once
+        self.assertNotIn("/reset_encoder_cache", self.server.calls)
 
     def test_what_is_not_there_is_named(self):
         with self.assertRaisesRegex(deltawire.Error, "no URL"):

@@ -12,7 +12,8 @@ for a thousand versions, since running requests name them.
 
 Started by the receiver, which holds the directory meanwhile, with DELTAWIRE_MODEL,
 DELTAWIRE_DIRECTORY and DELTAWIRE_VERSION. Exits with 0 when the version is served. The server wants
---enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Tried with vLLM 0.32.
+--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and with --api-key its key, by --token-file.
+Tried with vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import stat
 import sys
 import urllib.error
 import urllib.request
+
+from deltawire._server_access import ServerAccess
 
 #: A receiver's file of weights, and what PEFT calls it.
 _WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
@@ -66,20 +69,22 @@ def link(directory: pathlib.Path, folder: pathlib.Path) -> None:
         new.replace(folder / (_PEFT if file.name == _WEIGHTS else file.name))
 
 
-def load(server: str, name: str, folder: pathlib.Path, seconds: float) -> None:
+def load(server: str, name: str, folder: pathlib.Path, seconds: float,
+         access: ServerAccess) -> None:
     """Raises RuntimeError with the server's own words."""
     request = urllib.request.Request(
         f"{server.rstrip('/')}/v1/load_lora_adapter", headers={"Content-Type": "application/json"},
         data=json.dumps({"lora_name": name, "lora_path": str(folder),
                          "load_inplace": True}).encode())
     try:
-        with urllib.request.urlopen(request, timeout=seconds):
+        with access.open(request, timeout=seconds):
             return
     except urllib.error.HTTPError as error:
         reason = error.read().decode(errors="replace").strip()[:_LONGEST_REASON]
         hint = ("; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 if error.code == 404 else "")
-        raise RuntimeError(f"{request.full_url} answered {error.code}: {reason}{hint}") from None
+        raise RuntimeError(f"{request.full_url} answered {error.code}: "
+                           f"{access.quoted(reason, error.code)}{hint}") from None
     except OSError as error:
         raise RuntimeError(f"{request.full_url} did not answer: {error}") from None
 
@@ -93,6 +98,11 @@ def main() -> None:
     parser.add_argument("--links", type=pathlib.Path, default=usual,
                         help="the folder in which links are made (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the load")
+    parser.add_argument("--token-file", help="of the server's API key, one line")
+    parser.add_argument("--ca-file", help="PEM certificates that an https server's must come from; "
+                        "else the system's")
+    parser.add_argument("--insecure-plaintext", action="store_true",
+                        help="show the key to another machine without https, too")
     options = parser.parse_args()
     directory, version = (os.environ.get(f"DELTAWIRE_{n}") for n in ("DIRECTORY", "VERSION"))
     if not (options.name and directory and version):
@@ -103,9 +113,11 @@ def main() -> None:
     try:
         if options.links == usual:
             own(usual)
+        access = ServerAccess(options.server, options.token_file, options.ca_file,
+                              options.insecure_plaintext)
         link(pathlib.Path(directory), folder)
-        load(options.server, options.name, folder, options.timeout)
-    except (OSError, RuntimeError) as error:
+        load(options.server, options.name, folder, options.timeout, access)
+    except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"adapter {options.name}: version {version} is not served: {error}")
     # A request reads the adapter by the folder that it began with, as often as vLLM 0.32 changes
     # which adapters a step has; without the folder the engine ends. All lead to the same files.

@@ -8,27 +8,50 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
+import os
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from typing import Any
 
 from deltawire import DeadlineError, Error
+from deltawire._server_access import ServerAccess
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _LONGEST_REASON = 2000
+#: How vLLM may hold requests for a pause.
+_PAUSES = ("abort", "wait", "keep")
+
+
+class _Answered(Error):
+    """The server has answered with `status`, which is not 2xx."""
+
+    def __init__(self, text: str, status: int):
+        super().__init__(text)
+        self.status = status
 
 
 class VllmServer:
-    """`url`: like http://127.0.0.1:8000. `timeout`: seconds for one request."""
+    """`url`: like http://127.0.0.1:8000. `timeout`: seconds for one request. `pause_mode`: what
+    becomes of requests that run when it is paused, in vLLM's words. The others: `ServerAccess`."""
 
-    def __init__(self, url: str, timeout: float = 1800.0):
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise Error(f"{url} is no URL of a server; it is like http://127.0.0.1:8000")
+    def __init__(self, url: str, timeout: float = 1800.0, *,
+                 token_file: str | os.PathLike[str] | None = None,
+                 ca_file: str | os.PathLike[str] | None = None,
+                 insecure_plaintext: bool = False, pause_mode: str = "keep"):
+        if pause_mode not in _PAUSES:
+            raise Error(f"pause_mode {pause_mode!r} is none of vLLM's: {', '.join(_PAUSES)}")
+        try:
+            self._access = ServerAccess(url, token_file, ca_file, insecure_plaintext)
+        except (ValueError, OSError) as error:
+            raise Error(str(error)) from None
         self.url = url.rstrip("/")
-        self._timeout = timeout
+        self._timeout, self._pause_mode = timeout, pause_mode
         self._open = True  # an update may be open that was not ended, also another process's
+        self._keeps_encoder_outputs = False
 
     def wait_until_up(self) -> None:
         """Returns when the server answers."""
@@ -55,7 +78,7 @@ class VllmServer:
         self._post("/start_weight_update")
 
     def pause(self) -> None:
-        self._post("/pause?mode=keep")
+        self._post(f"/pause?mode={self._pause_mode}")
 
     def apply(self, version: int) -> None:
         """Writes what was prepared, which must be `version`."""
@@ -68,8 +91,19 @@ class VllmServer:
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def forget_prefixes(self) -> bool:
-        """Drops cached keys and values of older weights; False when running requests hold them."""
-        return bool(self._post("/reset_prefix_cache")["success"])
+        """Drops cached keys and values of older weights; False when running requests hold them. What
+        encoders have made of images and sounds goes, too, where the server has a request for it."""
+        dropped = bool(self._post("/reset_prefix_cache")["success"])
+        try:
+            self._post("/reset_encoder_cache")
+        except _Answered as answer:
+            if answer.status != 404:
+                raise
+            if not self._keeps_encoder_outputs:
+                self._keeps_encoder_outputs = True
+                logger.info("%s has no /reset_encoder_cache: what a multimodal model's encoder has "
+                            "computed with older weights stays in its cache", self.url)
+        return dropped
 
     def resume(self) -> None:
         self._post("/resume")
@@ -91,13 +125,17 @@ class VllmServer:
             self.url + path, data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+            with self._access.open(request, timeout=self._timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace").strip()[:_LONGEST_REASON]
             hint = ("; the server needs VLLM_SERVER_DEV_MODE=1 for this endpoint"
                     if error.code == 404 else "")
-            raise Error(f"{self.url}{path} answered {error.code}: {reason}{hint}") from None
+            raise _Answered(f"{self.url}{path} answered {error.code}: "
+                            f"{self._access.quoted(reason, error.code)}{hint}",
+                            error.code) from None
+        except ValueError as error:
+            raise Error(f"{self.url}{path} was not asked: {error}") from None
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             raise Error(f"{self.url}{path} did not answer: {error!r}") from None
         try:

@@ -44,7 +44,11 @@ class WeightTransfer:
     `receiver`: HOST:PORT of the receiver's control address, with `tool`, the command `deltawire`;
     None: the directory is on this machine. `timeout`: seconds for each wait. `module`: the model
     that is trained, by which frozen and tied parameters are known, which TRL does not send; None:
-    the one of the trainer whose generator `send_weights` is given.
+    the one of the trainer whose generator `send_weights` is given. `pause_mode`: what
+    becomes of requests that run when the server is paused, vLLM's abort, wait or keep. `token_file`:
+    of the key that the server, or a gateway before it, wants; `ca_file`: PEM certificates that an
+    https server's must come from, instead of the system's; a key goes over plaintext to other
+    machines only with `insecure_plaintext`.
 
     Versions count on from what the sender has published; `version` is the last one.
     """
@@ -61,9 +65,15 @@ class WeightTransfer:
         tool: str = "deltawire",
         timeout: float = 1800.0,
         module: Any = None,
+        pause_mode: str = "keep",
+        token_file: str | os.PathLike[str] | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        insecure_plaintext: bool = False,
     ):
         self.module = module
-        self._server = VllmServer(server_url, timeout)
+        self._server = VllmServer(
+            server_url, timeout, token_file=token_file, ca_file=ca_file,
+            insecure_plaintext=insecure_plaintext, pause_mode=pause_mode)
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
         self._publisher_arguments = (endpoint, model, hf_dir, timeout)

@@ -1,0 +1,92 @@
+"""What an engine's HTTP server is shown, a key, and whom its certificate must come from.
+
+Owner: whoever speaks to the server. Not thread-safe. Errors: `ValueError` and `OSError`, which name
+a file and never what it holds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+import urllib.parse
+import urllib.request
+from typing import Any
+
+_MOST = 4096
+_NOT_SHOWN = "[key]"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key to whomever it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class ServerAccess:
+    """`url`: of the server. `token_file`: of one line, read anew for each request, that is sent as
+    `Authorization: Bearer`. `ca_file`: PEM certificates that an https server's must come from; None:
+    the system's. A key goes over plaintext to this machine alone, unless `insecure_plaintext`."""
+
+    def __init__(self, url: str, token_file: str | os.PathLike[str] | None = None,
+                 ca_file: str | os.PathLike[str] | None = None, insecure_plaintext: bool = False):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise ValueError(f"{url} is no URL of a server; it is like http://127.0.0.1:8000")
+        tls = parts.scheme == "https"
+        if ca_file is not None and not tls:
+            raise ValueError(f"{url} is no https://, so {os.fspath(ca_file)} would not be used")
+        if token_file is not None and not (tls or insecure_plaintext or _loopback(parts.hostname)):
+            raise ValueError(f"{url} is beyond loopback, where whoever is on the way would read the "
+                             "key from a request in plaintext: use https://, or allow it by "
+                             "insecure_plaintext where the network is trusted")
+        self._token_file = None if token_file is None else os.fspath(token_file)
+        handlers: list[Any] = [_NoRedirect()]
+        if tls:
+            context = ssl.create_default_context(
+                cafile=None if ca_file is None else os.fspath(ca_file))
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+        self._token = self._read()
+
+    def open(self, request: urllib.request.Request, timeout: float) -> Any:
+        """As urllib.request.urlopen."""
+        self._token = self._read()
+        if self._token:
+            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
+        return self._opener.open(request, timeout=timeout)
+
+    def quoted(self, words: str, status: int) -> str:
+        """What a server has said, without the key that it was shown, and with what to do about an
+        answer that wants another one."""
+        if self._token:
+            words = words.replace(self._token, _NOT_SHOWN)
+        if status not in (401, 403):
+            return words
+        return words + ("; it wants an API key: give the file that has it" if not self._token
+                        else f"; it does not take the key in {self._token_file}")
+
+    def _read(self) -> str:
+        if self._token_file is None:
+            return ""
+        with open(self._token_file, encoding="latin-1") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(_MOST + 3).rstrip("\r\n")
+        if mode & 0o007:
+            raise ValueError(f"{self._token_file} holds a secret, and its mode {mode & 0o7777:04o} "
+                             "lets every user of this machine at it: chmod 600, or 640 with a group "
+                             "of its own")
+        if not 1 <= len(text) <= _MOST or not all(" " < c <= "~" for c in text):
+            raise ValueError(f"{self._token_file} is not one line of 1 to {_MOST} visible ASCII "
+                             "characters")
+        return text
+
+
+def _loopback(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
