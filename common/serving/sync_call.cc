@@ -74,23 +74,28 @@ std::optional<SyncCall::Progress> SyncCall::Take() {
 }
 
 void SyncRequests::Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number) {
-  if (!unsent_) unsent_ = Unsent{{number, false}, {}};
-  std::erase_if(unsent_->callers, [](const auto& one) { return one.expired(); });
-  if (unsent_->callers.empty()) unsent_->request.force_full = false;  // who wanted it has gone
-  unsent_->request.force_full |= force_full;
-  unsent_->callers.push_back(call);
+  if (!unsent_) unsent_ = Unsent{number, {}};
+  std::erase_if(unsent_->callers, [](const Caller& one) { return one.call.expired(); });
+  unsent_->callers.push_back({call, force_full});
 }
 
 bool SyncRequests::due() const {
   return unsent_ && sent_.size() < kMostSent &&
-         std::ranges::any_of(unsent_->callers, [](const auto& one) { return !one.expired(); });
+         std::ranges::any_of(unsent_->callers,
+                             [](const Caller& one) { return !one.call.expired(); });
 }
 
 std::optional<SyncRequests::Request> SyncRequests::Send() {
   if (!due()) return std::nullopt;
-  Unsent next = *std::exchange(unsent_, std::nullopt);
-  sent_.emplace(next.request.number, std::move(next.callers));
-  return next.request;
+  const Unsent next = *std::exchange(unsent_, std::nullopt);
+  Request request{.number = next.number};
+  Callers& callers = sent_[next.number];
+  for (const Caller& one : next.callers) {
+    if (one.call.expired()) continue;
+    request.force_full |= one.force_full;
+    callers.push_back(one.call);
+  }
+  return request;
 }
 
 std::vector<std::shared_ptr<SyncCall>> SyncRequests::Answered(uint64_t number) {
@@ -105,7 +110,10 @@ std::vector<std::shared_ptr<SyncCall>> SyncRequests::Answered(uint64_t number) {
 std::vector<std::shared_ptr<SyncCall>> SyncRequests::callers() const {
   std::vector<std::shared_ptr<SyncCall>> callers;
   for (const auto& [number, waiting] : sent_) Append(waiting, &callers);
-  if (unsent_) Append(unsent_->callers, &callers);
+  if (!unsent_) return callers;
+  for (const Caller& one : unsent_->callers) {
+    if (auto call = one.call.lock()) callers.push_back(std::move(call));
+  }
   return callers;
 }
 

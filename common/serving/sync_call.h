@@ -80,6 +80,7 @@ class SyncRequests {
   void Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number);
   /// Whether a request is to go down now. One whose callers have all gone is not.
   bool due() const;
+  /// What goes down is full if one of those who still wait wants that.
   std::optional<Request> Send();
   /// Takes those whose request was answered; none if it was not sent.
   std::vector<std::shared_ptr<SyncCall>> Answered(uint64_t number);
@@ -88,9 +89,13 @@ class SyncRequests {
 
  private:
   using Callers = std::vector<std::weak_ptr<SyncCall>>;
+  struct Caller {
+    std::weak_ptr<SyncCall> call;
+    bool force_full = false;
+  };
   struct Unsent {
-    Request request;
-    Callers callers;
+    uint64_t number = 0;
+    std::vector<Caller> callers;
   };
   std::optional<Unsent> unsent_;
   std::map<uint64_t, Callers> sent_;  // by number, until answered

@@ -347,6 +347,10 @@ TEST_CASE("attachments: a sync is full only if somebody who waits for it wants t
   REQUIRE(token.ok());
   REQUIRE(RequestTo(a, *token) == 0);
   std::optional<Caller> gone(std::in_place, a, std::vector<std::string>(), true);
+  const bool shared = GENERATE(false, true);  // with somebody who came before it went
+  CAPTURE(shared);
+  std::optional<Caller> early;
+  if (shared) early.emplace(a, std::vector<std::string>(), false);
   gone.reset();  // before its request went down
   Caller plain(a, {}, false);
   const auto due = a.TakeEvent(*token);
