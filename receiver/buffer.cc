@@ -241,12 +241,17 @@ Status Buffer::BeginFresh() {
 }
 
 void Buffer::Begun(int slot) {
+  NameActive();
   if (state_.phase(static_cast<uint32_t>(slot)) != SlotPhase::kWriting) {
     state_.BeginWrite(static_cast<uint32_t>(slot));
   }
   if (work_ != slot) std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   work_ = slot;
   begun_ = true;
+}
+
+void Buffer::NameActive() {
+  if (const int front = front_; front >= 0) state_.set_active(static_cast<uint32_t>(front));
 }
 
 void Buffer::MarkUnknown(uint32_t i) {
@@ -334,6 +339,11 @@ void Buffer::Discard() {
   const Turn turn(*this);
   const int work = work_;
   if (buffers_ != 2 || front_ < 0 || work < 0) return;
+  NameActive();
+  // The slot is whole if a commit of it failed behind the last byte.
+  if (state_.phase(static_cast<uint32_t>(work)) != SlotPhase::kWriting) {
+    state_.BeginWrite(static_cast<uint32_t>(work));
+  }
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     if (touched_[i] != 0) state_.MarkUnknown(static_cast<uint32_t>(work), i);
   }

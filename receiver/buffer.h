@@ -221,6 +221,9 @@ class Buffer {
   StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);
+  /// The file that has the name is the active slot's, also after a commit that failed behind its
+  /// last byte: engines go by that, and so does a restart.
+  void NameActive();
   /// True when the file's path still leads to that file.
   bool HasItsPath(int slot) const;
   /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put

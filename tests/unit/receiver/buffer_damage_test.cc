@@ -1,5 +1,6 @@
 // What a commit refuses, and that the buffer notices and repairs what others do to its files.
 #include "receiver/buffer.h"
+#include "receiver/buffer_names.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
 namespace deltawire::receiver {
@@ -82,6 +83,26 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
     CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 3));
     CHECK(ReadFile(s.dir.path() / "config.json") == "three");
   }
+}
+
+TEST_CASE("two files: after a commit that failed the named version is the one that is whole") {
+  BufferRig s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  fs::create_directories(s.dir.path() / "config.json" / "full");
+  REQUIRE(s.Update(2, {{"config.json", "two"}}) != absl::OkStatus());
+  SECTION("the version is given up") { s.buffer->Discard(); }
+  SECTION("another one comes") { REQUIRE(*s.buffer->BeginUpdate()); }
+  const auto state = StateReader::Open(s.dir.path() / kState);
+  REQUIRE(state.ok());
+  const StateReader::Slot active = state->slot(state->active());
+  CHECK(active.phase == SlotPhase::kWhole);
+  CHECK(active.identity == BufferRig::At(*s.buffer, 1));
+  CHECK(active.inode == InodeOf(s.weights()));
+  fs::remove_all(s.dir.path() / "config.json");
+  s.Restart();  // as after a SIGKILL
+  CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 1));
+  REQUIRE(s.Update(3) == absl::OkStatus());
+  CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 3));
 }
 
 TEST_CASE("new weights never have their name beside old side files") {
