@@ -367,7 +367,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
       LogWarn("model {}: {}", options_.model, MessageOf(taken));
     }
-    behind_ = buffer_->buffers() == 2;
+    behind_ = buffer_->catches_up();
     const std::string why = WhyBuffers();
     const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
     LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",

@@ -381,8 +381,9 @@ class Replica {
   Status fault_;  // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  bool behind_ = false;       // the hidden one of two files is not at the committed version
-  bool serve_again_ = false;  // the downstream could not take what is committed
+  bool behind_ = false;  // the hidden one of two files is not at the committed version
+  StatusCode catch_up_failed_ = StatusCode::kOk;  // the last try to bring it there
+  bool serve_again_ = false;                      // the downstream could not take what is committed
   std::atomic<bool> reader_in_the_way_{false};
   std::atomic<bool> holding_{false};  // the running round is to be prepared
   /// Some agent may still give up its part of what the running round brings, so that the only file

@@ -24,6 +24,8 @@ constexpr uint64_t kSliceBytes = 64 << 20;
 constexpr size_t kMaxBadTensors = 100;
 // Pause before the next attempt to update the hidden file, which a reader may have open.
 constexpr std::chrono::milliseconds kCatchUpPause{200};
+// The same after an error, such as no room for a fresh file, which may last.
+constexpr std::chrono::milliseconds kCatchUpFailedPause{2000};
 
 }  // namespace
 
@@ -239,9 +241,12 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   lock.lock();
   catching_up_ = false;
   cv_.notify_all();
-  catch_up_at_ = Clock::now() + kCatchUpPause;
+  catch_up_at_ = Clock::now() + (caught.ok() ? kCatchUpPause : kCatchUpFailedPause);
+  const StatusCode code = caught.status().code();
+  const bool said = std::exchange(catch_up_failed_, code) == code;
   if (!caught.ok()) {
-    LogWarn("model {}: {}", options_.model, MessageOf(caught.status()));
+    LogLine(said ? LogLevel::kDebug : LogLevel::kWarn, "model {}: {}", options_.model,
+            MessageOf(caught.status()));
     return;
   }
   Doubt(caught->lost_chunks);

@@ -24,7 +24,7 @@ void Replica::DropEarlyUnless(const Identity& next) {
   early_ = {};
   sink_->Discard();
   buffer_->Discard();
-  behind_ = buffer_->buffers() == 2;
+  behind_ = buffer_->catches_up();
 }
 
 void Replica::EndEarlyPull() {

@@ -348,7 +348,7 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round.ends()[i];
-    behind_ = buffer_->buffers() == 2;
+    behind_ = buffer_->catches_up();
     catch_up_at_ =
         Clock::now() + (options_.downstream == nullptr ? Clock::duration(0) : kServeFirst);
     Committed(round, began);
