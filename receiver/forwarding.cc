@@ -8,7 +8,7 @@ namespace deltawire::receiver {
 void Forwarding::Open(const Buffer& buffer, const Identity& target, wire::Have base, bool whole) {
   base_ = std::move(base);
   whole_ = whole;
-  incoming_ = std::make_shared<IncomingVersion>(target, base_, payload_limit_);
+  incoming_ = std::make_shared<IncomingVersion>(target, base_, payload_limit_, encoded_);
   incoming_->SetHistory({}, history_);
   waited_for_ = downstream_.Coming(buffer, incoming_);
 }

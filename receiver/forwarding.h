@@ -60,6 +60,7 @@ class Forwarding {
 
   Downstream& downstream_;
   const uint64_t payload_limit_;
+  const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
   uint32_t history_ = 0;  // deltas that the upstream asked for last
   wire::Have base_;
   bool waited_for_ = false;

@@ -219,6 +219,9 @@ constexpr RelayRow kRelayRows[] = {
     {"deltawire_receiver_relay_encoded_cache_evictions_total",
      "Payloads that gave way to newer ones, and are made anew for the next pull that wants them",
      Kind::kCounter, [](const Relay::Served& s) { return static_cast<double>(s.encoded.evicted); }},
+    {"deltawire_receiver_relay_early_encoded_bytes",
+     "Encoded payloads of versions that go on while they come", Kind::kGauge,
+     [](const Relay::Served& s) { return static_cast<double>(s.early_encoded.bytes); }},
 };
 
 void AddRelay(const Daemon& daemon, std::vector<Sample>& samples) {

@@ -84,6 +84,7 @@ class EncodedCache {
   bool has_foreign() const;
 
   Counts counts() const;
+  const std::shared_ptr<Totals>& totals() const { return totals_; }
 
  private:
   struct Entry {

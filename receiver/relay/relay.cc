@@ -214,6 +214,7 @@ Relay::Served Relay::ServedOf(const std::string& name) const {
   if (const auto model = Find(name); model != nullptr) {
     served.log_bytes = model->log_bytes();
     served.encoded = model->encoded();
+    served.early_encoded = model->early_encoded();
   }
   return served;
 }

@@ -56,6 +56,7 @@ class Relay : public net::PullSource, public PullHost {
     size_t receivers = 0;  ///< attached ones
     uint64_t log_bytes = 0;
     EncodedCache::Counts encoded;
+    EncodedCache::Counts early_encoded;  ///< of versions that went on as they came
   };
   Served ServedOf(const std::string& model) const;
 

@@ -160,7 +160,13 @@ void RelayedModel::SetIncoming(std::shared_ptr<IncomingVersion> incoming) {
   if (incoming_ != nullptr) {
     if (auto come = incoming_->side_files(); come != nullptr) last_come_ = std::move(come);
   }
+  if (incoming != nullptr) early_encoded_ = incoming->encoded().totals();
   incoming_.swap(incoming);
+}
+
+EncodedCache::Counts RelayedModel::early_encoded() const {
+  std::lock_guard lock(mu_);
+  return early_encoded_ == nullptr ? EncodedCache::Counts() : early_encoded_->counts();
 }
 
 std::shared_ptr<IncomingVersion> RelayedModel::incoming() const {

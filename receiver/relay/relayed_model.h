@@ -63,6 +63,8 @@ class RelayedModel : public StateSource {
   uint64_t log_bytes() const { return store_.log_bytes(); }
   uint64_t log_limit() const override { return store_.log_limit(); }
   EncodedCache::Counts encoded() const { return store_.encoded(); }
+  /// The same of the versions that SetIncoming was told of.
+  EncodedCache::Counts early_encoded() const;
 
  private:
   /// A file's bytes at one state. The buffer keeps the file, and leases do.
@@ -89,6 +91,7 @@ class RelayedModel : public StateSource {
   // start at 2 and only rise, so no file is ever found under `1 - half`.
   std::map<uint32_t, Half> halves_;
   std::shared_ptr<IncomingVersion> incoming_;
+  std::shared_ptr<const EncodedCache::Totals> early_encoded_;  // of the last one; null: none yet
   std::shared_ptr<const SideFileSet> last_come_;  // of the last complete version before incoming_
   uint32_t next_half_ = 2;
 };

@@ -142,6 +142,11 @@ constexpr Row kRows[] = {
      [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.encoded().evicted);
      }},
+    {"deltawire_sender_early_encoded_bytes",
+     "Encoded payloads of versions that are sent while they are written", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.early_encoded().bytes);
+     }},
     {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double {
        return static_cast<double>(seen.pulls.bytes_sent);

@@ -327,6 +327,7 @@ TEST_CASE("a relay shows what it serves as metrics") {
   CHECK(shows("deltawire_receiver_relay_active_pulls{model=\"m\"} 0"));
   CHECK(shows("deltawire_receiver_relay_encoded_cache_bytes{model=\"m\"} 0"));
   CHECK(shows("deltawire_receiver_relay_encoded_cache_evictions_total{model=\"m\"} 0"));
+  CHECK(shows("deltawire_receiver_relay_early_encoded_bytes{model=\"m\"} 0"));
 }
 
 }  // namespace deltawire::testing

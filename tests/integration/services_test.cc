@@ -111,6 +111,7 @@ TEST_CASE("metrics say what the daemons did") {
   CHECK(sent.find("deltawire_sender_encoded_cache_bytes{model=\"m\"} ") != std::string::npos);
   CHECK(sent.find("deltawire_sender_encoded_cache_evictions_total{model=\"m\"} 0") !=
         std::string::npos);
+  CHECK(sent.find("deltawire_sender_early_encoded_bytes{model=\"m\"} 0") != std::string::npos);
   const std::string received = HttpGet(receiver_port, "/metrics");
   INFO(received);
   CHECK(received.find("deltawire_receiver_commits_total{model=\"m\"} 2") != std::string::npos);

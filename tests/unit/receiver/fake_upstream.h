@@ -40,6 +40,7 @@ class FakeAgent {
     bool mute = false;               ///< sends no events, but keeps the connection
     int lose_events = 0;             ///< how many of the next events are lost
     std::optional<Identity> claims;  ///< what events say instead of the newest state
+    IncomingNews coming;             ///< that events tell of; a pull of it is not granted
     int fail_opens = 0;
     std::map<uint32_t, int> flip;      ///< how often a whole chunk comes with a wrong byte
     std::set<uint32_t> leave_out;      ///< chunks that are never sent
@@ -181,7 +182,8 @@ class FakeAgent {
       UpstreamEvent e{.number = ++number_,
                       .newest = faults_.claims.value_or(state_.id),
                       .sync_request = std::exchange(request_, 0),
-                      .group = word_};
+                      .group = word_,
+                      .incoming = faults_.coming};
       if (faults_.lose_events > 0) {
         --faults_.lose_events;
         continue;
@@ -265,6 +267,7 @@ class FakeAgent::Up : public Upstream {
       --a_.faults_.fail_opens;
       return absl::UnavailableError(a_.name_ + ": not now");
     }
+    if (!wish.incoming.empty()) return absl::AbortedError(a_.name_ + ": not coming");
     if (wish.owned_hash != a_.owned_.hash()) return absl::FailedPreconditionError("another part");
     StateId id = a_.state_.id.id;
     if (!wish.at.empty()) {

@@ -58,6 +58,23 @@ TEST_CASE("an event is a beat if it says what the one before said, and asks for 
   CHECK_FALSE(SaysTheSame(asks, asks));
 }
 
+TEST_CASE("a beat that brings a version back which was given up is acted on at once") {
+  ReplicaRig s;
+  s.Begin();
+  Identity coming = s.agent().identity();
+  coming.id.version = 2;
+  coming.root = 0;
+  coming.attempt = 7;
+  const int before = s.agent().counts().opens;
+  const Identity base = s.agent().identity();
+  s.agent().Set([&](FakeAgent::Faults& f) { f.coming = {coming, base}; });
+  // What is coming is asked for after each beat, 20 ms apart, and not after the replica's own
+  // reports alone, which are a second apart.
+  const auto start = SteadyClock::now();
+  CHECK(Eventually([&] { return s.agent().counts().opens >= before + 40; }));
+  CHECK(SteadyClock::now() - start < seconds(20));
+}
+
 TEST_CASE("each commit tells of its stages once, and a pull that fails of none") {
   ReplicaRig s;
   std::mutex mu;

@@ -123,6 +123,10 @@ TEST_CASE("pull: over a link that auto takes for slow, what is sent early is tig
     CHECK(session->bytes_ahead() == session->bytes_sent());
   }
   CHECK(slow->bytes_sent() < fast->bytes_sent());
+  // What was encoded stays for other pulls, is in its metric, and not in that of what is published.
+  CHECK(written.model()->early_encoded().bytes ==
+        slow->bytes_sent() + kChunks * EncodedCache::kEntryBytes);
+  CHECK(written.model()->encoded().bytes == 0);
   written.Publish();
   const auto receiver = written.AtVersionTwo();
   CHECK(receiver->Step(*slow, 0));
@@ -180,6 +184,37 @@ TEST_CASE("pull: a chunk that another pull codes early is sent when it is made, 
   CHECK(receiver->ends() == std::vector<StateId>{{1, 3}});
   CHECK(receiver->bytes() == written.content());
   CHECK(session->sent().chunks[kTight] == kChunks);
+}
+
+TEST_CASE("pull: a payload that is gone again is not made of a half that may be written to") {
+  Written written;
+  const auto piece = *written.incoming().Look(0).piece;
+  REQUIRE(piece.delta != nullptr);
+  CoderRates rates;
+  rates.Calibrate(kernels::Best());
+  const ChunkEncoder encoder(*written.model(), rates);
+  ChunkPlan plan;
+  plan.kind = ChunkPlan::Kind::kDelta;
+  plan.chain = {piece.delta.get()};
+  const kernels::History none;
+  const ChunkPayload fast{Codec::kFast, piece.delta->payload, piece.delta->payload_xxh3,
+                          piece.payload};
+  const auto codec = [&](const LeasedState& base) {
+    // Another pull had made the payload when this one chose the codec; here it is no more.
+    EncodedCache empty(0);
+    const ChunkEncoder::Job job{piece.header.chunk, plan, base, none, {}, &empty};
+    const auto coded = encoder.In(Codec::kTight, job, fast);
+    REQUIRE(coded.has_value());
+    CHECK(empty.Has({piece.delta.get(), Codec::kTight}) == false);
+    return coded->codec;
+  };
+  const LeasedState base = written.model()->Lease();
+  REQUIRE(base.lease != nullptr);
+  CHECK(codec(base) == Codec::kTight);
+  CHECK(codec({base.state, nullptr}) == Codec::kFast);
+  // The half of the state that the version has become has its bytes, not those before its delta.
+  written.Publish();
+  CHECK(codec(written.model()->Lease()) == Codec::kFast);
 }
 
 TEST_CASE(
