@@ -209,6 +209,17 @@ Status Access::MayTouch(const grpc::ServerContextBase& context, const std::strin
   return Errorf(StatusCode::kPermissionDenied, "{} may not touch model \"{}\"", who->name, model);
 }
 
+Status Access::MayStillFetch(const std::string& principal, const std::string& model) const {
+  if (principals_ == nullptr) return {};
+  const auto table = principals_->Now();
+  const Principal* who = table->ByName(principal);
+  const bool may = who != nullptr && who->Has(static_cast<Roles>(security::Role::kReceiver)) &&
+                   who->MayTouch(model);
+  if (may) return {};
+  return Errorf(StatusCode::kPermissionDenied, "{} may not fetch model \"{}\" any more", principal,
+                model);
+}
+
 bool Access::MaySee(const grpc::ServerContextBase& context, const std::string& model) const {
   const auto who = CallerOf(context);
   return who.ok() && (*who == nullptr || (*who)->MayTouch(model));

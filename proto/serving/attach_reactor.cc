@@ -71,13 +71,18 @@ Status AttachReactor::AwaitReport() {
 }
 
 void AttachReactor::MissReport() {
+  Turn next = Turn::kNothing;
   {
+    // In one step: gRPC keeps nothing alive for an alarm, and a report that comes now may have an
+    // event written, which End would cancel after the call is over.
     std::lock_guard lock(mu_);
     if (token_ != 0) return;
+    next = turn_.End(
+        Errorf(StatusCode::kDeadlineExceeded,
+               "no report has come for {} ms, so it is not known who attaches; attach again",
+               service_.attachments().limits().silence.count()));
   }
-  End(Errorf(StatusCode::kDeadlineExceeded,
-             "no report has come for {} ms, so it is not known who attaches; attach again",
-             service_.attachments().limits().silence.count()));
+  Do(next);
 }
 
 std::unique_ptr<grpc::Alarm> AttachReactor::SetAlarm(std::chrono::nanoseconds rest,

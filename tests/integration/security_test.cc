@@ -225,6 +225,34 @@ TEST_CASE(
   for (const int fd : silent) close(fd);
 }
 
+TEST_CASE("a ticket is of no use any more when its principal is taken out of the file") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 4, 2);
+  REQUIRE(trainer.Publish(1).ok());
+  const std::string one = s.authority.Node("rollout-1"), two = s.authority.Node("rollout-2");
+  const auto stub_one = s.PullsAs(one), stub_two = s.PullsAs(two);
+  const Opened granted = Open(*stub_one, trainer.layout(), "r1");
+  const Opened other = Open(*stub_two, trainer.layout(), "r2");
+  REQUIRE(granted.status.ok());
+  REQUIRE(other.status.ok());
+  std::string left = kPrincipals;
+  left.replace(left.find("\"rollout-1\"\nroles"), 11, "\"somebody\"");
+  left.replace(left.find("certificate = \"rollout-1\""), 25, "certificate = \"somebody\"");
+  // One is taken out; the other may touch another model from now on.
+  const size_t at = left.find("[[principal]]\nname = \"rollout-2\"");
+  left.insert(left.find("certificate", at), "models = [\"other\"]\n");
+  s.authority.Principals(left);
+  REQUIRE(Eventually([&] {
+    return Open(*stub_one, trainer.layout(), "r3").status.error_code() ==
+           grpc::StatusCode::UNAUTHENTICATED;
+  }));
+  const uint16_t port = s.sender->bulk_port();
+  CHECK_THAT(StreamWith(granted, trainer.layout(), port, one),
+             Contains("rollout-1 may not fetch model \"m\" any more"));
+  CHECK_THAT(StreamWith(other, trainer.layout(), port, two),
+             Contains("rollout-2 may not fetch model \"m\" any more"));
+}
+
 TEST_CASE("side files that an engine may execute travel only where both ends allow it") {
   ShmDir root;
   SenderProcess sender(root.path());
