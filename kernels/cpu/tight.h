@@ -22,9 +22,10 @@ struct BlockOps {
   void (*classes)(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
                   uint8_t* classes);
   /// sums[i] = sum of the weights of kSumStep classes from kSumStep i on, for complete groups of
-  /// so many elements. REQUIRES: weights < 2^24.
-  void (*sums)(const uint8_t* classes, size_t elements, const ClassWeights& weights,
-               uint64_t* sums);
+  /// so many elements. With `total`: of all classes up to the end of that group, plus *total, which
+  /// becomes the last sum. REQUIRES: weights < 2^24.
+  void (*sums)(const uint8_t* classes, size_t elements, const ClassWeights& weights, uint64_t* sums,
+               uint64_t* total);
   /// counts[c] += number of elements of class c.
   void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]);
   /// Reads a block's changes into `at` and `d`, which have room for row.changed each; false when
@@ -53,6 +54,13 @@ DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, uns
 DecodeStatus TightDecode(const BlockOps& ops, Bytes old_data, Bytes tight, unsigned width,
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes);
+
+/// Makes each number the sum of *total and of all numbers up to it; *total becomes the last one.
+inline void AddUp(uint64_t* numbers, size_t count, uint64_t* total) {
+  uint64_t sum = *total;
+  for (size_t i = 0; i < count; ++i) numbers[i] = sum += numbers[i];
+  *total = sum;
+}
 
 /// BlockOps::places of a raw block.
 template <typename T>

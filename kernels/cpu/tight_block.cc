@@ -53,15 +53,19 @@ void TightChunk::CountClasses(TightCounts* counts) {
 
 void TightChunk::PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
                                  uint32_t (*found)[kClasses]) {
-  // In parts whose classes are still in the first-level cache when they are looked up. before[i +
-  // 1] first gets the sum of the elements from kSumStep i on; Prepare adds up.
+  // In parts whose classes are still in the first-level cache when they are looked up. Where there
+  // is a history, before[i + 1] first gets the sum of the elements from kSumStep i on, and Prepare
+  // adds up, once the history's elements have their rows.
   constexpr size_t kPart = 4096;
   const uint8_t* data = BlockData(block);
   for (size_t i = first; i < first + count; i += kPart) {
     const size_t part = std::min(kPart, first + count - i);
     ops_.classes(data + i * width_, part, function_, base_, to->contexts + i);
     if (found != nullptr) ops_.count(to->contexts + i, part, *found);
-    if (weighted_) ops_.sums(to->contexts + i, part, plain_, to->before + 1 + i / kSumStep);
+    if (weighted_) {
+      ops_.sums(to->contexts + i, part, plain_, to->before + 1 + i / kSumStep,
+                depth_ == 0 ? &total_ : nullptr);
+    }
   }
 }
 
@@ -79,9 +83,12 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   if (block > 0 && block == ahead_block_) {
     current_ ^= 1;
     done = elements - ahead_.left;
+  } else {
+    total_ = 0;
   }
   uint32_t found[kClasses] = {};
   PrepareElements(block, done, elements - done, &now(), counts != nullptr ? &found : nullptr);
+  total_ = 0;
   if (counts != nullptr) {
     for (unsigned c = 0; c < kClasses; ++c) counts->rate[0][c].of += found[c];
   }
@@ -95,8 +102,8 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   std::memset(now().contexts + elements, kNoWeight, kSumStep);
   uint64_t* const before = now().before;
   const size_t steps = elements / kSumStep;
-  uint64_t sum = before[0] = 0;
-  for (size_t i = 1; i <= steps; ++i) before[i] = sum += before[i];
+  before[0] = 0;
+  if (depth_ > 0) AddUp(before + 1, steps, &total_);
   std::fill_n(before + steps + 1, kSearchAhead, ~uint64_t{0});
   return true;
 }

@@ -89,6 +89,7 @@ class TightChunk {
   std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the next block to be prepared
   LaneModel model_;
   ClassWeights plain_;
+  uint64_t total_ = 0;      ///< sum of the weights of the block's elements that are prepared
   size_t prepared_ = 0;     ///< number of elements of the prepared block
   Bytes next_;              ///< the old bytes of the next block
   unsigned current_ = 0;    ///< which of work_->elements has the prepared block

@@ -108,8 +108,19 @@ inline void Classes(const uint8_t* data, size_t elements, ClassFunction function
   }
 }
 
-inline void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights,
-                      uint64_t* sums) {
+#if HWY_TARGET <= HWY_AVX3
+/// Of eight numbers, the sums of the first 1, 2, 3, ... of them.
+HWY_INLINE __m512i RunningSums8(__m512i v) {
+  const __m512i none = _mm512_setzero_si512();
+  v = _mm512_add_epi64(v, _mm512_alignr_epi64(v, none, 7));
+  v = _mm512_add_epi64(v, _mm512_alignr_epi64(v, none, 6));
+  return _mm512_add_epi64(v, _mm512_alignr_epi64(v, none, 4));
+}
+#endif
+
+template <bool kTotal>
+void ClassSumsAs(const uint8_t* classes, size_t elements, const ClassWeights& weights,
+                 uint64_t* sums, uint64_t* total) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   // A table look-up gives bytes, so the weights are looked up byte by byte.
@@ -127,17 +138,41 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const ClassWeight
     return hn::Add(hn::Add(s0, hn::ShiftLeft<8>(s1)), hn::ShiftLeft<16>(s2));
   };
   static_assert(kSumStep == 16);
-  for (; i + 2 * lanes <= elements; i += 2 * lanes) {
-    const auto low = sums_of_8(classes + i), high = sums_of_8(classes + i + lanes);
-    const auto sum = hn::Add(hn::ConcatEven(d64, high, low), hn::ConcatOdd(d64, high, low));
-    hn::StoreU(sum, d64, sums + i / kSumStep);
+  const auto sums_of_16 = [&](const uint8_t* from) {
+    const auto low = sums_of_8(from), high = sums_of_8(from + lanes);
+    return hn::Add(hn::ConcatEven(d64, high, low), hn::ConcatOdd(d64, high, low));
+  };
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (kTotal) {
+    __m512i before = _mm512_set1_epi64(static_cast<int64_t>(*total));
+    for (; i + 2 * lanes <= elements; i += 2 * lanes) {
+      const __m512i running = RunningSums8(sums_of_16(classes + i).raw);
+      _mm512_storeu_si512(sums + i / kSumStep, _mm512_add_epi64(running, before));
+      const __m512i last = _mm512_permutexvar_epi64(_mm512_set1_epi64(7), running);
+      before = _mm512_add_epi64(before, last);
+    }
+    *total = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(before)));
   }
+#endif
+  const size_t first = i;
+  for (; i + 2 * lanes <= elements; i += 2 * lanes) {
+    hn::StoreU(sums_of_16(classes + i), d64, sums + i / kSumStep);
+  }
+#else
+  const size_t first = 0;
 #endif
   for (; i + kSumStep <= elements; i += kSumStep) {
     uint64_t sum = 0;
     for (size_t j = 0; j < kSumStep; ++j) sum += weights.weights[classes[i + j]];
     sums[i / kSumStep] = sum;
   }
+  if constexpr (kTotal) AddUp(sums + first / kSumStep, (i - first) / kSumStep, total);
+}
+
+inline void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights,
+                      uint64_t* sums, uint64_t* total) {
+  return total == nullptr ? ClassSumsAs<false>(classes, elements, weights, sums, total)
+                          : ClassSumsAs<true>(classes, elements, weights, sums, total);
 }
 
 inline void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {

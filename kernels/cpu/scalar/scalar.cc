@@ -311,12 +311,13 @@ void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsig
   }
 }
 
-void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights,
-               uint64_t* sums) {
+void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights, uint64_t* sums,
+               uint64_t* total) {
   std::fill_n(sums, elements / kSumStep, 0);
   for (size_t i = 0; i < elements / kSumStep * kSumStep; ++i) {
     sums[i / kSumStep] += weights.weights[classes[i]];
   }
+  if (total != nullptr) AddUp(sums, elements / kSumStep, total);
 }
 
 void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {
