@@ -180,7 +180,7 @@ bool TightEncoder::Choose(unsigned rows) {
   if (!ReadAll(lengths)) return false;
   uint32_t exponents[256] = {};
   for (unsigned e = 0; e < 256; ++e) {
-    for (unsigned l = 1; l < kBitLengths; ++l) exponents[e] += lengths[e * kBitLengths + l];
+    for (unsigned l = 1; l <= 8 * chunk_.width(); ++l) exponents[e] += lengths[e * kBitLengths + l];
   }
   parameters_.rows = rows;
   const uint32_t counted = (view_.changed() - 1) / counted_each_ + 1;

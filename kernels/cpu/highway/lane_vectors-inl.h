@@ -1,8 +1,9 @@
-// The tight codec's lanes in vectors of AVX-512: a change of four lanes at a time, a lane in each
-// 64 bits, and the intervals of eight changes to encode. Without history, which has more tables to
-// look into. Works in the caller's memory, in any thread. Cost: 5 ns per change to encode, and 15
-// to 20 to decode. Source of every rule: kernels/cpu/tight_lanes.h; guesses are checked exactly.
+// The tight codec's lanes decoded in vectors of AVX-512: a change of four lanes at a time, a lane
+// in each 64 bits. Without history, which has more tables to look into. Works in the caller's
+// memory, in any thread. Cost: 15 to 20 ns per change. Source of every rule:
+// kernels/cpu/tight_lanes.h; guesses are checked exactly.
 #include "hwy/highway.h"
+#include "kernels/cpu/highway/intervals-inl.h"
 #include "kernels/cpu/highway/lane_search-inl.h"
 #include "kernels/cpu/tight_lanes.h"
 
@@ -48,160 +49,69 @@ struct OpenLane {
 
 #if HWY_TARGET <= HWY_AVX3
 
-/// Survival of each of eight sums, or of four.
-HWY_INLINE __m512i SurvivalOf(__m512i sum) {
-  const __m512i low = _mm512_set1_epi64(1023);
-  const __m512i i = _mm512_and_si512(_mm512_srli_epi64(sum, 10), low);
-  const __m512i entry = _mm512_i64gather_epi64(i, survival_internal::kFalls.data(), 8);
-  const __m512i fall = _mm512_mul_epu32(_mm512_srli_epi64(entry, 32), _mm512_and_si512(sum, low));
-  const __m512i value = _mm512_sub_epi64(_mm512_and_si512(entry, _mm512_set1_epi64(0xffffffff)),
-                                         _mm512_srli_epi64(fall, 10));
-  return _mm512_srlv_epi64(value, _mm512_srli_epi64(sum, kOctaveBits));
-}
-HWY_INLINE __m256i SurvivalOf(__m256i sum) {
-  const __m256i low = _mm256_set1_epi64x(1023);
-  const __m256i i = _mm256_and_si256(_mm256_srli_epi64(sum, 10), low);
-  const auto* falls = reinterpret_cast<const long long*>(survival_internal::kFalls.data());
-  const __m256i entry = _mm256_i64gather_epi64(falls, i, 8);
-  const __m256i fall = _mm256_mul_epu32(_mm256_srli_epi64(entry, 32), _mm256_and_si256(sum, low));
-  const __m256i value = _mm256_sub_epi64(_mm256_and_si256(entry, _mm256_set1_epi64x(0xffffffff)),
-                                         _mm256_srli_epi64(fall, 10));
-  return _mm256_srlv_epi64(value, _mm256_srli_epi64(sum, kOctaveBits));
-}
-
-/// Where the figures of eight changes go: see PutPart.
-struct IntervalRows {
-  uint32_t *after, *share, *sign, *longer;
-  uint64_t *sum, *before;
-};
-
-/// Makes the intervals of eight changes at a time.
-class IntervalMaker {
- public:
-  IntervalMaker(const LaneModel& model, const LaneBlock& block)
-      : block_(block),
-        weights_(_mm512_loadu_si512(model.weights)),
-        mask_(_mm512_set1_epi64(static_cast<int64_t>(model.mask))),
-        sign_(_mm_cvtsi32_si128(static_cast<int>(model.bits - 1))) {
-    alignas(64) uint32_t longer[kClasses];
-    alignas(16) uint8_t bytes[3][kClasses];
-    for (size_t c = 0; c < kClasses; ++c) {
-      longer[c] = model.longer[c][1];
-      for (size_t b = 0; b < 3; ++b) bytes[b][c] = static_cast<uint8_t>(model.weights[c] >> 8 * b);
-    }
-    longer_ = _mm512_load_si512(longer);
-    for (size_t b = 0; b < 3; ++b) {
-      bytes_[b] = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<__m128i*>(bytes[b])));
-    }
-  }
-
-  /// `origin`: where S was 0 for the first of them. Returns the same for the change behind them.
-  HWY_INLINE uint64_t Make(const uint16_t* at, const uint64_t* d, uint64_t origin,
-                           IntervalRows to) const {
-    const __m512i none = _mm512_setzero_si512();
-    const __m512i i = _mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-    const __m512i sums =
-        _mm512_inserti64x4(_mm512_castsi256_si512(SumsInStep(at)), SumsInStep(at + 4), 1);
-    const __m512i starts =
-        _mm512_i64gather_epi64(_mm512_srli_epi64(i, 4), block_.before, sizeof(*block_.before));
-    const __m512i before = _mm512_add_epi64(starts, sums);
-    const __m512i cls =
-        _mm512_and_si512(_mm512_i64gather_epi64(i, block_.contexts, 1), _mm512_set1_epi64(15));
-    const __mmask16 low_halves = 0x5555;
-    const __m512i weight = _mm512_maskz_permutexvar_epi32(low_halves, cls, weights_);
-    const __m512i behind = _mm512_add_epi64(before, weight);
-    const __m512i origins =
-        _mm512_alignr_epi64(behind, _mm512_set1_epi64(static_cast<int64_t>(origin)), 7);
-    const __m512i sum = _mm512_sub_epi64(before, origins);
-    const __m512i after = SurvivalOf(_mm512_add_epi64(sum, weight));
-    const __m512i share = _mm512_sub_epi64(SurvivalOf(sum), after);
-    const __m512i v = _mm512_loadu_si512(d);
-    const __m512i negative = _mm512_srl_epi64(v, sign_);
-    const __m512i flipped = _mm512_xor_si512(v, _mm512_sub_epi64(none, negative));
-    const __m512i magnitude = _mm512_and_si512(_mm512_add_epi64(flipped, negative), mask_);
-    const __mmask8 is_longer = _mm512_cmpgt_epu64_mask(magnitude, _mm512_set1_epi64(1));
-    const __m512i p = _mm512_maskz_permutexvar_epi32(low_halves, cls, longer_);
-    const __m512i longer =
-        _mm512_mask_or_epi64(p, is_longer, p, _mm512_set1_epi64(int64_t{1} << 31));
-    const auto put32 = [](uint32_t* out, __m512i value) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(value));
-    };
-    put32(to.after, after);
-    put32(to.share, share);
-    put32(to.sign, _mm512_slli_epi64(negative, 31));
-    put32(to.longer, longer);
-    _mm512_storeu_si512(to.sum, sum);
-    _mm512_storeu_si512(to.before, before);
-    return static_cast<uint64_t>(_mm_extract_epi64(_mm512_extracti64x2_epi64(behind, 3), 1));
-  }
-
- private:
-  /// For each of four elements, the sum of the weights before it in its step.
-  HWY_INLINE __m256i SumsInStep(const uint16_t* at) const {
-    static_assert(kSumStep == 16);
-    const auto step = [&](size_t k) {
-      const uint8_t* from = block_.contexts + at[k] / kSumStep * kSumStep;
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    };
-    __m512i contexts = _mm512_castsi128_si512(step(0));
-    contexts = _mm512_inserti32x4(contexts, step(1), 1);
-    contexts = _mm512_inserti32x4(contexts, step(2), 2);
-    contexts = _mm512_inserti32x4(contexts, step(3), 3);
-    // Bytes below the element's own place in its step count.
-    const __m128i places =
-        _mm_and_si128(_mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))),
-                      _mm_set1_epi32(kSumStep - 1));
-    const __m512i each =
-        _mm512_permutexvar_epi32(_mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0),
-                                 _mm512_castsi128_si512(places));
-    const __m512i counts = _mm512_shuffle_epi8(each, _mm512_setzero_si512());
-    const __m512i iota =
-        _mm512_broadcast_i32x4(_mm_set_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    const __mmask64 below = _mm512_cmplt_epu8_mask(iota, counts);
-    const auto part = [&](size_t b) {
-      return _mm512_sad_epu8(_mm512_maskz_shuffle_epi8(below, bytes_[b], contexts),
-                             _mm512_setzero_si512());
-    };
-    const __m512i halves = _mm512_add_epi64(
-        part(0), _mm512_add_epi64(_mm512_slli_epi64(part(1), 8), _mm512_slli_epi64(part(2), 16)));
-    const __m512i both = _mm512_add_epi64(halves, _mm512_shuffle_epi32(halves, _MM_PERM_BADC));
-    return _mm512_castsi512_si256(_mm512_maskz_compress_epi64(0x55, both));
-  }
-
-  const LaneBlock& block_;
-  __m512i weights_, longer_, mask_;
-  __m512i bytes_[3];  ///< the weights' bytes, by class
-  __m128i sign_;
-};
-
-/// How a lane's S follows from the share of its range that lies below the number: S = -log2(share),
-/// by a table for the fraction's highest four bits and a polynomial for what is left. It is a guess
-/// that is off by at most 4.
-struct GuessTables {
+/// Logarithms to base 2 in S's unit: a table for the highest four bits behind the leading one, and
+/// a polynomial for what is left.
+struct LogTables {
   static constexpr double kOctave = uint32_t{1} << kOctaveBits;
   static constexpr double kLn2 = 0.6931471805599453;
   alignas(64) float inverse[16] = {};  ///< of the middle of each sixteenth of [1, 2)
-  alignas(64) float sum[16] = {};      ///< log2 of it, in S's unit
+  alignas(64) float log[16] = {};      ///< of that middle
 
-  constexpr GuessTables() {
+  constexpr LogTables() {
     for (int i = 0; i < 16; ++i) {
       inverse[i] = static_cast<float>(1 / (1 + (i + 0.5) / 16));
       // ln x = 2 artanh((x - 1) / (x + 1))
       const double y = (inverse[i] - 1.0) / (inverse[i] + 1.0);
       double power = y, ln = 0;
       for (int k = 1; k < 40; k += 2, power *= y * y) ln += 2 * power / k;
-      sum[i] = static_cast<float>(ln / kLn2 * kOctave);
+      log[i] = static_cast<float>(-ln / kLn2 * kOctave);
     }
   }
 };
-inline constexpr GuessTables kGuessTables;
+inline constexpr LogTables kLogTables;
+
+/// The logarithms of four numbers, whole octaves apart from the rest, since a float has too few
+/// bits for both.
+struct Logs {
+  HWY_INLINE explicit Logs(__m256i numbers) {
+    const __m128i bits = _mm_castps_si128(_mm256_cvtepu64_ps(numbers));
+    const __m512i slot = _mm512_castsi128_si512(_mm_srli_epi32(bits, 19));
+    const auto look_up = [slot](const float* table) {
+      return _mm512_castps512_ps128(_mm512_permutexvar_ps(slot, _mm512_load_ps(table)));
+    };
+    const __m128 one_to_two = _mm_castsi128_ps(
+        _mm_or_si128(_mm_and_si128(bits, _mm_set1_epi32(0x7fffff)), _mm_set1_epi32(0x3f800000)));
+    const __m128 r = _mm_fmsub_ps(one_to_two, look_up(kLogTables.inverse), _mm_set1_ps(1));
+    // ln(1 + r) = r - r^2 / 2 + r^3 / 3, whose halves do not wait for each other.
+    constexpr double kUnit = LogTables::kOctave / LogTables::kLn2;
+    const auto coefficient = [](double c) { return _mm_set1_ps(static_cast<float>(c)); };
+    const __m128 low = _mm_fmadd_ps(r, coefficient(kUnit), look_up(kLogTables.log));
+    const __m128 high = _mm_fmadd_ps(r, coefficient(kUnit / 3), coefficient(-kUnit / 2));
+    octaves = _mm_srli_epi32(bits, 23);
+    part = _mm_fmadd_ps(_mm_mul_ps(r, r), high, low);
+  }
+  __m128i octaves;  ///< whole ones, all with the same offset
+  __m128 part;      ///< of an octave, in S's unit
+};
 
 /// Takes changes of up to four lanes at a time.
 class LaneRounds {
  public:
-  /// Takes the lanes' states; Finish gives them back. 1 <= count <= 4 lanes.
-  LaneRounds(const LaneModel& model, const LaneBlock& block, const OpenLane* open, unsigned count)
-      : model_(model), block_(block), open_(open), count_(count) {
+  LaneRounds(const LaneModel& model, const LaneBlock& block) : model_(model), block_(block) {
+    alignas(64) uint32_t packed[kClasses], longer[kClasses];
+    for (unsigned c = 0; c < kClasses; ++c) {
+      packed[c] = model.weights[c] << 8 | c;
+      longer[c] = model.longer[c][1];
+    }
+    packed_ = _mm512_load_si512(packed);
+    longer_ = _mm512_load_si512(longer);
+  }
+
+  /// Takes the lanes' states. 1 <= count <= 4 lanes.
+  void Begin(const OpenLane* open, unsigned count) {
+    open_ = open;
+    count_ = count;
+    taken_ = 0;
     base_ = open[0].lane->coder.data();
     for (unsigned s = 0; s < kSlots; ++s) {
       // Slots without a lane do the first one's work as well, and write the same results.
@@ -218,19 +128,12 @@ class LaneRounds {
       at_out_[s] = slot.at + slot.lane->changed;
       d_out_[s] = slot.d + slot.lane->changed;
     }
-    alignas(64) uint32_t packed[kClasses], longer[kClasses];
-    for (unsigned c = 0; c < kClasses; ++c) {
-      packed[c] = model.weights[c] << 8 | c;
-      longer[c] = model.longer[c][1];
-    }
-    packed_ = _mm512_load_si512(packed);
-    longer_ = _mm512_load_si512(longer);
   }
-
   /// Takes changes until some lanes need care, and returns which.
   unsigned Take(const WorkAhead& ahead);
-  /// Gives the lanes their states. False when a stream is malformed.
-  bool Finish() {
+  /// Gives the lanes their states, and reads the next points of those that need care: the rounds
+  /// have no use for points. False when a stream is malformed.
+  bool End(unsigned care) {
     bool ok = ok_;
     for (unsigned s = 0; s < count_; ++s) {
       LaneDecoder& lane = *open_[s].lane;
@@ -242,7 +145,7 @@ class LaneRounds {
         lane.cursor.sum = 0;
         lane.changed += static_cast<uint32_t>(taken_);
       }
-      ok &= lane.ReadPoint();
+      if ((care >> s & 1) != 0) ok &= lane.ReadPoint();
     }
     return ok;
   }
@@ -251,27 +154,14 @@ class LaneRounds {
   static constexpr unsigned kSlots = 4;
   static constexpr __mmask8 kAll = (1u << kSlots) - 1;
 
-  /// The values of S at which the lanes' next events are, about; kSkipAt or more: not a change.
+  /// The values of S at which the lanes' next events are, about: S = -log2(share), where share is
+  /// how much of the range lies below the number. Off by a few units at most where the numbers have
+  /// 32 bits or more. kSkipAt or more: not a change.
   static HWY_INLINE __m128i Guess(__m256i offset, __m256i range) {
-    const __m128 share = _mm_div_ps(_mm256_cvtepu64_ps(offset), _mm256_cvtepu64_ps(range));
-    const __m128i bits = _mm_castps_si128(share);
-    const __m512i slot = _mm512_castsi128_si512(_mm_srli_epi32(bits, 19));
-    const auto look_up = [slot](const float* table) {
-      return _mm512_castps512_ps128(_mm512_permutexvar_ps(slot, _mm512_load_ps(table)));
-    };
-    const __m128 one_to_two = _mm_castsi128_ps(
-        _mm_or_si128(_mm_and_si128(bits, _mm_set1_epi32(0x7fffff)), _mm_set1_epi32(0x3f800000)));
-    const __m128 r = _mm_fmsub_ps(one_to_two, look_up(kGuessTables.inverse), _mm_set1_ps(1));
-    const __m128i halvings = _mm_sub_epi32(_mm_set1_epi32(127), _mm_srli_epi32(bits, 23));
-    constexpr double kUnit = GuessTables::kOctave / GuessTables::kLn2;
-    const auto coefficient = [](double c) { return _mm_set1_ps(static_cast<float>(c)); };
-    __m128 rest = _mm_fmadd_ps(r, coefficient(kUnit / 4), coefficient(-kUnit / 3));
-    rest = _mm_fmadd_ps(r, rest, coefficient(kUnit / 2));
-    rest = _mm_fmadd_ps(r, rest, coefficient(-kUnit));
-    const __m128 octaves = _mm_fmadd_ps(
-        _mm_cvtepi32_ps(halvings), coefficient(GuessTables::kOctave), look_up(kGuessTables.sum));
-    const __m128 sum = _mm_fmadd_ps(r, rest, octaves);
-    return _mm_cvttps_epi32(_mm_max_ps(sum, _mm_setzero_ps()));
+    const Logs all(range), below(offset);
+    const __m128i octaves = _mm_slli_epi32(_mm_sub_epi32(all.octaves, below.octaves), kOctaveBits);
+    const __m128i part = _mm_cvtps_epi32(_mm_sub_ps(all.part, below.part));
+    return _mm_max_epi32(_mm_add_epi32(octaves, part), _mm_setzero_si128());
   }
   /// By how many bits ranges are to be normalised: their leading zeros in whole bytes, out of the
   /// exponent of a double. Without the bit below the highest one no rounding reaches a power of
@@ -315,18 +205,35 @@ class LaneRounds {
   HWY_INLINE unsigned Find(__m256i sums, Changes* found) const;
   /// Takes the changes' intervals, unless some do not hold the coders' numbers: returns which.
   static HWY_INLINE unsigned TakeIntervals(const Changes& changes, __m256i origin, Coders* c);
-  /// A decision in each lane; returns where it is yes.
-  static HWY_INLINE __mmask8 Decide(__m256i bound, Coders* c) {
-    const __mmask8 no = _mm256_cmpge_epu64_mask(c->offset, bound);
-    c->offset = _mm256_mask_sub_epi64(c->offset, no, c->offset, bound);
-    c->range = _mm256_mask_sub_epi64(bound, no, c->range, bound);
-    return static_cast<__mmask8>(~no & kAll);
-  }
-  /// The bound of the decision L > 1.
-  HWY_INLINE __m256i LongerBound(__m128i cls, const Coders& c) const {
+  /// Decisions, all bits of a lane set where they are yes.
+  struct Decisions {
+    __m256i negative, longer;
+  };
+  /// Takes the decisions "d < 0" and "L > 1". The lower one of offset and offset - bound is the
+  /// offset behind a decision, since the difference wraps where the decision is yes. Both bounds
+  /// that the second decision can have are computed beside the first one.
+  HWY_INLINE Decisions Decide(__m128i cls, Coders* c) const {
+    static_assert(kEven == uint32_t{1} << (kDecisionBits - 1));
     const __m256i p = _mm256_cvtepu32_epi64(
         _mm512_castsi512_si128(_mm512_permutexvar_epi32(_mm512_castsi128_si512(cls), longer_)));
-    return _mm256_mullo_epi64(_mm256_srli_epi64(c.range, kDecisionBits), p);
+    const auto bound_of = [p](__m256i range) {
+      return _mm256_mullo_epi64(_mm256_srli_epi64(range, kDecisionBits), p);
+    };
+    const auto behind = [](__m256i offset, __m256i bound) {
+      return _mm256_min_epu64(offset, _mm256_sub_epi64(offset, bound));
+    };
+    Decisions yes;
+    const __m256i down =
+        _mm256_slli_epi64(_mm256_srli_epi64(c->range, kDecisionBits), kDecisionBits - 1);
+    const __m256i up = _mm256_sub_epi64(c->range, down);
+    const __m256i first = behind(c->offset, down);
+    yes.negative = _mm256_cmpeq_epi64(first, c->offset);
+    const __m256i bound = _mm256_blendv_epi8(bound_of(up), bound_of(down), yes.negative);
+    const __m256i range = _mm256_blendv_epi8(up, down, yes.negative);
+    c->offset = behind(first, bound);
+    yes.longer = _mm256_cmpeq_epi64(c->offset, first);
+    c->range = _mm256_blendv_epi8(_mm256_sub_epi64(range, bound), bound, yes.longer);
+    return yes;
   }
   HWY_INLINE void Normalise(Coders* c) const {
     const __m256i high_first = _mm256_broadcastsi128_si256(
@@ -340,13 +247,14 @@ class LaneRounds {
     c->range = _mm256_sllv_epi64(c->range, shift);
     c->next = _mm256_add_epi64(c->next, _mm256_srli_epi64(shift, 3));
   }
-  void TakeMagnitudes(unsigned longer, __m128i classes);
+  /// Takes what follows a decision L > 1 that was yes. REQUIRES: the coders were stored.
+  HWY_INLINE void TakeMagnitude(unsigned slot, uint32_t cls, Coders* coders);
 
   const LaneModel& model_;
   const LaneBlock& block_;
-  const OpenLane* const open_;
-  const unsigned count_;
-  const uint8_t* base_;
+  const OpenLane* open_ = nullptr;
+  unsigned count_ = 0;
+  const uint8_t* base_ = nullptr;
   size_t taken_ = 0;  ///< changes of each lane
   bool ok_ = true;
   alignas(32) uint64_t offset_[kSlots], range_[kSlots], origin_[kSlots];
@@ -359,24 +267,20 @@ class LaneRounds {
   __m512i longer_;  ///< probabilities of L > 1, by class
 };
 
-[[gnu::noinline]] inline void LaneRounds::TakeMagnitudes(unsigned longer, __m128i classes) {
-  alignas(16) uint32_t cls[kSlots];
-  _mm_store_si128(reinterpret_cast<__m128i*>(cls), classes);
-  for (unsigned s = 0; s < count_; ++s) {
-    if ((longer >> s & 1) == 0) continue;
-    LaneDecoder& lane = *open_[s].lane;
-    const int64_t stream = lane.coder.data() - base_;
-    lane.coder.SetState(static_cast<size_t>(next_[s] - stream), offset_[s], range_[s]);
-    ok_ &= lane.TakeMagnitude(model_, static_cast<uint8_t>(cls[s]), d_out_[s] + taken_);
-    next_[s] = stream + static_cast<int64_t>(lane.coder.taken());
-    offset_[s] = lane.coder.offset();
-    range_[s] = lane.coder.range();
-  }
-  for (unsigned s = count_; s < kSlots; ++s) {
-    next_[s] = next_[0];
-    offset_[s] = offset_[0];
-    range_[s] = range_[0];
-  }
+HWY_INLINE void LaneRounds::TakeMagnitude(unsigned slot, uint32_t cls, Coders* coders) {
+  LaneDecoder& lane = *open_[slot].lane;
+  RangeDecoder& coder = lane.coder;
+  const int64_t stream = coder.data() - base_;
+  coder.SetState(static_cast<size_t>(next_[slot] - stream), offset_[slot], range_[slot]);
+  ok_ &= lane.TakeMagnitude(model_, static_cast<uint8_t>(cls), d_out_[slot] + taken_);
+  // Not through memory: a vector that is loaded there waits until its last part is in the cache.
+  const auto slots = static_cast<__mmask8>(1u << slot | (slot == 0 ? kAll << count_ & kAll : 0));
+  const auto put = [slots](__m256i* to, uint64_t value) {
+    *to = _mm256_mask_set1_epi64(*to, slots, static_cast<int64_t>(value));
+  };
+  put(&coders->offset, coder.offset());
+  put(&coders->range, coder.range());
+  put(&coders->next, static_cast<uint64_t>(stream) + coder.taken());
 }
 
 HWY_INLINE unsigned LaneRounds::Find(__m256i sums, Changes* found) const {
@@ -433,11 +337,13 @@ inline unsigned LaneRounds::Take(const WorkAhead& ahead) {
   __m256i origin = Load(origin_);
   const __m256i minus_one = _mm256_set1_epi64x(static_cast<int64_t>(model_.mask));
   const __m256i most = Load(most_);
-  unsigned care = 0;
-  for (;;) {
+  const auto near_end = [&]() -> unsigned { return _mm256_cmpgt_epi64_mask(coders.next, most); };
+  unsigned care = near_end();
+  while (HWY_LIKELY(care == 0)) {
+    // The guess does not need the bytes that normalisation brings, so neither waits for the other.
     const __m128i guess = Guess(coders.offset, coders.range);
-    care = _mm_cmpge_epu32_mask(guess, _mm_set1_epi32(int{kSkipAt}));
-    care |= _mm256_cmpgt_epi64_mask(coders.next, most);
+    Normalise(&coders);
+    care = _mm_cmpge_epu32_mask(guess, _mm_set1_epi32(int{kSkipAt})) | near_end();
     Changes changes;
     care |= Find(_mm256_add_epi64(origin, _mm256_cvtepu32_epi64(guess)), &changes);
     if (HWY_UNLIKELY(care != 0)) break;
@@ -445,24 +351,25 @@ inline unsigned LaneRounds::Take(const WorkAhead& ahead) {
     care = TakeIntervals(changes, origin, &coders);
     if (HWY_UNLIKELY(care != 0)) break;
     origin = changes.behind;
-    static_assert(kEven == uint32_t{1} << (kDecisionBits - 1));
-    const __mmask8 negative =
-        Decide(_mm256_slli_epi64(_mm256_srli_epi64(coders.range, kDecisionBits), kDecisionBits - 1),
-               &coders);
-    const __mmask8 longer = Decide(LongerBound(changes.cls, coders), &coders);
-    Normalise(&coders);
+    const Decisions yes = Decide(changes.cls, &coders);
     alignas(32) uint64_t d[kSlots];
-    Store(d, _mm256_mask_blend_epi64(negative, _mm256_set1_epi64x(1), minus_one));
+    Store(d, _mm256_blendv_epi8(_mm256_set1_epi64x(1), minus_one, yes.negative));
 #pragma GCC unroll 4
     for (unsigned s = 0; s < kSlots; ++s) {
       at_out_[s][taken_] = static_cast<uint16_t>(changes.at[s]);
       d_out_[s][taken_] = d[s];
       at_[s] = changes.at[s] + 1;
     }
+    const auto longer = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(yes.longer)));
     if (HWY_UNLIKELY(longer != 0)) {
+      Normalise(&coders);
       StoreCoders(coders);
-      TakeMagnitudes(longer, changes.cls);
-      LoadCoders(&coders);
+      alignas(16) uint32_t cls[kSlots];
+      _mm_store_si128(reinterpret_cast<__m128i*>(cls), changes.cls);
+      for (unsigned s = 0; s < count_; ++s) {
+        if ((longer >> s & 1) != 0) TakeMagnitude(s, cls[s], &coders);
+      }
+      care = near_end();
     }
     ++taken_;
     if (HWY_UNLIKELY(!ok_)) break;

@@ -3,6 +3,7 @@
 // work. Works in the caller's memory, in any thread. Cost: 5 to 10 ns per change. Source of every
 // rule: kernels/cpu/tight_lanes.h, whose steps these are, with searches in vectors.
 #include "hwy/highway.h"
+#include "kernels/cpu/highway/intervals-inl.h"
 #include "kernels/cpu/highway/lane_search-inl.h"
 #include "kernels/cpu/highway/lane_vectors-inl.h"
 #include "kernels/cpu/tight_lanes.h"
@@ -43,9 +44,9 @@ class FetchAhead {
 template <bool kHistory>
 class PutPart {
  public:
-  PutPart(const LaneModel& model, const LaneBlock& block, LaneEncoder& lane, const uint16_t* at,
-          const uint64_t* d, size_t changed)
-      : model_(model), block_(block), lane_(lane), at_(at), d_(d), left_(changed) {}
+  PutPart(const LaneModel& model, const LaneBlock& block, const IntervalMaker& maker,
+          LaneEncoder& lane, const uint16_t* at, const uint64_t* d, size_t changed)
+      : model_(model), block_(block), maker_(maker), lane_(lane), at_(at), d_(d), left_(changed) {}
 
   size_t size() const { return size_; }
   /// Makes the next changes ready; false when there are none.
@@ -56,12 +57,11 @@ class PutPart {
     size_t j = 0;
 #if HWY_TARGET <= HWY_AVX3
     if constexpr (!kHistory) {
-      const IntervalMaker maker(model_, block_);
       for (; j + 8 <= size_; j += 8) {
         ahead.Fetch<24>();
         origin =
-            maker.Make(at_ + j, d_ + j, origin,
-                       {after_ + j, share_ + j, sign_ + j, longer_ + j, sum_ + j, before_ + j});
+            maker_.Make(at_ + j, d_ + j, origin,
+                        {after_ + j, share_ + j, sign_ + j, longer_ + j, sum_ + j, before_ + j});
       }
     }
 #endif
@@ -147,6 +147,7 @@ class PutPart {
 
   const LaneModel& model_;
   const LaneBlock& block_;
+  const IntervalMaker& maker_;
   LaneEncoder& lane_;
   const uint16_t* at_;
   const uint64_t* d_;
@@ -187,6 +188,7 @@ template <bool kHistory>
 void PutLanesAs(const LaneModel& model, const LaneBlock& block, LaneEncoder* lanes,
                 unsigned lane_bits, const uint16_t* at, const uint64_t* d, size_t changed) {
   const StepWeights<kHistory> weights(model);
+  const IntervalMaker maker(model, block);
   FetchAhead ahead(block);
   size_t i = 0;
   const auto part_of = [&](unsigned l) {
@@ -196,7 +198,7 @@ void PutLanesAs(const LaneModel& model, const LaneBlock& block, LaneEncoder* lan
         std::lower_bound(at + i, at + changed, lanes[l].cursor.last,
                          [](uint16_t place, size_t last) { return place < last; }) -
         at);
-    return PutPart<kHistory>(model, block, lanes[l], at + first, d + first, i - first);
+    return PutPart<kHistory>(model, block, maker, lanes[l], at + first, d + first, i - first);
   };
   if (lane_bits == 0) {
     PutPart<kHistory> parts[] = {part_of(0)};
@@ -303,6 +305,31 @@ bool GetFrom(const LaneModel& model, const LaneBlock& block, const StepWeights<k
   return !bad;
 }
 
+#if HWY_TARGET <= HWY_AVX3
+/// Decodes the block's rest of these lanes in vectors.
+inline bool GetInRounds(const LaneModel& model, const LaneBlock& block,
+                        const StepWeights<false>& weights, OpenLane* open, unsigned count,
+                        const WorkAhead& ahead) {
+  LaneRounds rounds(model, block);
+  while (count > 0) {
+    rounds.Begin(open, count);
+    unsigned care = rounds.Take(ahead);
+    if (!rounds.End(care)) return false;
+    unsigned left = 0;
+    for (unsigned l = 0; l < count; ++l, care >>= 1) {
+      LaneStep step = LaneStep::kMore;
+      if ((care & 1) != 0) {
+        step = GetEvent(model, block, weights, *open[l].lane, open[l].at, open[l].d);
+      }
+      if (step == LaneStep::kBad) return false;
+      if (step == LaneStep::kMore) open[left++] = open[l];
+    }
+    count = left;
+  }
+  return true;
+}
+#endif
+
 template <bool kHistory>
 bool GetLanesAs(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
                 unsigned lane_bits, uint16_t* at, uint64_t* d) {
@@ -316,25 +343,10 @@ bool GetLanesAs(const LaneModel& model, const LaneBlock& block, LaneDecoder* lan
     open[l] = {&lanes[l], at + lanes[l].cursor.at, d + lanes[l].cursor.at};
   }
   static_assert(kMaxLanes == 4);
-  while (count > 0) {
 #if HWY_TARGET <= HWY_AVX3
-    if constexpr (!kHistory) {
-      LaneRounds rounds(model, block, open, count);
-      unsigned care = rounds.Take(ahead);
-      if (!rounds.Finish()) return false;
-      unsigned left = 0;
-      for (unsigned l = 0; l < count; ++l, care >>= 1) {
-        LaneStep step = LaneStep::kMore;
-        if ((care & 1) != 0) {
-          step = GetEvent(model, block, weights, *open[l].lane, open[l].at, open[l].d);
-        }
-        if (step == LaneStep::kBad) return false;
-        if (step == LaneStep::kMore) open[left++] = open[l];
-      }
-      count = left;
-      continue;
-    }
+  if constexpr (!kHistory) return GetInRounds(model, block, weights, open, count, ahead);
 #endif
+  while (count > 0) {
     const bool good = count == 4   ? GetFrom<kHistory, 4>(model, block, weights, open, ahead)
                       : count == 3 ? GetFrom<kHistory, 3>(model, block, weights, open, ahead)
                       : count == 2 ? GetFrom<kHistory, 2>(model, block, weights, open, ahead)
