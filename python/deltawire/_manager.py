@@ -10,7 +10,15 @@ from typing import Any, Literal
 
 from deltawire import _core
 from deltawire._attempt import agree_attempt
-from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError, told
+from deltawire._casts import CastLog, stored
+from deltawire._errors import (
+    DTypeError,
+    Error,
+    ExtraTensorError,
+    MissingTensorError,
+    TensorError,
+    told,
+)
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._megatron import (
     Gather,
@@ -103,6 +111,8 @@ class WeightManager:
         self._model, self._rank, self._world = model, rank, world
         self._leaves_ties = ignore_extra == "tied"
         self._ignore_extra = False if self._leaves_ties else ignore_extra
+        self._casts = False  # floats of other types are cast to the registered ones
+        self._cast_log = CastLog(model, rank)
         self._metas: list[TensorMeta] = []
         self._index: dict[str, int] = {}
         self._tied: dict[str, str] = {}  # second name -> the name in the model
@@ -142,6 +152,7 @@ class WeightManager:
         side_files: Mapping[str, bytes | str] | None = None,
         hf_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
+        dtype: Any = None,
     ) -> int:
         """Registers the model, sizing the sender's buffers; returns its published version, or 0.
 
@@ -149,9 +160,15 @@ class WeightManager:
         Of tensors that share their memory only the first name becomes part of the model, as in a
         saved checkpoint. Receivers put `side_files` (name -> content) and the small files of
         `hf_dir` beside the weights; if neither is given, the sender keeps those that it has.
-        `replace`: drop a model that is registered with another layout.
+        `replace`: drop a model that is registered with another layout. `dtype`: what the tensors in
+        F64, F32, F16 and BF16 are registered as, "bfloat16" say. Without it `hf_dir` decides for
+        those that are given as tensors: each has the dtype of its namesake in the weights there, or
+        if there are none that of config.json, unless some tensor has that already; but none becomes
+        larger. With either, offloads cast floats to the registered dtype while they are copied,
+        rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
-        metas, tied = metas_and_ties(tensors)
+        metas, tied, said = metas_and_ties(tensors)
+        metas = stored(metas, said, hf_dir, dtype)
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -162,6 +179,7 @@ class WeightManager:
             not files and hf_dir is None,
         )
         self._metas, self._tied = metas, tied
+        self._casts = hf_dir is not None or dtype is not None
         self._registered = None
         self._index = {m.name: i for i, m in enumerate(metas)}
         return result["version"]
@@ -173,6 +191,7 @@ class WeightManager:
         unchanged: Collection[str] = (),
         notify: bool = True,
         attempt: int = 0,
+        dtype: Any = None,
     ) -> Offloaded:
         """Writes a version: begin, copy, ready. Returns when this rank's part is done.
 
@@ -183,13 +202,16 @@ class WeightManager:
         tensors that it has, each of them whole. `notify=False`: this rank is ready only after
         `notify()`. `attempt`: a number that ties the ranks' parts together, the same on all ranks
         and different for each offload (`draw_attempt`); 0: the sender draws it for the first rank,
-        and the others join that offload.
+        and the others join that offload. `dtype`: as in `register`, for the call that registers
+        the model; a model that is registered must have it already.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks.
         """
         if not self._metas:
-            self.register(twice(named_tensors))
+            self.register(twice(named_tensors), dtype=dtype)
+        elif dtype is not None:
+            self._cast_to(dtype)
         share = _core.SHARE_WHOLE if self._world == 1 else _core.SHARE_PART
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
@@ -213,13 +235,15 @@ class WeightManager:
         unchanged: Collection[str] = (),
         notify: bool = True,
         attempt: int = 0,
+        dtype: Any = None,
     ) -> Offloaded:
         """Writes a version of a sharded model: every rank writes its own rows, without gathering.
 
         Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
         goes to its place in the whole tensor; the first of several replicas writes. Rank 0 alone
         writes tensors that are not DTensors (a full FSDP1 state dict, buffers). The first call
-        registers the model with the whole tensors' shapes. `attempt`: as in `offload`.
+        registers the model with the whole tensors' shapes. `attempt`, `dtype`: as in `offload`; mixed
+        precision has fp32 masters, which `dtype="bfloat16"` publishes as an engine wants them.
         """
         state = module_or_state_dict
         if not isinstance(state, Mapping):
@@ -230,7 +254,9 @@ class WeightManager:
                 "WeightManager on rank 0 alone, with world=1, and use offload there"
             )
         if not self._metas:
-            self.register(state)
+            self.register(state, dtype=dtype)
+        elif dtype is not None:
+            self._cast_to(dtype)
         # A wrong rank or world is told before the version begins: ranks that all take themselves
         # for rank 0 would otherwise hear of each other's offload and not of the cause.
         for name, tensor in pairs_of(state):
@@ -363,7 +389,7 @@ class WeightManager:
             )
         adapter = self._adapters[name]
         tensors = twice(adapter_named_tensors)
-        metas, _ = metas_and_ties(tensors)
+        metas, _, _ = metas_and_ties(tensors)
         if adapter_config is not None or tuple(metas) != adapter.tensors_meta:
             side = {}
             if adapter_config is not None:
@@ -379,7 +405,7 @@ class WeightManager:
         plan.register(self._client, None if node_ranks is None else list(node_ranks), False)
         self._metas = [TensorMeta.of(t) for t in plan.tensors_meta()]
         self._index = {m.name: i for i, m in enumerate(self._metas)}
-        self._registered, self._tied = plan, {}
+        self._registered, self._tied, self._casts = plan, {}, False
 
     def _gather(
         self,
@@ -478,6 +504,7 @@ class WeightManager:
         seen: set[str] = set()
         ties = Ties(offload, self._metas, seen)
         tensors = written = 0
+        self._cast_log.begin()
         for name, tensor in named:
             if name in keep or self._skips(name):
                 continue
@@ -488,14 +515,16 @@ class WeightManager:
             if name in seen:
                 raise ExtraTensorError(f'tensor "{name}" was given twice for one version', name)
             seen.add(name)
-            check(self._metas[index], tensor)
+            given = check(self._metas[index], tensor, self._casts)
             where, share = place(name, tensor)
             if not where.writes:
                 continue
             written += copy(offload, index, self._metas[index], tensor, where, share)
+            self._cast_log.add(given, self._metas[index].dtype)
             tensors += 1
             del tensor  # frees it before the next one is made
         ties.finish()
+        self._cast_log.end()
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
         if missing and not partly:  # else the sender checks over all ranks
             names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
@@ -506,6 +535,17 @@ class WeightManager:
                 missing[0],
             )
         return tensors, written
+
+    def _cast_to(self, dtype: Any) -> None:
+        """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""
+        for was, now in zip(self._metas, stored(self._metas, (), None, dtype)):
+            if was != now:
+                raise DTypeError(
+                    f'tensor "{was.name}" is registered as {was.dtype}, and dtype is {now.dtype}; '
+                    "register with that dtype and replace=True",
+                    was.name,
+                )
+        self._casts = True
 
     def _skips(self, name: str) -> bool:
         if name in self._index:

@@ -49,6 +49,7 @@ _BY_NAME = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
 # By DLPack's type code and bits.
 _BY_DLPACK = {
     (2, 64): "F64",
@@ -121,6 +122,13 @@ def dtype_name(dtype: Any, tensor: str) -> str:
             tensor,
         )
     return _BY_NAME[text]
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of a safetensors name."""
+    import torch
+
+    return getattr(torch, _NAMES[name])
 
 
 def is_torch(tensor: Any) -> bool:

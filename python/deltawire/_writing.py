@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from deltawire import _core
+from deltawire._casts import may_cast
 from deltawire._errors import DTypeError, Error, ShapeError
 from deltawire._fsdp import Place
 from deltawire._tensors import (
     TensorMeta,
+    dtype_name,
     is_cuda,
     is_dtensor,
     is_torch,
     meta_of,
     shape_text,
     source_of,
+    torch_dtype,
 )
 
 NamedTensors = (
@@ -29,7 +32,9 @@ NamedTensors = (
 )
 
 
-def check(meta: TensorMeta, tensor: Any) -> None:
+def check(meta: TensorMeta, tensor: Any, casts: bool = False) -> str:
+    """Raises unless the tensor is as registered, or, with `casts`, may be cast to that; returns the
+    dtype that it has."""
     given = meta_of(meta.name, tensor)
     if given.shape != meta.shape:
         raise ShapeError(
@@ -37,23 +42,31 @@ def check(meta: TensorMeta, tensor: Any) -> None:
             f"{shape_text(meta.shape)}; register again with replace=True if the model has changed",
             meta.name,
         )
-    if given.dtype != meta.dtype:
+    if given.dtype != meta.dtype and not (casts and may_cast(given.dtype, meta.dtype)):
+        how = (
+            "these are not cast one to the other, so cast it yourself"
+            if casts
+            else f'cast it, have it cast (register with dtype="{meta.dtype}")'
+        )
         raise DTypeError(
-            f'tensor "{meta.name}" is {given.dtype}, registered is {meta.dtype}; cast it, or '
+            f'tensor "{meta.name}" is {given.dtype}, registered is {meta.dtype}; {how}, or '
             "register again with replace=True",
             meta.name,
         )
+    return given.dtype
 
 
 def copy(
     offload: _core.Offload, index: int, meta: TensorMeta, tensor: Any, where: Place, share: int
 ) -> int:
-    """Copies a tensor, or this rank's block of it, into its place; returns the bytes."""
+    """Copies a tensor, or this rank's block of it, into its place, in the registered dtype; returns
+    the bytes there."""
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if hasattr(local, "wait"):  # an AsyncCollectiveTensor
         local = local.wait()
-    if is_cuda(local):
-        copied = copy_by_device(offload, index, local, where, share)
+    cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
+    if is_cuda(local) or cast:
+        copied = None if cast else copy_by_device(offload, index, local, where, share)
         if copied is not None:
             return copied
         copied = copy_by_torch(offload, index, meta, local, where)
@@ -63,6 +76,12 @@ def copy(
             offload.mark_written([index], share)
         return copied
     source = source_of(meta.name, local)
+    if source.dtype != meta.dtype:
+        raise DTypeError(
+            f'tensor "{meta.name}" is {source.dtype}, registered is {meta.dtype}; only torch '
+            "tensors are cast: cast it, or hand it over as a torch tensor",
+            meta.name,
+        )
     start = where.start if len(where.start) == len(source.shape) else None
     offload.write(
         index, source.address, source.element_bytes, source.shape, source.strides, start, share,
@@ -113,19 +132,25 @@ def _warn_once(reason: str) -> None:
 def copy_by_torch(
     offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
 ) -> int:
-    """A tensor on any other device: torch copies it, through its own staging, into its place."""
+    """A tensor on any other device, or of another dtype: torch copies it into its place, through its
+    own staging if need be. A device casts before it sends, so that no more bytes travel than are
+    kept; the CPU casts while it copies."""
     import torch
 
+    if is_cuda(local):
+        local = local.detach().to(torch_dtype(meta.dtype))
+    else:
+        source_of(meta.name, local)  # refuses what has no dense memory
     if local.numel() == 0:
         return 0
     address, size = offload.memory(index)
     memory = (ctypes.c_char * size).from_address(address)
-    place = torch.frombuffer(memory, dtype=local.dtype).reshape(meta.shape)
+    place = torch.frombuffer(memory, dtype=torch_dtype(meta.dtype)).reshape(meta.shape)
     for dim, start in enumerate(where.start):
         place = place.narrow(dim, start, where.shape[dim])
     with torch.no_grad():
         place.copy_(local)  # returns when the bytes are there
-    return local.numel() * local.element_size()
+    return local.numel() * place.element_size()
 
 
 def pairs_of(named: Any) -> Iterator[tuple[str, Any]]:
@@ -146,13 +171,17 @@ def twice(named: NamedTensors) -> NamedTensors:
     return named
 
 
-def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str]]:
+def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[str]]:
+    """What the entries say, second names of tensors by name in the model, and names of entries that
+    are no tensors, but say their dtype."""
     metas: list[TensorMeta] = []
+    said: set[str] = set()
     tied: dict[str, str] = {}
     places: dict[tuple[Any, ...], tuple[str, Any]] = {}
     for entry in pairs_of(tensors):
         if isinstance(entry, TensorMeta) or len(entry) == 3:
             metas.append(TensorMeta.of(entry))
+            said.add(metas[-1].name)
             continue
         name, tensor = entry
         meta = meta_of(name, tensor)
@@ -161,7 +190,7 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str]]:
             metas.append(meta)
         else:
             tied[name] = first
-    return metas, tied
+    return metas, tied, said
 
 
 def _same_memory(

@@ -46,7 +46,7 @@ class Even(torch.nn.Module):
 def shard(case: str, world: int) -> torch.nn.Module:
     """The same model on every rank, cut as the case says."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -59,6 +59,10 @@ def shard(case: str, world: int) -> torch.nn.Module:
         return Net()
     if case == "rows":
         return fully_shard(Net(), mesh=init_device_mesh("cpu", (world,)))
+    if case == "masters":  # mixed precision: computes in bf16, and has its parameters in fp32
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        mesh = init_device_mesh("cpu", (world,))
+        return fully_shard(Net().float(), mesh=mesh, mp_policy=policy)
     if case == "hybrid":  # two replicas of two shards
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
         return fully_shard(Net(), mesh=mesh)
@@ -84,17 +88,22 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
             continue
         net = shard(case, world)
         manager = deltawire.WeightManager(endpoint, model=model, rank=rank, world=world, timeout=120)
+        options = {"dtype": torch.bfloat16} if case == "masters" else {}
         for version in VERSIONS:
             with torch.no_grad():
                 for i, p in enumerate(net.parameters()):
                     p.add_(version + i)
             # offload_fsdp takes a module or its state dict.
-            done = manager.offload_fsdp(net if version == 1 else net.state_dict(), version)
+            given = net if version == 1 else net.state_dict()
+            done = manager.offload_fsdp(given, version, **options)
             manager.wait_published(version)
         full = {
             n: (t.full_tensor() if hasattr(t, "full_tensor") else t)
             for n, t in net.state_dict().items()
         }
+        if case == "masters":
+            assert full["first.weight"].dtype == torch.float32
+            full = {n: t.bfloat16() if t.is_floating_point() else t for n, t in full.items()}
         if rank == 0:
             torch.save({n: t.detach().contiguous() for n, t in full.items()}, out / f"{model}.pt")
         (out / f"{model}.{rank}").write_text(str(done.bytes_written))
@@ -155,7 +164,7 @@ class FsdpTest(unittest.TestCase):
             self.assertLess(max(written), total)
 
     def test_two_processes(self):
-        self.run_world(2, ["rows", "full"])
+        self.run_world(2, ["rows", "full", "masters"])
 
     def test_a_rank_does_not_publish_its_part_as_the_whole(self):
         def check(cluster, out, model, world, case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unittest
 from unittest import mock
 
@@ -136,7 +137,7 @@ class TorchTest(unittest.TestCase):
         a, b = manager.tensors_meta
         rows = [(Place((0, 0), (2, 6), True), want["a"][:2]), (Place((2, 0), (3, 6), True), want["a"][2:])]
         for place, local in rows:
-            _writing.copy_by_torch(offload, 0, a, local, place)
+            self.assertEqual(_writing.copy_by_torch(offload, 0, a, local, place), local.nbytes)
         _writing.copy_by_torch(offload, 1, b, want["b"], Place((), (4, 4), True))
         offload.mark_written([0, 1], 2)
         offload.ready()
@@ -170,6 +171,111 @@ class TorchTest(unittest.TestCase):
         offload.ready()
         manager.wait_published(1)
         self.check({"a": base.t(), "b": torch.ones(2, 2)})
+
+    def masters(self):
+        """fp32 with every kind of number: ties of bf16 and fp16, subnormal ones, infinities."""
+        torch.manual_seed(11)
+        ties = (torch.arange(0x3f800000, 0x3f800000 + 300 * 0x800, 0x800, dtype=torch.int32))
+        odd = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 6e-8, 65504.0, 65519.9, 3.4e38, float("inf"),
+                            float("-inf")])
+        return {
+            "norm": torch.cat([ties.view(torch.float32), odd]),
+            "w": torch.randn(300, 129) * torch.logspace(-40, 38, 129),
+            "t": torch.randn(1100, 700).t(),
+            "strided": torch.randn(30, 40, 10)[::3, 5:, ::2],
+            "parameter": torch.nn.Parameter(torch.randn(17, 5)),
+            "empty": torch.zeros(0, 4),
+            "scalar": torch.tensor(1.00390625),
+            "steps": torch.tensor(3),
+        }
+
+    def test_masters_are_cast_to_the_dtype_that_register_says(self):
+        masters = self.masters()
+        for dtype in (torch.bfloat16, "float16", "F64"):
+            manager = self.manager()
+            manager.register(masters, dtype=dtype, replace=True)
+            with self.assertLogs("deltawire", "WARNING") as log:
+                for version in (1, 2):  # says so once
+                    manager.offload(masters, version).wait()
+            name = {torch.bfloat16: "BF16", "float16": "F16"}.get(dtype, dtype)
+            self.assertEqual(len(log.output), 1, log.output)
+            self.assertIn(f"7 from F32 to {name}", log.output[0])
+            to = {v: k for k, v in DTYPES.items()}[name]
+            self.check({n: t if n == "steps" else t.detach().to(to) for n, t in masters.items()})
+
+    def test_masters_are_cast_to_the_dtype_that_the_first_offload_says(self):
+        masters = {"w": torch.randn(40, 30).half(), "v": torch.randn(7), "i": torch.ones(2).int()}
+        manager = self.manager()
+        with self.assertLogs("deltawire", "WARNING") as log:
+            manager.offload(masters, 1, dtype="bfloat16").wait()
+        self.assertIn("1 from F16 to BF16, 1 from F32 to BF16", log.output[0])
+        want = {"w": masters["w"].bfloat16(), "v": masters["v"].bfloat16(), "i": masters["i"]}
+        self.check(want)
+        manager.offload({**want, "v": masters["v"].double()}, 2).wait()
+        self.check(want)
+        with self.assertRaisesRegex(deltawire.DTypeError, '"w" is registered as BF16, and dtype'):
+            manager.offload(masters, 3, dtype="float32")
+        again = self.manager()
+        again.register([("w", "BF16", (40, 30)), ("v", "BF16", (7,)), ("i", "I32", (2,))])
+        with self.assertRaisesRegex(deltawire.DTypeError, 'have it cast .register with dtype="BF16"'):
+            again.offload(masters, 3)
+        again.offload(masters, 3, dtype="bfloat16").wait()
+        self.check(want)
+
+    def test_what_a_cast_would_lose_is_refused(self):
+        manager = self.manager()
+        manager.register({"a": torch.ones(2).half(), "i": torch.ones(2).int()}, dtype="float16")
+        for name, tensor in (("a", torch.ones(2).bfloat16()), ("a", torch.ones(2).int()),
+                             ("a", torch.ones(2).to(torch.float8_e4m3fn)), ("i", torch.ones(2))):
+            given = {"a": torch.ones(2), "i": torch.ones(2).int()} | {name: tensor}
+            with self.assertRaisesRegex(deltawire.DTypeError, "are not cast one to the other"):
+                manager.offload(given, 1)
+        with self.assertRaisesRegex(deltawire.DTypeError, "only torch tensors are cast"):
+            manager.offload({"a": torch.ones(2).numpy(), "i": torch.ones(2).int()}, 1)
+        with self.assertRaisesRegex(deltawire.TensorError, "sparse"):
+            manager.offload({"a": torch.ones(2).to_sparse(), "i": torch.ones(2).int()}, 1)
+        for dtype, why in (("float16", "not cast to F16"), ("int8", "dtype is I8")):
+            with self.assertRaisesRegex(deltawire.DTypeError, why):
+                self.manager().register({"a": torch.ones(2).bfloat16()}, dtype=dtype)
+
+    def test_hf_dir_says_what_masters_are_stored_as(self):
+        folder = self.cluster.root / self.id()
+        folder.mkdir()
+        config = folder / "config.json"
+        layout = lambda m: {t.name: t.dtype for t in m.tensors_meta}  # noqa: E731
+        masters = {"w": torch.randn(3, 5), "bias": torch.randn(4), "i": torch.ones(2).int()}
+
+        config.write_text('{"text_config": {"torch_dtype": "bfloat16"}}')
+        manager = self.manager()
+        manager.register(masters, hf_dir=folder)
+        self.assertEqual(layout(manager), {"w": "BF16", "bias": "BF16", "i": "I32"})
+        manager.offload(masters, 1).wait()
+        self.check({"w": masters["w"].bfloat16(), "bias": masters["bias"].bfloat16(),
+                    "i": masters["i"]})
+        # A trainer that holds bf16 keeps what it holds in fp32; and nothing becomes larger.
+        manager.register({**masters, "w": masters["w"].bfloat16()}, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager), {"w": "BF16", "bias": "F32", "i": "I32"})
+        config.write_text('{"dtype": "float32"}')
+        manager.register({"w": masters["w"].bfloat16()}, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager), {"w": "BF16"})
+        config.write_text("{}")
+        manager.register(masters, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager), {"w": "F32", "bias": "F32", "i": "I32"})
+
+        config.write_text('{"dtype": "float16"}')  # the weights say more
+        entries = {"w": ("BF16", [3, 5], [0, 30]), "bias": ("F32", [4], [30, 46]),
+                   "i": ("F8_E5M2", [2], [46, 48])}
+        keys = ("dtype", "shape", "data_offsets")
+        header = json.dumps({n: dict(zip(keys, e)) for n, e in entries.items()}).encode()
+        (folder / "model.safetensors").write_bytes(
+            len(header).to_bytes(8, "little") + header + bytes(48))
+        manager.register(masters, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager), {"w": "BF16", "bias": "F32", "i": "I32"})
+        said = [("w", "F32", (3, 5)), ("bias", "BF16", (4,)), ("i", "I32", (2,))]
+        manager.register(said, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager), {"w": "F32", "bias": "BF16", "i": "I32"})
+        manager.offload(masters, 1).wait()
+        self.check({**masters, "bias": masters["bias"].bfloat16()})
 
     def test_what_the_library_reads_of_other_devices_in_pieces(self):
         torch.manual_seed(5)

@@ -1,0 +1,65 @@
+"""Reads what a checkpoint says of its tensors: names, dtypes and shapes, without torch.
+
+Order: as `deltawire publish` has it, by the file's name and then by the place in the file, so that
+a model registered from a checkpoint is the same model whoever registers it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+from deltawire._errors import Error
+from deltawire._tensors import TensorMeta
+
+_INDEX = "model.safetensors.index.json"
+_SUFFIX = ".safetensors"
+#: safetensors' own limit for a header.
+_LONGEST_HEADER = 512 << 20
+
+
+def weight_files(directory: str | os.PathLike[str]) -> list[str]:
+    """Paths of the files with weights, sorted; empty when there are none."""
+    index = os.path.join(directory, _INDEX)
+    if os.path.exists(index):
+        with open(index, encoding="utf-8") as file:
+            names = set(json.load(file)["weight_map"].values())
+    else:
+        names = {n for n in os.listdir(directory) if n.endswith(_SUFFIX) and not n.startswith(".")}
+    return [os.path.join(directory, name) for name in sorted(names)]
+
+
+def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
+    """What the checkpoint holds; empty when the directory has no weights."""
+    found: list[TensorMeta] = []
+    for path in weight_files(directory):
+        entries = sorted(header(path).items(), key=lambda e: e[1]["data_offsets"])
+        found += [TensorMeta(name, e["dtype"], tuple(e["shape"])) for name, e in entries]
+    return found
+
+
+def header(path: str) -> dict[str, Any]:
+    """A weight file's entries by the tensors' names."""
+    with open(path, "rb") as file:
+        size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
+        if not 0 < size <= _LONGEST_HEADER:
+            raise Error(f"{path} is no safetensors file: a header of {size} bytes")
+        entries = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def config_dtype(directory: str | os.PathLike[str]) -> str:
+    """The dtype that config.json names, as it is written there; "" where it names none."""
+    path = os.path.join(directory, "config.json")
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    for part in (config, config.get("text_config") or {}):
+        found = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(found, str):
+            return found
+    return ""
