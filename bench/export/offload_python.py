@@ -7,6 +7,7 @@ with the offloads.
 
 import concurrent.futures
 import mmap
+import statistics
 import time
 
 from script import MODEL, Shape, own_memory, parse_options, say, started_daemons
@@ -86,6 +87,44 @@ def measure(options, threads, tensors, reference, endpoint, first_version):
     return version + 1
 
 
+def gathered(tensors, rate):
+    """Waits for each tensor as long as its copy takes, as for other ranks that gather it."""
+    for name, tensor in tensors.items():
+        time.sleep(tensor.nbytes / rate)
+        yield name, tensor
+
+
+def measure_gathered(options, threads, tensors, endpoint, first_version):
+    """A generator's tensors, copied while it makes the next one, against one after the other."""
+    managers = {on: deltawire.WeightManager(endpoint, MODEL, timeout=300, copy_threads=threads,
+                                            overlap=on) for on in (True, False)}
+    rows, waits, version = {True: [], False: []}, [], first_version
+    size = sum(t.nbytes for t in tensors.values())
+
+    def seconds(on, given):
+        nonlocal version
+        step(tensors, version)
+        done = managers[on].offload(given, version)
+        done.wait(300)
+        version += 1
+        return done.seconds - done.waited_seconds
+
+    for manager in managers.values():
+        manager.register(tensors)
+    for i in range(options.warmups + options.runs):
+        alone = seconds(False, tensors)
+        took = {on: seconds(on, gathered(tensors, size / alone))
+                for on in ((True, False) if i % 2 == 0 else (False, True))}
+        if i >= options.warmups:
+            waits.append(took[True] / (2 * alone))
+            for on, all_of in rows.items():
+                all_of.append(took[on])
+    say(threads=threads, metric="gathered", unit="s", runs=rows[True],
+        reference="one after the other", reference_runs=rows[False],
+        note=f"{statistics.median(waits):.2f} of generator and copy alone")
+    return version
+
+
 def main():
     options = parse_options()
     tensors = Shape(options.tiny).tensors()
@@ -94,6 +133,7 @@ def main():
         version = 1
         for threads in options.threads or [1]:
             version = measure(options, threads, tensors, reference, root / "sender", version)
+            version = measure_gathered(options, threads, tensors, root / "sender", version)
         check_received(receiver, tensors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,15 +31,17 @@ from deltawire._megatron import (
     parallel_config,
 )
 from deltawire._megatron_job import MegatronJob, telling
+from deltawire._overlap import Overlap, is_lazy
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._ties import Ties
 from deltawire._writing import (
     NamedTensors,
     check,
-    copy,
+    copy_settled,
     json_text,
     metas_and_ties,
     pairs_of,
+    settled,
     twice,
 )
 
@@ -90,7 +93,10 @@ class WeightManager:
     that write a version together; it is published when all of them are ready. `timeout`: seconds
     that a call waits for the sender. `copy_threads`: 0: a few. `ignore_extra`: True, or names of
     given tensors that are not part of the model and are left out; "tied": those torch tensors whose
-    bytes are, in the same version, those of a registered tensor.
+    bytes are, in the same version, those of a registered tensor. `overlap`: a generator's tensor
+    is copied while the generator makes the next one, so two are held at once, and each must stay as
+    it is until the next one is handed over. Parameters, and what is not of torch, are copied before
+    the generator goes on. False: so is everything.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class WeightManager:
         timeout: float = 30.0,
         copy_threads: int = 0,
         ignore_extra: bool | Collection[str] | Literal["tied"] = False,
+        overlap: bool = True,
     ):
         self._endpoint = os.fspath(endpoint)
         self._options = (timeout, copy_threads)
@@ -111,6 +118,7 @@ class WeightManager:
         self._model, self._rank, self._world = model, rank, world
         self._leaves_ties = ignore_extra == "tied"
         self._ignore_extra = False if self._leaves_ties else ignore_extra
+        self._overlap = overlap
         self._casts = False  # floats of other types are cast to the registered ones
         self._cast_log = CastLog(model, rank)
         self._metas: list[TensorMeta] = []
@@ -195,15 +203,17 @@ class WeightManager:
     ) -> Offloaded:
         """Writes a version: begin, copy, ready. Returns when this rank's part is done.
 
-        `named_tensors`: (HF name, tensor) pairs, a mapping, or a callable that gives either; one
-        tensor is held at a time. The first call registers the model from it if `register` was not
-        called, and then it must be iterable twice. `unchanged`: names that the sender carries over
-        from the published version; they may be left out. With `world` > 1 each rank gives the
-        tensors that it has, each of them whole. `notify=False`: this rank is ready only after
-        `notify()`. `attempt`: a number that ties the ranks' parts together, the same on all ranks
-        and different for each offload (`draw_attempt`); 0: the sender draws it for the first rank,
-        and the others join that offload. `dtype`: as in `register`, for the call that registers
-        the model; a model that is registered must have it already.
+        `named_tensors`: (HF name, tensor) pairs, a mapping, or a callable that gives either. Of a
+        generator's tensors at most two are held at a time: while one is copied the generator, on
+        this thread, makes the next one (`overlap` says what it must not do then). The first call
+        registers the model from it if `register` was not called, and then it must be iterable
+        twice. `unchanged`: names that the sender carries over from the published version; they may
+        be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.
+        `notify=False`: this rank is ready only after `notify()`. `attempt`: a number that ties the
+        ranks' parts together, the same on all ranks and different for each offload
+        (`draw_attempt`); 0: the sender draws it for the first rank, and the others join that
+        offload. `dtype`: as in `register`, for the call that registers the model; a model that is
+        registered must have it already.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks.
@@ -223,9 +233,11 @@ class WeightManager:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             return Place((), shape, True), share
 
-        pairs = pairs_of(named_tensors)
+        if callable(named_tensors) and not isinstance(named_tensors, Mapping):
+            named_tensors = named_tensors()
         return self._offload(
-            pairs, version, unchanged, notify, place, partly=self._world > 1, attempt=attempt
+            pairs_of(named_tensors), version, unchanged, notify, place, partly=self._world > 1,
+            attempt=attempt, overlap=self._overlap and is_lazy(named_tensors),
         )
 
     def offload_fsdp(
@@ -242,8 +254,9 @@ class WeightManager:
         Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
         goes to its place in the whole tensor; the first of several replicas writes. Rank 0 alone
         writes tensors that are not DTensors (a full FSDP1 state dict, buffers). The first call
-        registers the model with the whole tensors' shapes. `attempt`, `dtype`: as in `offload`; mixed
-        precision has fp32 masters, which `dtype="bfloat16"` publishes as an engine wants them.
+        registers the model with the whole tensors' shapes. `attempt`, `dtype`: as in `offload`;
+        mixed precision has fp32 masters, which `dtype="bfloat16"` publishes as an engine wants
+        them.
         """
         state = module_or_state_dict
         if not isinstance(state, Mapping):
@@ -479,6 +492,7 @@ class WeightManager:
         place: Callable[[str, Any], tuple[Place, int]],
         partly: bool,
         attempt: int,
+        overlap: bool = False,
     ) -> Offloaded:
         started = time.monotonic()
         keep = set(unchanged)
@@ -486,7 +500,9 @@ class WeightManager:
             self._find(name)
 
         def write(offload: _core.Offload) -> tuple[int, int]:
-            done = self._write(offload, named, keep, place, partly)
+            # No copy may run when the offload is given up.
+            with Overlap(overlap) as copies:
+                done = self._write(offload, named, keep, place, partly, copies)
             offload.mark_unchanged(sorted(self._index[n] for n in keep))
             return done
 
@@ -499,16 +515,18 @@ class WeightManager:
         keep: set[str],
         place: Callable[[str, Any], tuple[Place, int]],
         partly: bool,
+        overlap: Overlap,
     ) -> tuple[int, int]:
         """Returns how many tensors this rank wrote (or parts of them), and how many bytes."""
         seen: set[str] = set()
         ties = Ties(offload, self._metas, seen)
-        tensors = written = 0
+        tensors = 0
         self._cast_log.begin()
-        for name, tensor in named:
+        for name, tensor in overlap.taken(named):
             if name in keep or self._skips(name):
                 continue
             if self._leaves_ties and name not in self._index:
+                overlap.wait()  # what it may be a copy of has to be there
                 ties.check(name, tensor)
                 continue
             index = self._find(name)
@@ -519,10 +537,13 @@ class WeightManager:
             where, share = place(name, tensor)
             if not where.writes:
                 continue
-            written += copy(offload, index, self._metas[index], tensor, where, share)
+            local = settled(tensor)
+            overlap.run(name, local, functools.partial(
+                copy_settled, offload, index, self._metas[index], local, where, share))
             self._cast_log.add(given, self._metas[index].dtype)
             tensors += 1
-            del tensor  # frees it before the next one is made
+            del tensor, local  # the copy alone holds it now
+        overlap.wait()
         ties.finish()
         self._cast_log.end()
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
@@ -534,7 +555,7 @@ class WeightManager:
                 "them, name them in `unchanged`, or register without them (replace=True)",
                 missing[0],
             )
-        return tensors, written
+        return tensors, overlap.bytes
 
     def _cast_to(self, dtype: Any) -> None:
         """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""

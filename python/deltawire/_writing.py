@@ -61,9 +61,24 @@ def copy(
 ) -> int:
     """Copies a tensor, or this rank's block of it, into its place, in the registered dtype; returns
     the bytes there."""
+    return copy_settled(offload, index, meta, settled(tensor), where, share)
+
+
+def settled(tensor: Any) -> Any:
+    """The tensor, or its local shard, when all work on it that this thread has queued is done:
+    another thread, and the library, know nothing of torch's streams."""
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if hasattr(local, "wait"):  # an AsyncCollectiveTensor
         local = local.wait()
+    if is_cuda(local) and local.device.type == "cuda":
+        sys.modules["torch"].cuda.current_stream(local.device).synchronize()
+    return local
+
+
+def copy_settled(
+    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place, share: int
+) -> int:
+    """The same of a tensor that `settled` has returned, on any thread."""
     cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
     if is_cuda(local) or cast:
         copied = None if cast else copy_by_device(offload, index, local, where, share)
@@ -107,8 +122,6 @@ def copy_by_device(
         return None
     width = local.element_size()
     start = where.start if len(where.start) == local.dim() else None
-    # What the library does is not in torch's streams.
-    sys.modules["torch"].cuda.current_stream(local.device).synchronize()
     try:
         offload.write(
             index, local.data_ptr(), width, list(local.shape), [s * width for s in local.stride()],
