@@ -51,6 +51,29 @@ struct TensorMeta {
 class Client;
 class Megatron;
 
+/// A half's file, mapped until close().
+class Mapping {
+ public:
+  Mapping(dw_mapping* mapping, void* data, uint64_t bytes)
+      : mapping_(mapping), address_(reinterpret_cast<uintptr_t>(data)), bytes_(bytes) {}
+  ~Mapping() { Close(); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uintptr_t address() const { return address_; }
+  uint64_t bytes() const { return bytes_; }
+  bool in_use() const { return dw_mapping_in_use(mapping_) != 0; }
+  void Close() {
+    dw_mapping_destroy(mapping_);
+    mapping_ = nullptr;
+  }
+
+ private:
+  dw_mapping* mapping_;
+  uintptr_t address_;
+  uint64_t bytes_;
+};
+
 class Offload {
  public:
   Offload(std::shared_ptr<Client> client, dw_offload* offload)
@@ -104,6 +127,13 @@ class Offload {
     uint64_t bytes = 0;
     Run([&] { return dw_offload_tensor(get(), tensor, &data, &bytes); });
     return {reinterpret_cast<uintptr_t>(data), bytes};
+  }
+  std::unique_ptr<Mapping> WholeMapping() {
+    dw_mapping* mapping = nullptr;
+    void* data = nullptr;
+    uint64_t bytes = 0;
+    Run([&] { return dw_offload_mapping(get(), &mapping, &data, &bytes); });
+    return std::make_unique<Mapping>(mapping, data, bytes);
   }
   void Close() {
     if (offload_ == nullptr) return;
@@ -462,6 +492,11 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("itemsize", &BufferView::itemsize)
       .def_property_readonly("shape", &BufferView::shape)
       .def_property_readonly("strides", &BufferView::strides);
+  py::class_<Mapping>(m, "Mapping")
+      .def_property_readonly("address", &Mapping::address)
+      .def_property_readonly("bytes", &Mapping::bytes)
+      .def_property_readonly("in_use", &Mapping::in_use)
+      .def("close", &Mapping::Close);
   py::class_<Offload>(m, "Offload")
       .def("write", &Offload::Write)
       .def("mark_written", &Offload::MarkWritten)
@@ -471,6 +506,7 @@ PYBIND11_MODULE(_core, m) {
       .def("check", &Offload::CheckAlive)
       .def("abandon", &Offload::Abandon)
       .def("memory", &Offload::Memory)
+      .def("mapping", &Offload::WholeMapping)
       .def("close", &Offload::Close)
       .def_property_readonly("attempt", &Offload::Attempt)
       .def_property_readonly("waited_seconds", &Offload::WaitedSeconds);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,12 +33,14 @@ from deltawire._megatron import (
 )
 from deltawire._megatron_job import MegatronJob, telling
 from deltawire._overlap import Overlap, is_lazy
+from deltawire._pinning import PinnedHalves
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._ties import Ties
 from deltawire._writing import (
     NamedTensors,
     check,
     copy_settled,
+    has_cuda,
     json_text,
     metas_and_ties,
     pairs_of,
@@ -127,6 +130,9 @@ class WeightManager:
         self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
         self._job = MegatronJob(copy_threads)
+        self._halves = PinnedHalves()
+        # What is pinned must not be unmapped; at the program's end the driver sees to it.
+        weakref.finalize(self, self._halves.close).atexit = False
         self._registered: _core.Megatron | None = None  # the plan whose tensors are registered
 
     def __enter__(self) -> WeightManager:
@@ -141,6 +147,7 @@ class WeightManager:
             self._pending.close()
             self._pending = None
         self._job.close()
+        self._halves.close()
         for adapter in self._adapters.values():
             adapter.close()
 
@@ -520,6 +527,7 @@ class WeightManager:
         """Returns how many tensors this rank wrote (or parts of them), and how many bytes."""
         seen: set[str] = set()
         ties = Ties(offload, self._metas, seen)
+        halves = None if has_cuda() else self._halves
         tensors = 0
         self._cast_log.begin()
         for name, tensor in overlap.taken(named):
@@ -539,7 +547,7 @@ class WeightManager:
                 continue
             local = settled(tensor)
             overlap.run(name, local, functools.partial(
-                copy_settled, offload, index, self._metas[index], local, where, share))
+                copy_settled, offload, index, self._metas[index], local, where, share, halves))
             self._cast_log.add(given, self._metas[index].dtype)
             tensors += 1
             del tensor, local  # the copy alone holds it now

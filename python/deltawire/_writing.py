@@ -15,6 +15,7 @@ from deltawire import _core
 from deltawire._casts import may_cast
 from deltawire._errors import DTypeError, Error, ShapeError
 from deltawire._fsdp import Place
+from deltawire._pinning import PinnedHalves
 from deltawire._tensors import (
     TensorMeta,
     dtype_name,
@@ -57,11 +58,17 @@ def check(meta: TensorMeta, tensor: Any, casts: bool = False) -> str:
 
 
 def copy(
-    offload: _core.Offload, index: int, meta: TensorMeta, tensor: Any, where: Place, share: int
+    offload: _core.Offload,
+    index: int,
+    meta: TensorMeta,
+    tensor: Any,
+    where: Place,
+    share: int,
+    halves: PinnedHalves | None = None,
 ) -> int:
     """Copies a tensor, or this rank's block of it, into its place, in the registered dtype; returns
     the bytes there."""
-    return copy_settled(offload, index, meta, settled(tensor), where, share)
+    return copy_settled(offload, index, meta, settled(tensor), where, share, halves)
 
 
 def settled(tensor: Any) -> Any:
@@ -76,15 +83,23 @@ def settled(tensor: Any) -> Any:
 
 
 def copy_settled(
-    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place, share: int
+    offload: _core.Offload,
+    index: int,
+    meta: TensorMeta,
+    local: Any,
+    where: Place,
+    share: int,
+    halves: PinnedHalves | None,
 ) -> int:
     """The same of a tensor that `settled` has returned, on any thread."""
     cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
+    if is_cuda(local) and cast:  # before it is sent: no more bytes travel than are kept
+        local = settled(local.detach().to(torch_dtype(meta.dtype)))
     if is_cuda(local) or cast:
-        copied = None if cast else copy_by_device(offload, index, local, where, share)
+        copied = copy_by_device(offload, index, local, where, share)
         if copied is not None:
             return copied
-        copied = copy_by_torch(offload, index, meta, local, where)
+        copied = copy_by_torch(offload, index, meta, local, where, halves)
         if share == _core.SHARE_BLOCK:
             offload.mark_block(index, list(where.start), list(where.shape))
         else:
@@ -118,7 +133,7 @@ def copy_by_device(
 ) -> int | None:
     """A tensor on a CUDA device: the device writes it into its place, which is pinned. Returns the
     bytes; None, after one warning, when it cannot, and then nothing is marked."""
-    if local.device.type != "cuda" or not has_cuda():
+    if not is_cuda(local) or local.device.type != "cuda" or not has_cuda():
         return None
     width = local.element_size()
     start = where.start if len(where.start) == local.dim() else None
@@ -143,16 +158,18 @@ def _warn_once(reason: str) -> None:
 
 
 def copy_by_torch(
-    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
+    offload: _core.Offload,
+    index: int,
+    meta: TensorMeta,
+    local: Any,
+    where: Place,
+    halves: PinnedHalves | None = None,
 ) -> int:
-    """A tensor on any other device, or of another dtype: torch copies it into its place, through its
-    own staging if need be. A device casts before it sends, so that no more bytes travel than are
-    kept; the CPU casts while it copies."""
+    """A tensor on any other device, or of another dtype in host memory: torch copies it into its
+    place, through its own staging where the memory is not pinned, and casts it meanwhile."""
     import torch
 
-    if is_cuda(local):
-        local = local.detach().to(torch_dtype(meta.dtype))
-    else:
+    if not is_cuda(local):
         source_of(meta.name, local)  # refuses what has no dense memory
     if local.numel() == 0:
         return 0
@@ -161,8 +178,11 @@ def copy_by_torch(
     place = torch.frombuffer(memory, dtype=torch_dtype(meta.dtype)).reshape(meta.shape)
     for dim, start in enumerate(where.start):
         place = place.narrow(dim, start, where.shape[dim])
-    with torch.no_grad():
-        place.copy_(local)  # returns when the bytes are there
+    with torch.no_grad():  # each returns when the bytes are there
+        if is_cuda(local) and local.device.type == "cuda" and halves is not None:
+            halves.copy(offload, place, local)
+        else:
+            place.copy_(local)
     return local.numel() * place.element_size()
 
 

@@ -29,6 +29,10 @@ struct dw_offload {
   deltawire::Hash128 fingerprint;  // of the layout that the client had registered when it began
 };
 
+struct dw_mapping {
+  std::shared_ptr<deltawire::HalfMapping> file;
+};
+
 namespace deltawire::c_abi {
 
 constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);

@@ -233,6 +233,27 @@ int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes) {
   });
 }
 
+int dw_offload_mapping(dw_offload* offload, dw_mapping** mapping, void** data, uint64_t* bytes) {
+  return Guard([&]() -> Status {
+    DW_RETURN_IF_ERROR(CheckTensors(offload, nullptr, 0));
+    if (mapping == nullptr) return Invalid("the mapping is NULL");
+    auto made = std::make_unique<dw_mapping>(offload->offload->whole_mapping());
+    if (made->file == nullptr) {
+      return absl::FailedPreconditionError(
+          "the sender owns a part of the model: its memory cannot be registered as a whole");
+    }
+    Return(made->file->bytes(), data, bytes);
+    *mapping = made.release();
+    return {};
+  });
+}
+
+int dw_mapping_in_use(const dw_mapping* mapping) {
+  return mapping != nullptr && mapping->file.use_count() > 1 ? 1 : 0;
+}
+
+void dw_mapping_destroy(dw_mapping* mapping) { delete mapping; }
+
 int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share) {
   return Guard([&]() -> Status {
     return Write(offload, tensor, block, share, [&](const StridedSource& source) {

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 7
+#define DW_ABI_VERSION 8
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -163,6 +163,21 @@ DW_API void dw_offload_destroy(dw_offload* offload);
  * order. Call dw_offload_mark_written when the bytes are in place. */
 DW_API int dw_offload_tensor(dw_offload* offload, uint32_t tensor, void** data, uint64_t* bytes);
 DW_API int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes);
+
+/* The file that an offload's memory lies in, for a caller that registers memory with a driver and
+ * must take that back before it is unmapped. Since DW_ABI_VERSION 8. */
+typedef struct dw_mapping dw_mapping;
+/* Keeps the file mapped until dw_mapping_destroy, beyond the offload and the client. `data` and
+ * `bytes`, which may be NULL: the whole mapping, the same in later offloads to this file.
+ * DW_FAILED_PRECONDITION where the sender owns a part of the model: there is no memory behind the
+ * rest. */
+DW_API int dw_offload_mapping(dw_offload* offload, dw_mapping** mapping, void** data,
+                              uint64_t* bytes);
+/* 1 while an offload, a client or another dw_mapping keeps the file mapped; 0: no offload will
+ * write it any more. */
+DW_API int dw_mapping_in_use(const dw_mapping* mapping);
+/* NULL is allowed. */
+DW_API void dw_mapping_destroy(dw_mapping* mapping);
 
 /* Copies a block into its place, on several threads, and marks the tensor by `share`. */
 DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share);

@@ -83,8 +83,9 @@ int main(int argc, char** argv) {
   dw_offload* offload = NULL;
   dw_published published;
   uint32_t matrix = 9, scalar = 9;
-  uint64_t bytes = 0;
-  void* data = NULL;
+  uint64_t bytes = 0, mapped_bytes = 0;
+  void *data = NULL, *mapped = NULL;
+  dw_mapping* mapping = NULL;
   int64_t value = -5;
   if (argc != 2) return 2;
   REQUIRE(dw_abi_version() == DW_ABI_VERSION);
@@ -103,6 +104,9 @@ int main(int argc, char** argv) {
   write_matrix(offload, matrix, 0.5f);
   CHECK(dw_offload_tensor(offload, scalar, &data, &bytes));
   REQUIRE(bytes == sizeof value);
+  CHECK(dw_offload_mapping(offload, &mapping, &mapped, &mapped_bytes));
+  REQUIRE((char*)mapped <= (char*)data && (char*)data + bytes <= (char*)mapped + mapped_bytes);
+  REQUIRE(dw_mapping_in_use(mapping) == 1);
   memcpy(data, &value, sizeof value);
   CHECK(dw_offload_mark_written(offload, &scalar, 1, DW_SHARE_WHOLE));
   CHECK(dw_offload_ready(offload));
@@ -128,5 +132,8 @@ int main(int argc, char** argv) {
   CHECK(dw_wait_published(client, 3, 5000, &published));
   REQUIRE(published.changed_elements == ROWS * COLUMNS);
   dw_client_destroy(client);
+  REQUIRE(dw_mapping_in_use(mapping) == 0);
+  value = ((volatile char*)mapped)[mapped_bytes - 1]; /* it is mapped all the same */
+  dw_mapping_destroy(mapping);
   return 0;
 }
