@@ -31,6 +31,7 @@ from deltawire._megatron import (
     live_tensors,
     parallel_config,
 )
+from deltawire._megatron_ddp import finish_param_gathers
 from deltawire._megatron_job import MegatronJob, telling
 from deltawire._overlap import Overlap, is_lazy
 from deltawire._pinning import PinnedHalves
@@ -317,18 +318,20 @@ class WeightManager:
         sender on each node: then `node_ranks` are the job's ranks on this node, the manager's
         `rank` and `world` count these ranks, and a receiver follows all senders. A node whose ranks
         hold only copies needs no sender: give an empty list there. `models`: the model chunks,
-        wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object with the same
-        methods. `hf_dir`: the HF model directory; config.json is enough, and if it has weights,
-        their names, order, shapes and dtypes are used. `parallel`: settings that override those of
-        the models (docs/model_families.md). `families`: directories of further families. `gather`:
-        for ranks that do not share the sender's memory; then only the rank `gather.root` talks to
-        the sender (make its manager with rank 0 of world 1). If a rank fails before the gather, as
-        the root does where no sender answers, all ranks get the error, and the next version may be
-        gathered; if one fails within it, the group ends (give another `job`). `attempt`: a number
-        that ties the parts of several senders together, the same on every rank of the job and
-        different for each offload. Without it, the sender draws one; but with `node_ranks` the
-        job's first rank draws it and torch.distributed hands it to the others, so every rank must
-        make the call.
+        wrapped or not; where the optimizer leaves the gather of parameters to the next forward
+        (`overlap_param_gather`), it is finished first, a collective of the data-parallel groups:
+        call it after the step, on the thread that trains. `parallel_state`:
+        megatron.core.parallel_state, or an object with the same methods. `hf_dir`: the HF model
+        directory; config.json is enough, and if it has weights, their names, order, shapes and
+        dtypes are used. `parallel`: settings that override those of the models
+        (docs/model_families.md). `families`: directories of further families. `gather`: for ranks
+        that do not share the sender's memory; then only the rank `gather.root` talks to the sender
+        (make its manager with rank 0 of world 1). If a rank fails before the gather, as the root
+        does where no sender answers, all ranks get the error, and the next version may be gathered;
+        if one fails within it, the group ends (give another `job`). `attempt`: a number that ties
+        the parts of several senders together, the same on every rank of the job and different for
+        each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
+        draws it and torch.distributed hands it to the others, so every rank must make the call.
 
         The first call plans, proves that the ranks' shards make up every byte exactly once, and
         registers the model. Before the first byte each rank's parameters are compared with the plan;
@@ -338,6 +341,8 @@ class WeightManager:
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
+        # First, so that a rank that fails on its own leaves no other one waiting in a collective.
+        finish_param_gathers(models)
         rank = job_rank(parallel_state, config)
         root = gather is None or rank == gather.root
         if node_ranks is not None and len(node_ranks) == 0:

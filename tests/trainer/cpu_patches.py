@@ -62,3 +62,21 @@ def apply():
 
     if not isinstance(multi_latent_attention.TELinear, type):
         multi_latent_attention.HAVE_TE = False
+
+
+def apply_to_optimizer():
+    """The same for megatron-core's optimizer: it asks whether parameters are CUDA's, by the name of
+    their type, and makes its scalars on "cuda"."""
+    kind = torch.Tensor.type
+
+    def as_cuda(self, *args, **kwargs):
+        found = kind(self, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+
+    def here(make):
+        return lambda *args, device=None, **kwargs: make(
+            *args, device=None if device == "cuda" else device, **kwargs
+        )
+
+    torch.Tensor.type = as_cuda
+    torch.tensor, torch.zeros = here(torch.tensor), here(torch.zeros)

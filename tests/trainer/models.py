@@ -202,8 +202,9 @@ def persistent_buffers(module):
                 yield (f"{prefix}.{name}" if prefix else name), buffer
 
 
-def wrap(chunks, config, bf16=False, distributed_optimizer=False):
-    """Wraps chunks as a trainer does: in Float16Module if the model is in bf16, then in DDP."""
+def wrap(chunks, config, bf16=False, distributed_optimizer=False, **options):
+    """Wraps chunks as a trainer does: in Float16Module if the model is in bf16, then in DDP.
+    `options` are DDP's."""
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -213,7 +214,8 @@ def wrap(chunks, config, bf16=False, distributed_optimizer=False):
     if bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
     settings = DistributedDataParallelConfig(
-        use_distributed_optimizer=distributed_optimizer, overlap_grad_reduce=False
+        use_distributed_optimizer=distributed_optimizer,
+        **{"overlap_grad_reduce": False, **options},
     )
     return [
         DistributedDataParallel(

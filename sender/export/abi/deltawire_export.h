@@ -284,8 +284,8 @@ typedef int (*dw_read_bytes)(void* context, uint64_t offset, uint64_t bytes, voi
 #define DW_HOST_MEMORY (-1)
 
 /* A parameter, or a persistent buffer, as the trainer has it: row-major. Its bytes are `data`, in
- * host memory or on a device, where all work on them must be complete; or `read` returns them.
- * Bytes outside host memory are copied over at most two buckets in host memory at a time. */
+ * host memory or on a device, where all work on them is done and no gather is pending; or `read`
+ * returns them. Bytes outside host memory are copied over at most two buckets in host memory. */
 typedef struct dw_param {
   size_t struct_size;
   uint32_t chunk;   /* virtual pipeline chunk */
