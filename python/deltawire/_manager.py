@@ -264,7 +264,8 @@ class WeightManager:
         writes tensors that are not DTensors (a full FSDP1 state dict, buffers). The first call
         registers the model with the whole tensors' shapes. `attempt`, `dtype`: as in `offload`;
         mixed precision has fp32 masters, which `dtype="bfloat16"` publishes as an engine wants
-        them.
+        them. A mapping of named_parameters() is no state dict: it may hold old, whole parameters of
+        some forward.
         """
         state = module_or_state_dict
         if not isinstance(state, Mapping):
