@@ -18,6 +18,7 @@ import support
 support.use_trainer_python()
 from integrations_rig import Case, changed, raw  # noqa: E402  # or a skip
 
+from deltawire import Error  # noqa: E402
 from deltawire.integrations import nemo_rl, slime, trl, verl  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
 
@@ -96,37 +97,89 @@ class VerlFrameworkTest(FrameworkCase):
         self.assert_fits(CheckpointEngine, verl.DeltawireCheckpointEngine)
         self.assertIs(CheckpointEngineRegistry.get("deltawire"), verl.DeltawireCheckpointEngine)
 
-    def test_versions_from_an_actor_of_two_ranks_to_a_rollout_of_two_workers(self):
-        """The calls of verl's CheckpointEngineManager.update_weights, without its processes."""
+    def engines(self, **more):
+        """The checkpoint engines of an actor of two ranks, and of a rollout of two workers."""
         from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-        kwargs = self.arguments | {"directory": str(self.receiver.directory)}
+        kwargs = self.arguments | {"directory": str(self.receiver.directory)} | more
 
         def new(**more):
             return CheckpointEngineRegistry.new("deltawire", bucket_size=1 << 20, **kwargs, **more)
 
-        actors, rollouts = [new(is_master=True), new(is_master=False)], [new(), new()]
+        return [new(is_master=True), new(is_master=False)], [new(), new()]
 
+    async def update(self, actors, rollouts, step, weights=None, refused=False):
+        """The calls of verl's CheckpointEngineManager.update_weights, without its processes."""
         async def receive(engine):
-            return raw({n: t async for n, t in engine.receive_weights(global_steps=1)})
+            return raw({n: t async for n, t in engine.receive_weights(global_steps=step)})
 
-        async def update():
-            metadata = [e.prepare() for e in actors + rollouts]
-            topologies = type(actors[0]).build_topology(2, 2, metadata)
-            for engines, topology in zip((actors, rollouts), topologies, strict=True):
-                for i, engine in enumerate(engines):
-                    engine.init_process_group(**{k: v[i] for k, v in topology.items()})
-            sent = [e.send_weights(iter(self.weights.items()), global_steps=1) for e in actors]
-            done = await asyncio.gather(*(receive(e) for e in rollouts), *sent)
-            for engine in actors + rollouts:
-                engine.finalize()
-            return done
+        metadata = [e.prepare() for e in actors + rollouts]
+        topologies = type(actors[0]).build_topology(2, 2, metadata)
+        for engines, topology in zip((actors, rollouts), topologies, strict=True):
+            for i, engine in enumerate(engines):
+                engine.init_process_group(**{k: v[i] for k, v in topology.items()})
+        sent = [e.send_weights(iter((weights or self.weights).items()), global_steps=step)
+                for e in actors]
+        received = [] if refused else [receive(e) for e in rollouts]  # else they would wait
+        *done, metrics, nothing = await asyncio.gather(*received, *sent)
+        for engine in actors + rollouts:
+            engine.finalize()
+        return done, (metrics, nothing)
 
+    def assert_refused(self, error: str, *engines, **update):
+        with self.assertRaisesRegex(Error, error):
+            asyncio.run(self.update(*engines, **update, refused=True))
+
+    def test_versions_from_an_actor_of_two_ranks_to_a_rollout_of_two_workers(self):
+        engines = self.engines()
         for version in (1, 2, 3):
             self.weights = changed(self.weights, version)
-            *received, metrics, nothing = asyncio.run(update())
+            received, (metrics, nothing) = asyncio.run(self.update(*engines, step=1))
             self.assertEqual(received, [raw(self.weights)] * 2)
             self.assertEqual((metrics["deltawire/version"], nothing), (version, None))
+
+    def test_versions_are_verl_s_steps_where_that_is_asked_for(self):
+        engines = self.engines(version_of_step_0=1)
+        for step in (0, 1, 7):
+            self.weights = changed(self.weights, step)
+            received, (metrics, _) = asyncio.run(self.update(*engines, step=step))
+            self.assertEqual(received, [raw(self.weights)] * 2)
+            self.assertEqual(metrics["deltawire/version"], step + 1)
+        # A run that goes back: resumed from step 5 of the one before.
+        resumed = self.engines(version_of_step_0=1)
+        self.assert_refused("step 5 is version 6, and the sender has 8 .* higher", *resumed, step=5)
+        resumed = self.engines(version_of_step_0=101)
+        asyncio.run(self.update(*resumed, step=5))
+        self.assert_receiver_has(self.weights, 106)
+        for step, first, error in ((None, 1, "names no global_steps"), (0, 0, "begin with 1")):
+            self.assert_refused(error, *self.engines(version_of_step_0=first), step=step)
+
+    def test_a_state_dict_with_a_tied_head_and_one_with_an_adapter(self):
+        """As verl's FSDP engine takes them; peft, which that imports, is not needed here."""
+        import torch
+        import transformers
+        from safetensors.torch import load_file
+
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            num_experts=3, moe_intermediate_size=24, vocab_size=64, hidden_size=32, head_dim=8,
+            intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=True))
+        base = self.cluster.root / f"base-{self.model}"
+        model.save_pretrained(base)
+        engines = self.engines(hf_dir=base)
+        # full_tensor() gives each name memory of its own.
+        gathered = {n: t.clone() for n, t in model.state_dict().items()}
+        self.assertIn("lm_head.weight", gathered)
+        received, _ = asyncio.run(self.update(*engines, step=1, weights=gathered))
+        self.assertEqual(received, [raw(load_file(base / "model.safetensors"))] * 2)
+        # As verl's replace_lora_wrapper names them.
+        wrapped = {n.replace("q_proj.weight", "q_proj.base_layer.weight"): t
+                   for n, t in gathered.items()}
+        self.assert_refused(r"actor_rollout_ref\.model\.lora\.merge=True", *engines, step=2,
+                            weights=wrapped)
+        gathered["lm_head.weight"] = torch.zeros(64, 32)
+        self.assert_refused('"lm_head.weight" is not registered, and it is no copy', *engines,
+                            step=2, weights=gathered)
 
 
 class NemoRlFrameworkTest(FrameworkCase):

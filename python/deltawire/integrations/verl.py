@@ -20,7 +20,7 @@ from typing import Any
 
 from deltawire import Error
 from deltawire.integrations._directory import ReceiverDirectory
-from deltawire.integrations._publisher import Publisher
+from deltawire.integrations._publisher import Publisher, gone_through
 
 try:
     from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
@@ -35,7 +35,9 @@ class DeltawireCheckpointEngine(CheckpointEngine):
     """One worker's end. `bucket_size` and `is_master` are verl's: the master is the actor's first
     rank. `endpoint`, `model`, `timeout`: as in `Publisher`. `hf_dir`: the checkpoint that the run
     starts from, with its weights: the layout comes from there, and so the version that the sender
-    has. `directory`: the receiver's, of this model, on every node with rollout workers."""
+    has. `directory`: the receiver's, of this model, on every node with rollout workers.
+    `version_of_step_0`: versions are verl's `global_steps` plus this number, 1 for most, as verl
+    begins with step 0 and versions with 1; None: they count on from what is published."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         endpoint: str | os.PathLike[str] = "/dev/shm/deltawire",
         model: str = "policy",
         timeout: float = 1800.0,
+        version_of_step_0: int | None = None,
     ):
         if _missing is not None:
             raise ImportError("the checkpoint engine needs verl, which cannot be imported "
@@ -57,6 +60,7 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         self._opened = False
         self._timeout = timeout
         self._version = 0
+        self._step_0 = version_of_step_0
 
     def prepare(self) -> dict[str, Any]:
         """The master says which version comes next."""
@@ -91,12 +95,18 @@ class DeltawireCheckpointEngine(CheckpointEngine):
     ) -> dict[str, float] | None:
         """Returns figures for verl's metrics on the master. All ranks go through `weights`, whose
         tensors are gathered on the way."""
-        del global_steps  # versions count on from what is published, across restarts too
         if self._publisher is None:
             for _ in weights:
                 pass
             return None
-        published = self._publisher.publish(weights, self._version)
+        with gone_through(weights := iter(weights)):
+            version = self._version_of(global_steps)
+            has = self._publisher.published
+            if self._step_0 is not None and version <= has:
+                raise Error(f"step {global_steps} is version {version}, and the sender has {has} "
+                            "already; a run that begins anew or goes back to an earlier step needs "
+                            "a higher version_of_step_0, or a sender without the model")
+        published = self._publisher.publish(weights, version)
         return {
             "deltawire/version": published.version,
             "deltawire/delta_bytes": published.delta_bytes,
@@ -111,11 +121,21 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         global_steps: int | None = None,
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields all tensors of the version, on the CPU, as soon as the receiver has it."""
-        del global_steps
+        version = self._version_of(global_steps)
         # A wait in the event loop would hold up the worker's other calls.
-        await asyncio.to_thread(self._directory.wait, self._version, self._timeout)
-        for pair in self._directory.tensors(self._version):
+        await asyncio.to_thread(self._directory.wait, version, self._timeout)
+        for pair in self._directory.tensors(version):
             yield pair
+
+    def _version_of(self, step: int | None) -> int:
+        if self._step_0 is None:
+            return self._version  # counted on from what was published, across restarts too
+        if step is None:
+            raise Error("verl names no global_steps for this version; leave version_of_step_0 out")
+        if step + self._step_0 < 1:
+            raise Error(f"step {step} would be version {step + self._step_0}, and versions begin "
+                        f"with 1: version_of_step_0 is {self._step_0}, and must be higher")
+        return step + self._step_0
 
 
 if _missing is None:
