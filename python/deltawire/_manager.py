@@ -99,8 +99,9 @@ class WeightManager:
     given tensors that are not part of the model and are left out; "tied": those torch tensors whose
     bytes are, in the same version, those of a registered tensor. `overlap`: a generator's tensor
     is copied while the generator makes the next one, so two are held at once, and each must stay as
-    it is until the next one is handed over. Parameters, and what is not of torch, are copied before
-    the generator goes on. False: so is everything.
+    it is until the next one is handed over: a collective that gathers into the same memory again
+    would publish a mixture. Parameters, and what is not of torch, are copied before the generator
+    goes on. False: so is everything.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class WeightManager:
         timeout: float = 30.0,
         copy_threads: int = 0,
         ignore_extra: bool | Collection[str] | Literal["tied"] = False,
-        overlap: bool = True,
+        overlap: bool = False,
     ):
         self._endpoint = os.fspath(endpoint)
         self._options = (timeout, copy_threads)
@@ -212,8 +213,8 @@ class WeightManager:
         """Writes a version: begin, copy, ready. Returns when this rank's part is done.
 
         `named_tensors`: (HF name, tensor) pairs, a mapping, or a callable that gives either. Of a
-        generator's tensors at most two are held at a time: while one is copied the generator, on
-        this thread, makes the next one (`overlap` says what it must not do then). The first call
+        generator's tensors one is held at a time; with `overlap` two, and while one is copied the
+        generator, on this thread, makes the next one. The first call
         registers the model from it if `register` was not called, and then it must be iterable
         twice. `unchanged`: names that the sender carries over from the published version; they may
         be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.

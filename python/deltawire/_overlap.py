@@ -17,7 +17,7 @@ from typing import Any
 from deltawire._errors import TensorError
 from deltawire._tensors import is_torch
 
-_HOW = "make the WeightManager with overlap=False, or hand over memory that stays as it is"
+_HOW = "make the WeightManager without overlap, or hand over memory that stays as it is"
 
 
 def is_lazy(tensors: Any) -> bool:

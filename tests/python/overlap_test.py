@@ -31,7 +31,8 @@ class OverlapTest(unittest.TestCase):
 
     def manager(self, **options):
         self.model = self.id().rsplit(".", 1)[-1]
-        manager = deltawire.WeightManager(self.cluster.endpoint, model=self.model, **options)
+        manager = deltawire.WeightManager(self.cluster.endpoint, model=self.model,
+                                          **{"overlap": True, **options})
         manager.register([(n, "F32", SHAPE) for n in NAMES])
         return manager
 
@@ -179,7 +180,7 @@ class OverlapTest(unittest.TestCase):
         for generator, name, why in ((filled, "t0", "was changed or freed"), (received, "t1", "t0"),
                                      (bucketed, "t2", "t1"), (freed, "t0", "was changed or freed")):
             with self.watched(after=copied.set), self.assertRaisesRegex(
-                    deltawire.TensorError, f'"{name}" .*{why}.*overlap=False') as raised:
+                    deltawire.TensorError, f'"{name}" .*{why}.*without overlap') as raised:
                 manager.offload(generator, 1)
             self.assertEqual(raised.exception.tensor, name)
         in_turn = self.manager(overlap=False)

@@ -93,7 +93,7 @@ class Publisher:
     def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None,
                 module: Any = None) -> Published:
         """Returns when `version`, or else the next one, can be pulled by receivers. Goes through
-        `tensors` once, holding two at most, and also to their end before it raises. `module`: the
+        `tensors` once, holding one at a time, and also to their end before it raises. `module`: the
         trainer's, which tells why the stream leaves tensors out."""
         stream = iter(tensors)
         with gone_through(stream):
