@@ -4,6 +4,7 @@
 #include <random>
 
 #include "common/base/attempt.h"
+#include "common/base/log.h"
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
 #include "receiver/assigned_upstream.h"
@@ -50,6 +51,9 @@ Daemon::~Daemon() { Stop(); }
 Status Daemon::Start() {
   if (credentials_->dials_tls()) {
     DW_ASSIGN_OR_RETURN(tls_, net::Tls::Create(credentials_, net::Tls::Side::kClient));
+  }
+  for (const EngineOptions& engine : options_.engines) {
+    DW_ASSIGN_OR_RETURN(engine_access_.emplace_back(), EngineAccess::Load(engine));
   }
   const TransportFactory transport = [this](net::PullTarget target) {
     target.tls = tls_;
@@ -132,7 +136,8 @@ std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions&
 void Daemon::StartEngines(const std::string& model) {
   Replica& replica = *replicas_[model];
   std::vector<EngineDriver::Settings> settings;
-  for (const EngineOptions& engine : options_.engines) {
+  for (size_t i = 0; i < options_.engines.size(); ++i) {
+    const EngineOptions& engine = options_.engines[i];
     if (!engine.model.empty() && engine.model != model) continue;
     settings.push_back({.options = engine,
                         .model = {model, std::filesystem::absolute(replica.options().directory)},
@@ -140,14 +145,15 @@ void Daemon::StartEngines(const std::string& model) {
                                    .retries = options_.engine_retries,
                                    .seed = std::random_device()()},
                         .call_limit = options_.engine_timeout,
-                        .stages = stages_});
+                        .stages = stages_,
+                        .access = engine_access_[i]});
     settings.back().options.check_every = options_.engine_check_every;
   }
   if (settings.empty()) return;
   auto& source = sources_[model] = std::make_unique<Source>(replica);
   auto& engines = engines_[model] = std::make_unique<Engines>(
       std::move(settings), *source,
-      [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model); });
+      [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model, s.access); });
   const auto tell = [&replica, raw = engines.get()] {
     const std::vector<EngineDriver::View> all = raw->views();
     replica.SetEngines({.engines = static_cast<uint32_t>(all.size()), .oldest = OldestServed(all)});
@@ -163,6 +169,15 @@ void Daemon::Doubted(const std::string& model, const std::string& layout, uint32
   // Nobody is served before Start has returned.
   if (const auto replica = replicas_.find(model); replica != replicas_.end()) {
     replica->second->Suspect(layout, chunk);
+  }
+}
+
+void Daemon::ReloadEngineAccess() {
+  for (size_t i = 0; i < engine_access_.size(); ++i) {
+    const Status read = engine_access_[i]->Reload();
+    if (read.ok()) continue;
+    LogWarn("engine {}: {}; what was read before stays in use", NameOf(options_.engines[i]),
+            MessageOf(read));
   }
 }
 

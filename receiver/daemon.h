@@ -29,6 +29,8 @@ class Daemon {
 
   /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
   Status Start();
+  /// Reads the files of what engines are shown, and whom they are believed by, again.
+  void ReloadEngineAccess();
   /// Ends all calls that wait, here and in the replicas; Stop must follow.
   void BeginStop();
   void Stop();
@@ -62,6 +64,7 @@ class Daemon {
   /// A receiver that is served here doubts a chunk, which has lost its digest.
   void Doubted(const std::string& model, const std::string& layout, uint32_t chunk);
 
+  std::vector<std::shared_ptr<EngineAccess>> engine_access_;  // by engine of options_; fixed
   std::unique_ptr<Relay> relay_;                              // outlives the replicas
   std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
   std::map<std::string, std::unique_ptr<Source>> sources_;    // the same

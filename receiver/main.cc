@@ -94,8 +94,11 @@ Status Run(const ReceiverOptions& options) {
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),
           fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 
-  const char* signal =
-      ServeUntilTermination([&] { return StatusLine(daemon); }, [&] { access->Reload(); });
+  const char* signal = ServeUntilTermination([&] { return StatusLine(daemon); },
+                                             [&] {
+                                               access->Reload();
+                                               daemon.ReloadEngineAccess();
+                                             });
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
   daemon.BeginStop();

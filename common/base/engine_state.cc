@@ -8,9 +8,9 @@ namespace {
 // Indexed by the enum's value.
 constexpr std::string_view kNames[] = {
     "waiting",  "unreachable", "preparing", "updating", "serving",
-    "retrying", "paused",      "behind",    "out",
+    "retrying", "paused",      "behind",    "out",      "asleep",
 };
-static_assert(std::size(kNames) == static_cast<size_t>(EngineState::kOut) + 1);
+static_assert(std::size(kNames) == static_cast<size_t>(EngineState::kAsleep) + 1);
 
 }  // namespace
 

@@ -11,7 +11,8 @@ namespace deltawire {
 /// kUpdating to kServing. After a failed attempt it is kRetrying until the next attempt. When the
 /// receiver gives the version up, it is kBehind, kPaused or kOut. A call that finds no connection
 /// makes it kUnreachable, from any state but kWaiting, in which there are no calls; it goes on from
-/// there as from kWaiting. A new version ends kServing, kBehind and kPaused.
+/// there as from kWaiting, and so it does from kAsleep. A new version ends kServing, kBehind and
+/// kPaused.
 enum class EngineState : uint8_t {
   kWaiting,      ///< nothing is committed yet
   kUnreachable,  ///< it cannot be connected to
@@ -22,6 +23,7 @@ enum class EngineState : uint8_t {
   kPaused,       ///< left paused after a failure, until the next version
   kBehind,       ///< this version was given up; it serves an older one
   kOut,          ///< taken out: left alone until it or the receiver starts anew
+  kAsleep,       ///< it has given its memory back for a while; updates wait until it wakes
 };
 
 /// "waiting", "unreachable", ...

@@ -16,7 +16,11 @@ static_assert(std::size(kKinds) == static_cast<size_t>(EngineKind::kDiskDelta) +
 constexpr std::string_view kFailures[] = {"retry", "rollback", "stay-paused", "take-out"};
 static_assert(std::size(kFailures) == static_cast<size_t>(EngineFailure::kTakeOut) + 1);
 
-constexpr std::string_view kScheme = "http://";
+// In the engines' words; the last one is the usual one.
+constexpr std::string_view kVllmPauses[] = {"abort", "wait", "keep"};
+constexpr std::string_view kSglangPauses[] = {"abort", "in_place", "retract"};
+
+constexpr std::string_view kScheme = "http://", kTlsScheme = "https://";
 constexpr uint32_t kMostKept = 10'000;
 
 /// Visible ASCII: what may stand in a request's first line.
@@ -71,35 +75,81 @@ Status ReadDiskDelta(std::string_view target, EngineOptions* engine) {
   return {};
 }
 
-/// What may follow the URL of an engine that has a plug-in.
-Status ReadAttachWords(std::string_view text, EngineOptions* engine) {
-  for (const std::string& word : Words(text)) {
-    if (word == "loader_tensors") {
-      engine->loader_tensors = true;
-    } else if (word == "plans") {
-      engine->plans = true;
-    } else if (word == "second_instance" && engine->kind == EngineKind::kVllm) {
-      engine->second_instance = true;
-    } else {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "\"{}\" is none of loader_tensors, plans and (vllm) second_instance, which may "
-                    "follow the URL",
-                    word);
-    }
+bool IsVllm(EngineKind kind) {
+  return kind == EngineKind::kVllm || kind == EngineKind::kVllmReload;
+}
+bool IsSglang(EngineKind kind) {
+  return kind == EngineKind::kSglang || kind == EngineKind::kSglangReload;
+}
+
+/// The words that may follow the URL of an engine of this kind, for a refusal.
+std::string UrlWords(EngineKind kind) {
+  std::string words = "token_file=, ca_file=";
+  if (IsVllm(kind) || IsSglang(kind)) words += ", pause=";
+  if (kind == EngineKind::kVllm || kind == EngineKind::kSglang) words += ", loader_tensors, plans";
+  if (kind == EngineKind::kVllm) words += ", second_instance";
+  return words;
+}
+
+Status ReadFileName(std::string_view word, std::string_view path, std::string* file) {
+  if (!path.starts_with('/')) {
+    return Errorf(StatusCode::kInvalidArgument, "\"{}\" does not name a file by its absolute path",
+                  word);
   }
+  *file = path;
   return {};
 }
 
-Status ReadUrl(std::string_view url, EngineOptions* engine) {
-  if (!url.starts_with(kScheme)) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" is not http://HOST:PORT (there is no TLS to engines yet)", url);
+Status ReadPause(std::string_view mode, EngineOptions* engine) {
+  const auto& modes = IsVllm(engine->kind) ? kVllmPauses : kSglangPauses;
+  if (std::find(std::begin(modes), std::end(modes), mode) == std::end(modes)) {
+    return Errorf(StatusCode::kInvalidArgument, "pause={} is none of {}'s: {}", mode,
+                  IsVllm(engine->kind) ? "vLLM" : "SGLang", fmt::join(modes, ", "));
   }
-  url.remove_prefix(kScheme.size());
-  if (engine->kind == EngineKind::kVllm || engine->kind == EngineKind::kSglang) {
-    const size_t space = std::min(url.find(' '), url.size());
-    DW_RETURN_IF_ERROR(ReadAttachWords(url.substr(space), engine));
-    url = url.substr(0, space);
+  engine->pause = mode;
+  return {};
+}
+
+/// A word that may follow the URL.
+Status ReadUrlWord(std::string_view word, EngineOptions* engine) {
+  const EngineKind kind = engine->kind;
+  const bool plug_in = kind == EngineKind::kVllm || kind == EngineKind::kSglang;
+  const size_t equals = word.find('=');
+  if (equals != std::string_view::npos) {
+    const std::string_view name = word.substr(0, equals), value = word.substr(equals + 1);
+    if (name == "token_file") return ReadFileName(word, value, &engine->token_file);
+    if (name == "ca_file") return ReadFileName(word, value, &engine->ca_file);
+    if (name == "pause" && (IsVllm(kind) || IsSglang(kind))) return ReadPause(value, engine);
+  } else if (plug_in && word == "loader_tensors") {
+    engine->loader_tensors = true;
+    return {};
+  } else if (plug_in && word == "plans") {
+    engine->plans = true;
+    return {};
+  } else if (kind == EngineKind::kVllm && word == "second_instance") {
+    engine->second_instance = true;
+    return {};
+  }
+  return Errorf(StatusCode::kInvalidArgument,
+                "\"{}\" is none of {}, which may follow the URL of this kind", word,
+                UrlWords(kind));
+}
+
+Status ReadUrl(std::string_view url, EngineOptions* engine) {
+  engine->tls = url.starts_with(kTlsScheme);
+  if (!engine->tls && !url.starts_with(kScheme)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "\"{}\" is neither http://HOST:PORT nor https://HOST:PORT", url);
+  }
+  url.remove_prefix(engine->tls ? kTlsScheme.size() : kScheme.size());
+  const size_t space = std::min(url.find(' '), url.size());
+  for (const std::string& word : Words(url.substr(space))) {
+    DW_RETURN_IF_ERROR(ReadUrlWord(word, engine));
+  }
+  url = url.substr(0, space);
+  if (!engine->tls && !engine->ca_file.empty()) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "ca_file={}: no certificate is looked at without https://", engine->ca_file);
   }
   const size_t slash = std::min(url.find('/'), url.size());
   DW_ASSIGN_OR_RETURN(engine->address, ParseEndpoint(url.substr(0, slash)));
@@ -109,7 +159,7 @@ Status ReadUrl(std::string_view url, EngineOptions* engine) {
   engine->path = url.substr(slash);
   if (!IsPath(engine->path)) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" has a path with spaces or with characters that are not ASCII", url);
+                  "\"{}\" has a path with characters that are not visible ASCII", url);
   }
   if (engine->kind == EngineKind::kHttp) {
     if (engine->path.empty()) engine->path = "/";
@@ -128,6 +178,11 @@ std::string NameOf(const EngineOptions& engine) {
   if (engine.kind == EngineKind::kExec) return fmt::format("{}", fmt::join(engine.command, " "));
   if (engine.kind == EngineKind::kDiskDelta) return engine.directory;
   return ToString(engine.address) + engine.path;
+}
+
+std::string_view PauseOf(const EngineOptions& engine) {
+  if (!engine.pause.empty()) return engine.pause;
+  return IsVllm(engine.kind) ? kVllmPauses[2] : kSglangPauses[2];
 }
 
 StatusOr<EngineOptions> ParseEngine(std::string_view text) {

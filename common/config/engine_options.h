@@ -52,17 +52,26 @@ struct EngineOptions {
   bool loader_tensors = false;
   bool second_instance = false;  ///< vllm
   bool plans = false;
+  // Of the kinds that have a URL.
+  bool tls = false;        ///< https
+  std::string token_file;  ///< absolute; what is shown with each request; empty: nothing
+  std::string ca_file;     ///< absolute; whom https believes; empty: the system's authorities
+  std::string pause;       ///< of engines that are paused, in their words; empty: their usual one
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
 /// The engine's name in statuses, unique within a model: "127.0.0.1:8000/path", the program and its
 /// arguments, or the directory.
 std::string NameOf(const EngineOptions& engine);
 
-/// "[MODEL:]KIND=http://HOST:PORT[/PATH] [loader_tensors] [second_instance] [plans]" (these words
-/// for the kinds vllm and sglang, and second_instance for vllm alone), "[MODEL:]exec=/PROGRAM
-/// [ARGUMENT ...]" or
-/// "[MODEL:]disk-delta=/DIRECTORY [xor|overwrite] [keep=N]". Words are separated by spaces, and
-/// nothing is quoted.
+/// How requests that run are held for an update: vLLM's abort, wait or keep (its usual one here),
+/// SGLang's abort, retract (its usual one) or in_place. REQUIRES: the kind is vLLM's or SGLang's.
+std::string_view PauseOf(const EngineOptions& engine);
+
+/// "[MODEL:]KIND=http[s]://HOST:PORT[/PATH] [token_file=/FILE] [ca_file=/FILE] [pause=MODE]
+/// [loader_tensors] [second_instance] [plans]" (pause= for vLLM and SGLang, the three words after
+/// it for the kinds vllm and sglang, and second_instance for vllm alone), "[MODEL:]exec=/PROGRAM
+/// [ARGUMENT ...]" or "[MODEL:]disk-delta=/DIRECTORY [xor|overwrite] [keep=N]". Words are separated
+/// by spaces, and nothing is quoted.
 StatusOr<EngineOptions> ParseEngine(std::string_view text);
 
 }  // namespace deltawire

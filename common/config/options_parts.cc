@@ -18,8 +18,9 @@ void AddEngines(CLI::App& app, ReceiverOptions& o) {
   AddEach(
       app, "--engine", "[MODEL:]KIND=TARGET ...",
       "Bring this engine to each committed version; KIND: vllm, vllm-reload, sglang, "
-      "sglang-reload, http (TARGET http://HOST:PORT), exec (TARGET: a program and arguments) or "
-      "disk-delta (TARGET: a directory); again for each further engine",
+      "sglang-reload, http (TARGET http[s]://HOST:PORT, then words such as token_file=FILE, "
+      "ca_file=FILE, pause=MODE), exec (TARGET: a program and arguments) or disk-delta (TARGET: a "
+      "directory); again for each further engine",
       [&o](const std::string& text) -> Status {
         if (text.empty()) return {};  // none, as in the sample file
         DW_ASSIGN_OR_RETURN(EngineOptions engine, ParseEngine(text));
@@ -66,6 +67,14 @@ Status CheckEngines(const ReceiverOptions& o) {
     };
     if (std::any_of(o.engines.begin(), o.engines.begin() + static_cast<ptrdiff_t>(i), same)) {
       return Errorf(StatusCode::kInvalidArgument, "--engine: {} is named twice", NameOf(engine));
+    }
+    if (!engine.token_file.empty() && !engine.tls && !IsLoopback(engine.address) &&
+        !o.insecure_plaintext) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "--engine: {} is beyond loopback, where whoever is on the way would read the "
+                    "key of token_file= from a request in plaintext: use https://, or allow it by "
+                    "--insecure-plaintext where the network is trusted",
+                    NameOf(engine));
     }
   }
   return {};

@@ -11,7 +11,8 @@
 namespace deltawire {
 
 void AddEngines(CLI::App& app, ReceiverOptions& o);
-/// That each engine has one of the receiver's models, and none is named twice.
+/// That each engine has one of the receiver's models, none is named twice, and no key goes over
+/// another machine's wire in plaintext.
 Status CheckEngines(const ReceiverOptions& o);
 
 /// Their check is CheckGroups of group_options.h.

@@ -45,6 +45,20 @@ StatusOr<std::string> Read(const std::string& file, bool secret) {
   return text;
 }
 
+/// A secret file's one line, of `least` to kMostToken visible characters; `hint` ends the refusal.
+StatusOr<std::string> ReadLine(const std::string& file, size_t least, std::string_view hint) {
+  DW_ASSIGN_OR_RETURN(std::string text, Read(file, true));
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
+  if (text.size() < least || text.size() > kMostToken ||
+      !std::all_of(text.begin(), text.end(), visible)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "{} is not one line of {} to {} visible ASCII characters{}", file, least,
+                  kMostToken, hint);
+  }
+  return text;
+}
+
 }  // namespace
 
 StatusOr<std::string> ReadTextFile(const std::string& file) { return Read(file, false); }
@@ -52,18 +66,10 @@ StatusOr<std::string> ReadTextFile(const std::string& file) { return Read(file, 
 StatusOr<std::string> ReadSecretFile(const std::string& file) { return Read(file, true); }
 
 StatusOr<std::string> ReadTokenFile(const std::string& file) {
-  DW_ASSIGN_OR_RETURN(std::string text, ReadSecretFile(file));
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
-  if (text.size() < kLeastToken || text.size() > kMostToken ||
-      !std::all_of(text.begin(), text.end(), visible)) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "{} is not one line of {} to {} visible ASCII characters; `deltawire certs "
-                  "--token` makes a token",
-                  file, kLeastToken, kMostToken);
-  }
-  return text;
+  return ReadLine(file, kLeastToken, "; `deltawire certs --token` makes a token");
 }
+
+StatusOr<std::string> ReadKeyFile(const std::string& file) { return ReadLine(file, 1, ""); }
 
 std::string BesideFile(const std::string& file, const std::string& path) {
   return (std::filesystem::path(file).parent_path() / path).lexically_normal().string();

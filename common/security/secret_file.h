@@ -15,6 +15,8 @@ StatusOr<std::string> ReadTextFile(const std::string& file);
 StatusOr<std::string> ReadSecretFile(const std::string& file);
 /// A token file's one line, without the line's end: 16 to 4096 visible ASCII characters.
 StatusOr<std::string> ReadTokenFile(const std::string& file);
+/// The same of a key that somebody else's server has given out, of whatever length from 1 on.
+StatusOr<std::string> ReadKeyFile(const std::string& file);
 
 /// `path`, taken from the directory of `file` unless it is absolute.
 std::string BesideFile(const std::string& file, const std::string& path);

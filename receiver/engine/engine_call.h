@@ -54,6 +54,7 @@ struct EngineAnswer {
     kRefused,      ///< the engine said no; `why` has its words
     kUnreachable,  ///< no connection: the engine was not asked
     kUnsure,       ///< asked, and no answer that could be understood: it may have been done
+    kAsleep,       ///< not asked to do it: it has given its memory back for a while
   };
   Result result = Result::kDone;
   std::string why;      ///< if not kDone
@@ -63,6 +64,8 @@ struct EngineAnswer {
   /// A refusal says that the engine's memory is no longer what was written to it. The next kPrepare
   /// makes an update ready that heals it.
   bool drifted = false;
+  /// Of kAsleep: its weights are gone, and what is in their memory after it wakes is none.
+  bool dropped = false;
 
   bool done() const { return result == Result::kDone; }
 };

@@ -33,7 +33,7 @@ void EngineCourse::Ready(const Identity& id) {
 
 EngineCall EngineCourse::First() const {
   if (traits_.sessions && unclear_) return EngineCall::kClear;
-  if (traits_.prepares && !ReadsAlways()) return EngineCall::kPrepare;
+  if (traits_.prepares && !ReadsAlways() && !ReadsAnew()) return EngineCall::kPrepare;
   return traits_.pauses ? EngineCall::kPause : EngineCall::kLoad;
 }
 
@@ -70,6 +70,9 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
   if (step_) {
     const bool back = step_ == EngineCall::kRollback || step_ == EngineCall::kProve;
     action = {.call = step_, .to = back ? undo_to_ : to_, .hold = Holds(*step_)};
+  } else if (asleep_) {
+    action.call = EngineCall::kProbe;
+    time = probe_at_;
   } else if (unreachable_ && traits_.probes) {
     action.call = EngineCall::kProbe;
   } else if (Wanted()) {
@@ -99,7 +102,7 @@ void EngineCourse::Begin(const Action& action, Time now) {
     if (checking_) checks_begun_ = checks_asked_;
     checked_ = drifted_ = condemned_ = false;
     to_ = action.to;
-    reloading_ = ReadsAlways();
+    reloading_ = ReadsAlways() || ReadsAnew();
     closing_ = attach_tried_ = reloaded_ = prepared_ = false;
     loading_ = may_undo_ = undoing_ = false;
     refusal_.clear();
@@ -142,7 +145,7 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
     case EngineCall::kClear:
       if (undoing_) return EngineCall::kResume;
       if (checked_) return std::nullopt;
-      return ReadsAlways() ? EngineCall::kPause : EngineCall::kPrepare;
+      return reloading_ ? EngineCall::kPause : EngineCall::kPrepare;
     case EngineCall::kPrepare:
       if (checking_) return EngineCall::kCheck;
       return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
@@ -225,6 +228,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     return Lost(now);
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
+  if (answer.result == Result::kAsleep) return Asleep(answer, now);
   if (closing_) {
     // What may still be open takes memory in the engine, as much as the chunks that came whole.
     closing_ = unclear_ = answer.result == Result::kUnsure;
@@ -235,7 +239,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   std::optional<EngineCall> next;
   if (answer.done()) {
     if (call == EngineCall::kReload) reloaded_ = true;
-    if (call == EngineCall::kAttach) spoiled_ = false;
+    if (call == EngineCall::kAttach) spoiled_ = dropped_ = false;
     if (call == EngineCall::kPrepare) prepared_ = true;
     if (call == EngineCall::kAttach || call == EngineCall::kPrepare) only_anew_ = false;
     if (call == EngineCall::kCheck) checked_ = true;
@@ -334,6 +338,30 @@ void EngineCourse::Condemn(Time now) {
   probe_at_ = now + policy_.probe_every;
 }
 
+void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
+  probe_at_ = now + policy_.probe_every;
+  // What is left alone until it starts anew is so when it wakes, too.
+  if (out_) return;
+  step_.reset();
+  if (std::exchange(checking_, false)) EndCheck(answer.why);
+  asleep_ = true;
+  paused_ = false;  // it resumes by itself when it wakes
+  dropped_ = dropped_ || answer.dropped;
+  why_asleep_ = answer.why;
+  served_ = {};
+}
+
+void EngineCourse::Woke() {
+  // An engine that wakes resumes its requests by itself. What it has kept is what it was, which a
+  // check of all of it shows when it serves; what it has dropped is read anew, and then proven.
+  const bool spoiled = spoiled_;  // it is the same process
+  BeginAnew();
+  spoiled_ = spoiled;
+  to_check_ = !dropped_;
+  pause_ = {};
+  not_before_ = {};
+}
+
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
   unclear_ = true;
@@ -427,6 +455,7 @@ void EngineCourse::BeginAnew() {
   served_ = weights_ = given_up_ = {};
   attempts_ = refusals_ = 0;
   out_ = paused_ = closing_ = reload_only_ = spoiled_ = only_anew_ = false;
+  asleep_ = false;
   why_reload_.clear();
   named_.clear();
   unclear_ = true;
@@ -438,12 +467,18 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
     totals_.error = answer.why;
     return Lost(now);
   }
+  if (answer.result == Result::kAsleep) {
+    probe_error_.clear();
+    unreachable_ = false;
+    return Asleep(answer, now);
+  }
   if (answer.result == Result::kUnsure) {
     probe_error_ = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
     if (unreachable_) not_before_ = now + NextPause(policy_.reach_every);
     return;
   }
   probe_error_.clear();
+  if (asleep_) return Woke();
   if (std::exchange(unreachable_, false)) {
     pause_ = {};
     not_before_ = {};
@@ -491,8 +526,9 @@ void EngineCourse::Serves(Time now) {
   attempts_ = refusals_ = 0;
   pause_ = {};
   not_before_ = {};
-  unclear_ = unreachable_ = false;
+  unclear_ = unreachable_ = dropped_ = false;
   probe_at_ = now + policy_.probe_every;
+  if (std::exchange(to_check_, false) && traits_.checks) ++checks_asked_;
   RefuseCheck();
 }
 
@@ -512,6 +548,7 @@ EngineCourse::View EngineCourse::view() const {
   view.served = served_;
   if (!probe_error_.empty()) view.error = probe_error_;
   if (view.error.empty()) view.error = why_reload_;
+  if (asleep_) view.error = why_asleep_;
   view.paused = paused_;
   view.attempts = attempts_;
   const bool back = undoing_ && step_ == EngineCall::kClear;
@@ -519,6 +556,8 @@ EngineCourse::View EngineCourse::view() const {
   const bool waits = !step_ || back || condemned_ || step_ == EngineCall::kResume;
   if (out_) {
     view.state = EngineState::kOut;
+  } else if (asleep_) {
+    view.state = EngineState::kAsleep;
   } else if (spoiled_ && !step_ && !unreachable_ && !traits_.prepares) {
     view.state = EngineState::kPaused;
   } else if (unreachable_) {

@@ -91,6 +91,8 @@ class EngineCourse {
   bool Reads(EngineCall call) const;
   /// The engine cannot be updated in place, and may be told to read the directory.
   bool ReadsAlways() const { return reload_only_ && MayReload(); }
+  /// What was in its memory is gone, and a prepare would add to whatever is there now.
+  bool ReadsAnew() const { return dropped_ && traits_.sessions && MayReload(); }
   bool MayReload() const { return !spoiled_ && !only_anew_; }
   bool Holds(EngineCall call) const;
   /// Adds a call's time to the attempt's.
@@ -110,6 +112,10 @@ class EngineCourse {
   /// The engine is paused, and left so: its memory has drifted, and nobody wants it healed.
   void Condemn(Time now);
   void Probed(const EngineAnswer& answer, Time now);
+  /// It sleeps, or sleeps on: no call is made but probes, and none has failed.
+  void Asleep(const EngineAnswer& answer, Time now);
+  /// It was asleep, and is no more: it is brought to the version before it counts as serving one.
+  void Woke();
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
   void Lost(Time now);
   /// Forgets what is known of the engine: it may be another process.
@@ -144,6 +150,9 @@ class EngineCourse {
   /// followed. A new version does not end them: one may come with each attempt.
   uint32_t refusals_ = 0;
   bool unreachable_ = false;
+  bool asleep_ = false;
+  bool dropped_ = false;   // it sleeps, or has slept, without its weights: it is to read them anew
+  bool to_check_ = false;  // it has slept, and kept its weights: they are to be compared
   bool out_ = false;
   bool paused_ = false;       // told to pause, and not resumed since
   bool unclear_ = true;       // an update that was begun earlier may be open in it
@@ -172,8 +181,9 @@ class EngineCourse {
   std::string named_;        // the version that it is expected to name; empty: not known
   std::string why_reload_;   // why reload_only_ is set
   std::string probe_error_;  // of the last probe
-  std::string refusal_;      // of kPrepare, for the message when kAttach is refused, too
-  View totals_;              // all but state, served, paused and attempts
+  std::string why_asleep_;
+  std::string refusal_;  // of kPrepare, for the message when kAttach is refused, too
+  View totals_;          // all but state, served, paused and attempts
 };
 
 }  // namespace deltawire::receiver

@@ -45,7 +45,8 @@ class EngineDriver {
     /// Of one request. The directory is held for twice as long at most, whatever is asked
     /// meanwhile.
     std::chrono::milliseconds call_limit{120000};
-    StageObserver stages = {};  ///< told of each update that succeeds
+    StageObserver stages = {};                  ///< told of each update that succeeds
+    std::shared_ptr<EngineAccess> access = {};  ///< what MakeHook wants; null: none
   };
 
   /// `served` is called on the driver's thread when the engine begins to serve a version, with what

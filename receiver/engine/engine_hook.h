@@ -9,9 +9,11 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/base/identity.h"
 #include "common/config/engine_options.h"
+#include "receiver/engine/engine_access.h"
 #include "receiver/engine/engine_call.h"
 
 namespace deltawire::receiver {
@@ -32,8 +34,10 @@ class EngineHook {
   virtual void Cancel() = 0;
 };
 
-/// REQUIRES: `options.kind` has a URL.
-std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model);
+/// `access`: loaded from `options`; may be null where they name no file and no https. REQUIRES:
+/// `options.kind` has a URL.
+std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model,
+                                         std::shared_ptr<EngineAccess> access);
 /// REQUIRES: `options.kind` is kExec.
 std::unique_ptr<EngineHook> MakeExecHook(const EngineOptions& options, const EngineModel& model);
 
@@ -41,11 +45,11 @@ std::unique_ptr<EngineHook> MakeExecHook(const EngineOptions& options, const Eng
 std::unique_ptr<EngineHook> MakeDiskDeltaHook(const EngineOptions& options,
                                               const EngineModel& model);
 
-inline std::unique_ptr<EngineHook> MakeHook(const EngineOptions& options,
-                                            const EngineModel& model) {
+inline std::unique_ptr<EngineHook> MakeHook(const EngineOptions& options, const EngineModel& model,
+                                            std::shared_ptr<EngineAccess> access = nullptr) {
   if (options.kind == EngineKind::kExec) return MakeExecHook(options, model);
   if (options.kind == EngineKind::kDiskDelta) return MakeDiskDeltaHook(options, model);
-  return MakeHttpHook(options, model);
+  return MakeHttpHook(options, model, std::move(access));
 }
 
 }  // namespace deltawire::receiver

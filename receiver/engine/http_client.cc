@@ -1,6 +1,10 @@
 #include "receiver/engine/http_client.h"
 
+#include <openssl/err.h>
+#include <openssl/x509v3.h>
+
 #include <boost/asio.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <exception>
@@ -60,12 +64,23 @@ void StartLookup(const std::shared_ptr<Lookup>& lookup, const Endpoint& address)
   }
 }
 
+using TlsStream = asio::ssl::stream<beast::tcp_stream&>;
+
+/// The peer's certificate must be the host's that is dialled.
+bool ExpectHost(SSL* ssl, const std::string& host) {
+  if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str()) == 1) return true;
+  ERR_clear_error();  // it is a name
+  return SSL_set1_host(ssl, host.c_str()) == 1 && SSL_set_tlsext_host_name(ssl, host.c_str()) == 1;
+}
+
 /// One request on one connection.
 class Exchange {
  public:
-  Exchange(asio::io_context& context, const Endpoint& address, const HttpRequest& request,
+  Exchange(asio::io_context& context, const Endpoint& address,
+           std::shared_ptr<const EngineSecrets> secrets, const HttpRequest& request,
            milliseconds limit)
       : address_(address),
+        secrets_(std::move(secrets)),
         request_(request),
         limit_(limit),
         end_(Clock::now() + limit),
@@ -77,30 +92,25 @@ class Exchange {
     stream_.expires_at(connect_end_);
     const auto [connect_error, peer] = co_await stream_.async_connect(peers, kAwait);
     if (connect_error || closed_) co_return Fail("connect", connect_error);
-    stream_.expires_at(end_);  // for all that follows
     ErrorCode ignored;
     stream_.socket().set_option(tcp::no_delay(true), ignored);
-    reply_.sent = true;
-    http::request<http::string_body> message{request_.post ? http::verb::post : http::verb::get,
-                                             request_.target, 11};
-    message.set(http::field::host, ToString(address_));
-    message.set(http::field::user_agent, "deltawire-receiver/" DELTAWIRE_VERSION);
-    message.set(http::field::accept, "*/*");
-    message.set(http::field::connection, "close");
-    if (!request_.body.empty()) {
-      message.set(http::field::content_type, "application/json");
-      message.body() = request_.body;
+    if (secrets_ == nullptr || secrets_->tls == nullptr) co_return co_await Talk(stream_);
+    SSL_CTX_up_ref(secrets_->tls.get());
+    asio::ssl::context tls(secrets_->tls.get());  // takes one reference
+    TlsStream stream(stream_, tls);
+    if (!ExpectHost(stream.native_handle(), address_.host)) co_return Fail("TLS: host name", {});
+    const auto [tls_error] =
+        co_await stream.async_handshake(asio::ssl::stream_base::client, kAwait);
+    if (tls_error || closed_) {
+      const long verified = SSL_get_verify_result(stream.native_handle());
+      Fail("TLS", tls_error);
+      if (!closed_ && verified != X509_V_OK) {
+        reply_.error = fmt::format("TLS: the certificate of {} is not believed: {}", address_.host,
+                                   X509_verify_cert_error_string(verified));
+      }
+      co_return;
     }
-    message.prepare_payload();
-    const auto [write_error, written] = co_await http::async_write(stream_, message, kAwait);
-    if (write_error || closed_) co_return Fail("send", write_error);
-    beast::flat_buffer buffer;
-    http::response_parser<http::string_body> parser;
-    parser.body_limit(kMaxBody);
-    const auto [read_error, read] = co_await http::async_read(stream_, buffer, parser, kAwait);
-    if (read_error || closed_) co_return Fail("answer", read_error);
-    reply_.code = parser.get().result_int();
-    reply_.body = std::move(parser.get().body());
+    co_await Talk(stream);
   }
   /// On the context's thread.
   void Close() {
@@ -111,6 +121,36 @@ class Exchange {
   Clock::time_point connect_end() const { return connect_end_; }
 
  private:
+  /// Sends the request, and takes the answer. On the connection, or on the TLS over it.
+  template <typename Stream>
+  asio::awaitable<void> Talk(Stream& stream) {
+    stream_.expires_at(end_);  // for all that follows
+    reply_.sent = true;
+    http::request<http::string_body> message{request_.post ? http::verb::post : http::verb::get,
+                                             request_.target, 11};
+    message.set(http::field::host, ToString(address_));
+    message.set(http::field::user_agent, "deltawire-receiver/" DELTAWIRE_VERSION);
+    message.set(http::field::accept, "*/*");
+    message.set(http::field::connection, "close");
+    if (secrets_ != nullptr && !secrets_->token.empty()) {
+      message.set(http::field::authorization, "Bearer " + secrets_->token);
+    }
+    if (!request_.body.empty()) {
+      message.set(http::field::content_type, "application/json");
+      message.body() = request_.body;
+    }
+    message.prepare_payload();
+    const auto [write_error, written] = co_await http::async_write(stream, message, kAwait);
+    if (write_error || closed_) co_return Fail("send", write_error);
+    beast::flat_buffer buffer;
+    http::response_parser<http::string_body> parser;
+    parser.body_limit(kMaxBody);
+    const auto [read_error, read] = co_await http::async_read(stream, buffer, parser, kAwait);
+    if (read_error || closed_) co_return Fail("answer", read_error);
+    reply_.code = parser.get().result_int();
+    reply_.body = std::move(parser.get().body());
+  }
+
   void Fail(std::string_view step, const ErrorCode& error) {
     if (closed_) {
       reply_.cancelled = true;
@@ -118,7 +158,9 @@ class Exchange {
     } else if (error == beast::error::timeout) {
       const milliseconds limit = reply_.sent ? limit_ : std::min(limit_, kConnectLimit);
       reply_.error = fmt::format("{}: nothing within {} ms", step, limit.count());
-    } else if (error == http::error::end_of_stream || error == http::error::partial_message) {
+    } else if (reply_.sent &&
+               (error == http::error::end_of_stream || error == http::error::partial_message ||
+                error == asio::ssl::error::stream_truncated)) {
       reply_.error = "the connection was closed before the answer was whole";
     } else {
       reply_.error = fmt::format("{}: {}", step, error.message());
@@ -126,6 +168,7 @@ class Exchange {
   }
 
   const Endpoint& address_;
+  const std::shared_ptr<const EngineSecrets> secrets_;  // null: none
   const HttpRequest& request_;
   const milliseconds limit_;
   const Clock::time_point end_, connect_end_;
@@ -137,11 +180,12 @@ class Exchange {
 }  // namespace
 
 struct HttpClient::Impl {
-  explicit Impl(const Endpoint& a) : address(a) {}
+  Impl(const Endpoint& a, std::shared_ptr<EngineAccess> by) : address(a), access(std::move(by)) {}
   /// The engine's addresses; nullopt: `reply` says why there are none.
   std::optional<tcp::resolver::results_type> Find(milliseconds limit, HttpReply* reply) const;
 
   const Endpoint address;
+  const std::shared_ptr<EngineAccess> access;  // null: none
   const std::shared_ptr<Lookup> lookup = std::make_shared<Lookup>();
   asio::io_context context;
   std::optional<Exchange> exchange;  // used on the thread that runs the context only
@@ -173,12 +217,14 @@ std::optional<tcp::resolver::results_type> HttpClient::Impl::Find(milliseconds l
   return std::nullopt;
 }
 
-HttpClient::HttpClient(const Endpoint& address) : impl_(std::make_unique<Impl>(address)) {}
+HttpClient::HttpClient(const Endpoint& address, std::shared_ptr<EngineAccess> access)
+    : impl_(std::make_unique<Impl>(address, std::move(access))) {}
 HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::Send(const HttpRequest& request, milliseconds limit) {
   Impl& i = *impl_;
-  i.exchange.emplace(i.context, i.address, request, limit);
+  i.exchange.emplace(i.context, i.address, i.access == nullptr ? nullptr : i.access->Now(), request,
+                     limit);
   HttpReply reply;
   try {
     const auto found = i.Find(std::min(limit, kConnectLimit), &reply);

@@ -1,5 +1,6 @@
 // HTTP/1.1 requests to one address, each on a connection of its own, so that a refused connection
-// always means that nobody was asked. Owner: an HttpHook. Threads: Send from one; Cancel from any.
+// (or one whose TLS is not the engine's) always means that nobody was asked. Owner: an HttpHook.
+// Threads: Send from one; Cancel from any.
 // Cost: a connection a request, and a thread for a name; Send blocks, for `limit` at most, of which
 // 5 s for the connection. Errors: HttpReply.
 #pragma once
@@ -10,6 +11,7 @@
 
 #include "common/base/status.h"
 #include "common/config/endpoint.h"
+#include "receiver/engine/engine_access.h"
 
 namespace deltawire::receiver {
 
@@ -20,7 +22,7 @@ struct HttpRequest {
 };
 
 struct HttpReply {
-  /// False: no connection could be made, so the request did not go out.
+  /// False: no connection, or no TLS on it, could be made, so the request did not go out.
   bool sent = false;
   bool cancelled = false;
   /// 0: no whole answer came; then `error` says why.
@@ -31,7 +33,8 @@ struct HttpReply {
 
 class HttpClient {
  public:
-  explicit HttpClient(const Endpoint& address);
+  /// `access`: what is shown with each request, and whether it goes over TLS; null: nothing.
+  HttpClient(const Endpoint& address, std::shared_ptr<EngineAccess> access);
   ~HttpClient();
   HttpReply Send(const HttpRequest& request, std::chrono::milliseconds limit);
   /// Ends a running Send soon, and every later one at once.

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/log.h"
+#include "common/base/sync.h"
 #include "receiver/engine/engine_hook.h"
 #include "receiver/engine/http_client.h"
 
@@ -16,6 +18,10 @@ using Json = nlohmann::ordered_json;
 using Result = EngineAnswer::Result;
 
 constexpr size_t kMaxWords = 500;  // of an engine's error
+constexpr std::string_view kNotShown = "[key]";
+constexpr int kNotFound = 404;
+/// For one request of whether it sleeps.
+constexpr std::chrono::milliseconds kSleepLimit{5000};
 /// In a refusal of both plug-ins (python/deltawire/engine/_outcome.py).
 constexpr std::string_view kOnlyAnew = "start the engine anew";
 /// The same.
@@ -26,6 +32,7 @@ struct Ask {
   HttpRequest request;
   /// "" if the JSON object of the answer means yes, else what it lacks.
   std::function<std::string(const Json&)> lacks = [](const Json&) { return ""; };
+  bool answers_json = true;
 };
 
 std::string Text(const Json& json) {
@@ -75,23 +82,129 @@ std::string WordsOf(const Json& answer) {
   return "";
 }
 
+/// What is left until `end`, and never nothing: a request that is too late fails by itself.
+std::chrono::milliseconds Left(SteadyClock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - SteadyClock::now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
+/// By vLLM's metrics: done where it is awake, or they do not say.
+EngineAnswer JudgeSleep(std::string_view metrics) {
+  constexpr std::string_view kGauge = "vllm:engine_sleep_state{";
+  bool asleep = false, dropped = false;
+  while (!metrics.empty()) {
+    const std::string_view line = metrics.substr(0, metrics.find('\n'));
+    metrics.remove_prefix(std::min(line.size() + 1, metrics.size()));
+    if (!line.starts_with(kGauge)) continue;
+    const auto has = [&](std::string_view text) { return line.find(text) != line.npos; };
+    const bool one = line.ends_with(" 1.0") || line.ends_with(" 1");
+    asleep = asleep || (has("sleep_state=\"awake\"") && !one);
+    dropped = dropped || (has("sleep_state=\"discard_all\"") && one);
+  }
+  if (!asleep) return {};
+  EngineAnswer answer{Result::kAsleep,
+                      fmt::format("it sleeps, {}; updates wait until it wakes",
+                                  dropped ? "without its weights" : "and keeps its weights"),
+                      {}};
+  answer.dropped = dropped;
+  return answer;
+}
+
 /// A gateway says so of an engine behind it, which may or may not have been asked; and an engine
 /// says so in a state in which it does not know itself.
 bool LeavesOpen(int code) { return code == 502 || code == 503 || code == 504; }
 
 class HttpHook : public EngineHook {
  public:
-  HttpHook(const EngineOptions& options, EngineModel model)
-      : options_(options), model_(std::move(model)), client_(options.address) {}
+  HttpHook(const EngineOptions& options, EngineModel model, std::shared_ptr<EngineAccess> access)
+      : options_(options),
+        model_(std::move(model)),
+        access_(std::move(access)),
+        client_(options.address, access_) {}
 
   EngineAnswer Make(EngineCall call, const Identity& to, std::chrono::milliseconds limit) override {
-    Ask ask = AskFor(call, to, limit);
-    if (options_.kind != EngineKind::kHttp) ask.request.target.insert(0, options_.path);
-    return Judge(ask, call, client_.Send(ask.request, limit));
+    const auto end = SteadyClock::now() + limit;
+    if (LooksFirst(call)) {
+      EngineAnswer asleep = AskSleep(end);
+      if (!asleep.done()) return asleep;
+      limit = Left(end);
+    }
+    const EngineAnswer answer = Send(AskFor(call, to, limit), call, limit);
+    if (call != EngineCall::kFlush || !answer.done()) return answer;
+    return ForgetEncoders(end);
   }
   void Cancel() override { client_.Cancel(); }
 
  private:
+  EngineAnswer Send(Ask ask, EngineCall call, std::chrono::milliseconds limit) {
+    if (options_.kind != EngineKind::kHttp) ask.request.target.insert(0, options_.path);
+    const HttpReply reply = client_.Send(ask.request, limit);
+    code_ = reply.code;
+    return Judge(ask, call, reply);
+  }
+
+  /// Whether the call is one of those that vLLM's sleep is looked for before: the probe, and what
+  /// begins an attempt. A write to memory that was given back ends the engine.
+  bool LooksFirst(EngineCall call) const {
+    const bool vllm =
+        options_.kind == EngineKind::kVllm || options_.kind == EngineKind::kVllmReload;
+    const bool first =
+        call == EngineCall::kPrepare || call == EngineCall::kAttach || call == EngineCall::kPause;
+    return vllm && (first || call == EngineCall::kProbe);
+  }
+
+  /// Done: vLLM is awake, or that cannot be told of one that was awake the last time.
+  EngineAnswer AskSleep(SteadyClock::time_point end) {
+    if (never_sleeps_) return {};
+    Ask ask = Get("/is_sleeping");
+    ask.request.target.insert(0, options_.path);
+    HttpReply reply = client_.Send(ask.request, std::min(Left(end), kSleepLimit));
+    if (!reply.sent && !reply.cancelled) {
+      asleep_ = false;  // what comes back may be another server
+      return {Result::kUnreachable, reply.error, {}};
+    }
+    if (reply.cancelled) return {Result::kUnsure, reply.error, {}};
+    never_sleeps_ = reply.code == kNotFound;
+    // One that slept when it last said so does so until it says otherwise.
+    const EngineAnswer unknown =
+        asleep_ ? EngineAnswer{Result::kUnsure, "it does not say whether it still sleeps", {}}
+                : EngineAnswer{};
+    const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
+    const auto sleeps = answer.is_object() ? answer.find("is_sleeping") : answer.end();
+    if (reply.code != 200 || sleeps == answer.end()) return unknown;
+    const bool yes = sleeps->is_boolean() && sleeps->get<bool>();
+    asleep_ = asleep_ && yes;
+    if (!yes) return {};
+    // vLLM says the same of an engine that was merely paused, by this receiver or another program.
+    // What it has given back, its metrics say.
+    ask = Get("/metrics");
+    ask.request.target.insert(0, options_.path);
+    reply = client_.Send(ask.request, std::min(Left(end), kSleepLimit));
+    if (reply.code != 200) return unknown;
+    EngineAnswer judged = JudgeSleep(reply.body);
+    asleep_ = !judged.done();
+    return judged;
+  }
+
+  /// vLLM keeps what a multimodal model's encoder has made of an image by the image's hash alone.
+  /// Comes after the prefix cache, with which the requests that use it have gone back into the
+  /// queue. vLLM's third cache, of prepared inputs (/reset_mm_cache), has nothing of the weights,
+  /// and to drop it under traffic would make later requests fail: vLLM's two ends of it differ
+  /// then.
+  EngineAnswer ForgetEncoders(SteadyClock::time_point end) {
+    Ask ask = Post("/reset_encoder_cache");
+    ask.answers_json = false;
+    const EngineAnswer answer = Send(std::move(ask), EngineCall::kFlush, Left(end));
+    if (code_ != kNotFound) return answer;
+    if (!std::exchange(keeps_encoders_, true)) {
+      LogInfo(
+          "engine {}: it has no /reset_encoder_cache: what a multimodal model's encoder has "
+          "computed with older weights stays in its cache",
+          NameOf(options_));
+    }
+    return {};
+  }
+
   Ask AskFor(EngineCall call, const Identity& to, std::chrono::milliseconds limit) const {
     switch (options_.kind) {
       case EngineKind::kVllm:
@@ -131,7 +244,7 @@ class HttpHook : public EngineHook {
       case EngineCall::kAttach:
         return Attach();
       case EngineCall::kPause:
-        return Saying(Post("/pause?mode=keep"), "status", "paused");
+        return Saying(Post(fmt::format("/pause?mode={}", PauseOf(options_))), "status", "paused");
       case EngineCall::kDetach:
         return Post("/shutdown_weight_transfer_engine");
       case EngineCall::kReload:
@@ -182,10 +295,13 @@ class HttpHook : public EngineHook {
     // Any order attaches where nothing is attached.
     const std::string attach = std::string(options_.loader_tensors ? "&loader_tensors" : "") +
                                (options_.plans ? "&plans" : "");
+    // Requests that were held in their places keep what older weights have computed for them, and
+    // SGLang flushes nothing while there are any: with a flush it would fail after the write.
+    const bool flush = PauseOf(options_) != "in_place";
     const auto update = [&](const std::string& path) {
       return Saying(
           Post("/update_weights_from_disk",
-               {{"model_path", path}, {"weight_version", version}, {"flush_cache", true}}),
+               {{"model_path", path}, {"weight_version", version}, {"flush_cache", flush}}),
           "success", true);
     };
     switch (call) {
@@ -201,8 +317,7 @@ class HttpHook : public EngineHook {
       case EngineCall::kCheck:
         return Saying(Post("/weights_checker", {{"action", order("&check")}}), "success", true);
       case EngineCall::kPause:
-        // Requests go back into the queue: only then are their keys and values dropped.
-        return Saying(Post("/pause_generation", {{"mode", "retract"}}), "status", "ok");
+        return Saying(Post("/pause_generation", {{"mode", PauseOf(options_)}}), "status", "ok");
       case EngineCall::kReload:
         return update(directory);
       case EngineCall::kLoad:
@@ -217,31 +332,52 @@ class HttpHook : public EngineHook {
     return {};
   }
 
+  /// What the engine, or a gateway, has said, without the key that it was shown.
+  std::string Quoted(std::string words) const {
+    const std::string token = access_ == nullptr ? "" : access_->Now()->token;
+    for (size_t at = 0; !token.empty() && (at = words.find(token, at)) != std::string::npos;) {
+      words.replace(at, token.size(), kNotShown);
+      at += kNotShown.size();
+    }
+    return Printable(std::move(words));
+  }
+
+  /// What an operator can do about an answer that wants another key, or one at all.
+  std::string_view KeyHint(int code) const {
+    if (code != 401 && code != 403) return "";
+    return options_.token_file.empty()
+               ? " (it wants an API key: token_file= after its URL names the file)"
+               : " (it does not take the key in the file of token_file=)";
+  }
+
   /// An answer of 2xx whose content does not say so: engines have answered so while they had
   /// failed.
-  EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) const {
-    if (!reply.sent && !reply.cancelled) return {Result::kUnreachable, reply.error, {}};
+  EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) {
+    if (!reply.sent && !reply.cancelled) {
+      never_sleeps_ = asleep_ = false;
+      return {Result::kUnreachable, reply.error, {}};
+    }
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     if (reply.code < 200 || reply.code > 299) {
       std::string words = WordsOf(answer);
       if (words.empty()) words = reply.body;
       return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
-              fmt::format("{}: {}", reply.code, Printable(words)),
+              fmt::format("{}: {}{}", reply.code, Quoted(words), KeyHint(reply.code)),
               {},
               words.find(kOnlyAnew) != std::string::npos,
               words.find(kDrifted) != std::string::npos};
     }
-    if (options_.kind == EngineKind::kHttp) return {};
+    if (!ask.answers_json || options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {
-      return {Result::kUnsure,
-              fmt::format("{}, but the answer is no JSON object: {}", reply.code,
-                          Printable(reply.body)),
-              {}};
+      return {
+          Result::kUnsure,
+          fmt::format("{}, but the answer is no JSON object: {}", reply.code, Quoted(reply.body)),
+          {}};
     }
     if (const std::string lacks = ask.lacks(answer); !lacks.empty()) {
       return {Result::kRefused,
-              fmt::format("{}, but {}: {}", reply.code, lacks, Printable(reply.body)),
+              fmt::format("{}, but {}: {}", reply.code, lacks, Quoted(reply.body)),
               {}};
     }
     EngineAnswer done;
@@ -251,13 +387,19 @@ class HttpHook : public EngineHook {
 
   const EngineOptions options_;
   const EngineModel model_;
+  const std::shared_ptr<EngineAccess> access_;  // null: none
   HttpClient client_;
+  int code_ = 0;               // of the last answer
+  bool never_sleeps_ = false;  // it has no /is_sleeping
+  bool asleep_ = false;        // as it last said
+  bool keeps_encoders_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model) {
-  return std::make_unique<HttpHook>(options, model);
+std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model,
+                                         std::shared_ptr<EngineAccess> access) {
+  return std::make_unique<HttpHook>(options, model, std::move(access));
 }
 
 }  // namespace deltawire::receiver

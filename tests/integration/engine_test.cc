@@ -23,8 +23,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = "m";
 
-const Calls kUpdate = {"/start_weight_update",  "/pause", "/update_weights", "/reset_prefix_cache",
-                       "/finish_weight_update", "/resume"};
+const Calls kUpdate = {"/start_weight_update",
+                       "/pause",
+                       "/update_weights",
+                       "/reset_prefix_cache",
+                       "/reset_encoder_cache",
+                       "/finish_weight_update",
+                       "/resume"};
 
 struct Tool {
   Tool(const ShmDir& root, const std::vector<std::string>& args)
@@ -249,7 +254,7 @@ TEST_CASE("a receiver killed in the middle of an update: the next one brings the
   const auto fault = GENERATE(Fault::Kind::kHang, Fault::Kind::kCutDone);
   const std::string path =
       GENERATE(as<std::string>{}, "/start_weight_update", "/pause", "/update_weights",
-               "/reset_prefix_cache", "/finish_weight_update", "/resume");
+               "/reset_prefix_cache", "/reset_encoder_cache", "/finish_weight_update", "/resume");
   CAPTURE(static_cast<int>(fault), path);
   Setup s;
   s.engine.Start();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <condition_variable>
@@ -105,6 +106,11 @@ class Weights {
       std::fill(memory_[t].begin(), memory_[t].end(), std::byte{0x5a});
     }
   }
+  /// As memory that was given back: what is there when it comes again is anything.
+  void Drop() {
+    whole_ = false;
+    for (auto& tensor : memory_) std::fill(tensor.begin(), tensor.end(), std::byte{0x5a});
+  }
   Status Attach(const std::string& directory) {
     DW_ASSIGN_OR_RETURN(auto client, engine::EngineWeights::Open(directory, 1));
     const Layout& layout = client->layout();
@@ -178,6 +184,8 @@ struct EngineStandIn::Impl {
 
   asio::awaitable<void> Accept();
   asio::awaitable<void> Serve(std::shared_ptr<beast::tcp_stream> stream);
+  template <typename Stream>
+  asio::awaitable<void> Talk(Stream& stream);
   std::optional<Fault> TakeFault(const std::string& path);
   Answer Handle(const http::request<http::string_body>& request, bool torn, bool stall);
   Answer Vllm(const Target& target, const Json& body, bool torn, bool stall);
@@ -187,6 +195,9 @@ struct EngineStandIn::Impl {
   Answer SglangUpdate(const std::string& path, const Json& body, bool torn, bool stall);
   Status Order(const std::string& path, bool prepare_only);
   Status Load(bool torn, bool stall);
+  void Sleep(int level);
+  void WakeUp(const std::string& tags);
+  std::string Metrics() const;
   void Forbid(bool forbidden, const std::string& what) {
     if (forbidden) wrong.push_back(what);
   }
@@ -205,7 +216,16 @@ struct EngineStandIn::Impl {
   std::map<std::string, Fault> faults;
   std::vector<std::string> calls, wrong;
   bool going_on = false, stalled = false;
+  std::string key;  // that requests must show; empty: none
+  int running = kRunningRequests, aborted = 0;
+  // Of vLLM.
+  std::vector<std::string> sleeping;  // its parts that sleep
+  int sleep_level = 0;                // 0: awake
+  uint64_t probes = 0;
+  // Whether running requests went back into the queue, and its cache of encoders' outputs.
+  bool preempted = false, has_encoder_reset = true, old_encoder_outputs = false;
 
+  std::optional<asio::ssl::context> tls;  // none: plaintext
   asio::io_context context;
   tcp::acceptor acceptor;
   std::list<std::weak_ptr<beast::tcp_stream>> streams;
@@ -265,6 +285,7 @@ Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
   engine::EngineWeights& client = *weights.client();
   if (info.value("rollback", false)) {
     const Status back = client.Rollback();
+    old_encoder_outputs = !back.ok();
     if (!back.ok()) return failed(500, "deltawire: " + std::string(MessageOf(back)));
     return {200, {{"message", "Weights updated"}}};
   }
@@ -272,10 +293,42 @@ Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
     return failed(400, "another version was prepared");
   }
   Forbid(check && !(client.held() == client.committed()), "a check of another version");
+  old_encoder_outputs = old_encoder_outputs || !check;
   Status applied = client.Apply();
   if (applied.ok() && check) applied = weights.Check();
   if (!applied.ok()) return failed(500, "deltawire: " + std::string(MessageOf(applied)));
   return {200, {{"message", "Weights updated"}}};
+}
+
+void EngineStandIn::Impl::Sleep(int level) {
+  Forbid(session, "put to sleep in the middle of an update");
+  paused = true;
+  sleep_level = level;
+  sleeping = {"weights", "kv_cache"};
+  if (level == 2) weights.Drop();
+}
+
+void EngineStandIn::Impl::WakeUp(const std::string& tags) {
+  std::erase_if(sleeping, [&](const std::string& part) { return tags.empty() || part == tags; });
+  if (!sleeping.empty()) return;
+  sleep_level = 0;
+  paused = false;
+}
+
+/// As vLLM's gauge of its sleep, which is set when it has fallen asleep and when it is wholly
+/// awake.
+std::string EngineStandIn::Impl::Metrics() const {
+  std::string text = "# HELP vllm:engine_sleep_state Engine sleep state\n";
+  const auto row = [&text](const char* state, bool on) {
+    text += fmt::format(
+        "vllm:engine_sleep_state{{engine=\"0\",model_name=\"m\",sleep_state=\"{}\"}} "
+        "{}\n",
+        state, on ? "1.0" : "0.0");
+  };
+  row("awake", sleep_level == 0);
+  row("weights_offloaded", sleep_level == 1);
+  row("discard_all", sleep_level == 2);
+  return text;
 }
 
 Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool torn, bool stall) {
@@ -284,18 +337,27 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
     const auto found = target.query.find(name);
     return found == target.query.end() ? std::string() : found->second;
   };
+  const bool touches = path == "/init_weight_transfer_engine" || path == "/start_weight_update" ||
+                       path == "/update_weights" || path == "/collective_rpc";
+  Forbid(touches && !sleeping.empty(), path + " on memory that was given back");
   if (path == "/pause") {
     const std::string mode = option("mode");
     if (mode != "keep" && mode != "wait" && mode != "abort" && !mode.empty()) {
       return Unprocessable("mode");
     }
     paused = true;
+    // "wait" would answer when they have ended by themselves, as they do here at once.
+    if (mode == "abort" || mode.empty()) aborted += running;
+    if (mode != "keep") running = 0;
     return {200, {{"status", "paused"}}};
   }
   if (path == "/resume") {
     Forbid(!weights.whole(), "resumed with weights of no version");
     Forbid(session, "resumed in the middle of an update");
-    paused = false;
+    Forbid(old_encoder_outputs && has_encoder_reset,
+           "resumed with encoders' outputs of older weights");
+    paused = preempted = false;
+    running = kRunningRequests;
     return {200, {{"status", "resumed"}}};
   }
   if (path == "/init_weight_transfer_engine") {
@@ -322,14 +384,21 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
     return {200, {{"message", "Weight update finished"}}};
   }
   if (path == "/reset_prefix_cache") {
-    const bool success = option("reset_running_requests") == "true" || kRunningRequests == 0;
+    const bool success = option("reset_running_requests") == "true" || running == 0;
+    preempted = success;
     return {200, {{"success", success}}};
+  }
+  if (path == "/reset_encoder_cache" && has_encoder_reset) {
+    Forbid(running > 0 && !preempted, "/reset_encoder_cache below requests that use it");
+    old_encoder_outputs = false;
+    return {200, nullptr};  // a Response without content
   }
   if (path == "/collective_rpc") {
     if (body.value("method", "") != "reload_weights") return VllmError(400, "no such method");
     Forbid(!paused, "reload_weights while it computes");
     Forbid(weights.client() != nullptr, "reload_weights below an attached client");
     const fs::path from = body["kwargs"].value("weights_path", "");
+    old_encoder_outputs = true;
     const Status loaded =
         from == weights.directory() ? Load(torn, stall) : absl::NotFoundError("no such directory");
     if (!loaded.ok()) return VllmError(500, MessageOf(loaded));
@@ -378,7 +447,10 @@ Status EngineStandIn::Impl::Order(const std::string& path, bool prepare_only) {
 Answer EngineStandIn::Impl::SglangUpdate(const std::string& path, const Json& body, bool torn,
                                          bool stall) {
   Status updated;
+  const bool flush = body.value("flush_cache", true);
   if (path.starts_with(kScheme)) {
+    // The plug-in asks before it writes; SGLang itself would write, and fail at the flush.
+    if (flush && running > 0) return Sglang(false, "deltawire: requests are running");
     updated = Order(path, false);
   } else {
     before.reset();
@@ -386,6 +458,11 @@ Answer EngineStandIn::Impl::SglangUpdate(const std::string& path, const Json& bo
     updated = path == weights.directory() ? Load(torn, stall) : absl::NotFoundError("no such path");
   }
   if (!updated.ok()) return Sglang(false, MessageOf(updated));
+  if (flush && running > 0) {
+    return Sglang(false,
+                  "Weights were updated, but the cache was not flushed because requests are "
+                  "still running or queued.");
+  }
   // It waits for all running requests unless it is paused, and these here do not end.
   Forbid(!paused, "/update_weights_from_disk while it computes");
   if (body.contains("weight_version")) version = body["weight_version"];
@@ -399,11 +476,14 @@ Answer EngineStandIn::Impl::SglangApi(const Target& target, const Json& body, bo
     const std::string mode = body.value("mode", "abort");
     if (mode != "retract" && mode != "in_place" && mode != "abort") return Unprocessable("mode");
     paused = true;
+    if (mode == "abort") aborted += running;
+    if (mode != "in_place") running = 0;  // retracted ones wait, and are no obstacle to a flush
     return {200, {{"message", "Generation paused successfully."}, {"status", "ok"}}};
   }
   if (path == "/continue_generation") {
     Forbid(!weights.whole(), "resumed with weights of no version");
     paused = false;
+    running = kRunningRequests;
     return {200, {{"message", "Generation continued successfully."}, {"status", "ok"}}};
   }
   if (path == "/weights_checker") {
@@ -425,6 +505,13 @@ Answer EngineStandIn::Impl::Handle(const http::request<http::string_body>& reque
     if (request.method() != http::verb::get) return {405, {{"detail", "Method Not Allowed"}}};
     return {200, {{"weight_version", version}}};
   }
+  if (api == Api::kVllm && request.method() == http::verb::get) {
+    // True of an engine that is merely paused, too.
+    const bool sleeps = paused || !sleeping.empty();
+    if (target.path == "/is_sleeping") ++probes;
+    if (target.path == "/is_sleeping") return {200, {{"is_sleeping", sleeps}}};
+    if (target.path == "/metrics") return {200, Metrics()};
+  }
   if (request.method() != http::verb::post) return {405, {{"detail", "Method Not Allowed"}}};
   Json body = Json::object();
   if (!request.body().empty()) {
@@ -443,9 +530,17 @@ std::optional<EngineStandIn::Fault> EngineStandIn::Impl::TakeFault(const std::st
 }
 
 asio::awaitable<void> EngineStandIn::Impl::Serve(std::shared_ptr<beast::tcp_stream> stream) {
+  if (!tls) co_return co_await Talk(*stream);
+  asio::ssl::stream<beast::tcp_stream&> secret(*stream, *tls);
+  const auto [error] = co_await secret.async_handshake(asio::ssl::stream_base::server, kAwait);
+  if (!error) co_await Talk(secret);
+}
+
+template <typename Stream>
+asio::awaitable<void> EngineStandIn::Impl::Talk(Stream& stream) {
   beast::flat_buffer buffer;
   http::request<http::string_body> request;
-  const auto [read_error, n] = co_await http::async_read(*stream, buffer, request, kAwait);
+  const auto [read_error, n] = co_await http::async_read(stream, buffer, request, kAwait);
   if (read_error) co_return;
   const std::string path = ParseTarget(std::string(request.target())).path;
   http::response<http::string_body> response;
@@ -455,16 +550,24 @@ asio::awaitable<void> EngineStandIn::Impl::Serve(std::shared_ptr<beast::tcp_stre
     if (request.method() == http::verb::post) calls.push_back(path);
     fault = TakeFault(path);
     cv.notify_all();
-    if (!fault || fault->kind >= Kind::kCutDone) {
+    if (!key.empty() && request[http::field::authorization] != "Bearer " + key) {
+      fault.reset();
+      response.result(http::status::unauthorized);
+      response.body() = R"({"error": "Unauthorized"})";
+    } else if (!fault || fault->kind >= Kind::kCutDone) {
       const Answer answer = Handle(request, fault && fault->kind == Kind::kTorn,
                                    fault && fault->kind == Kind::kStall);
       response.result(static_cast<unsigned>(answer.code));
-      response.body() = answer.body.dump();
+      if (answer.body.is_string()) {
+        response.body() = answer.body.get<std::string>();
+      } else if (!answer.body.is_null()) {
+        response.body() = answer.body.dump();
+      }
     }
   }
   if (fault && fault->kind == Kind::kHang) {
     char end = 0;
-    co_await stream->async_read_some(asio::buffer(&end, 1), kAwait);  // until the caller goes
+    co_await stream.async_read_some(asio::buffer(&end, 1), kAwait);  // until the caller goes
     co_return;
   }
   if (fault && (fault->kind == Kind::kCut || fault->kind == Kind::kCutDone)) co_return;
@@ -476,7 +579,7 @@ asio::awaitable<void> EngineStandIn::Impl::Serve(std::shared_ptr<beast::tcp_stre
   response.set(http::field::content_type, "application/json");
   response.keep_alive(false);
   response.prepare_payload();
-  co_await http::async_write(*stream, response, kAwait);
+  co_await http::async_write(stream, response, kAwait);
 }
 
 asio::awaitable<void> EngineStandIn::Impl::Accept() {
@@ -500,6 +603,10 @@ void EngineStandIn::Start() {
     std::lock_guard lock(i.mu);
     i.weights.Forget();
     i.paused = i.session = false;
+    i.running = kRunningRequests;
+    i.preempted = i.old_encoder_outputs = false;
+    i.sleeping.clear();
+    i.sleep_level = 0;
     i.version = "default";
     i.before.reset();
     i.faults.clear();
@@ -528,7 +635,50 @@ void EngineStandIn::Stop() {
   i.thread.join();
 }
 
-std::string EngineStandIn::url() const { return fmt::format("http://127.0.0.1:{}", impl_->port); }
+std::string EngineStandIn::url() const {
+  return fmt::format("{}://127.0.0.1:{}", impl_->tls ? "https" : "http", impl_->port);
+}
+
+void EngineStandIn::SpeakTls(const std::string& certificate, const std::string& key) {
+  impl_->tls.emplace(asio::ssl::context::tls_server);
+  impl_->tls->use_certificate_chain(asio::buffer(certificate));
+  impl_->tls->use_private_key(asio::buffer(key), asio::ssl::context::pem);
+}
+
+void EngineStandIn::WantKey(const std::string& key) {
+  std::lock_guard lock(impl_->mu);
+  impl_->key = key;
+}
+
+void EngineStandIn::Sleep(int level) {
+  std::lock_guard lock(impl_->mu);
+  impl_->Sleep(level);
+}
+
+void EngineStandIn::WakeUp(const std::string& tags) {
+  std::lock_guard lock(impl_->mu);
+  impl_->WakeUp(tags);
+}
+
+void EngineStandIn::Pause() {
+  std::lock_guard lock(impl_->mu);
+  impl_->paused = true;
+}
+
+uint64_t EngineStandIn::probes() const {
+  std::lock_guard lock(impl_->mu);
+  return impl_->probes;
+}
+
+void EngineStandIn::LackEncoderReset() {
+  std::lock_guard lock(impl_->mu);
+  impl_->has_encoder_reset = false;
+}
+
+int EngineStandIn::aborted() const {
+  std::lock_guard lock(impl_->mu);
+  return impl_->aborted;
+}
 
 void EngineStandIn::Set(const std::string& path, const Fault& fault) {
   std::lock_guard lock(impl_->mu);

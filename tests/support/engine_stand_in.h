@@ -45,16 +45,33 @@ class EngineStandIn {
   /// As a process that ends: connections are cut, and new ones refused.
   void Stop();
 
-  std::string url() const;  ///< "http://127.0.0.1:PORT"
+  std::string url() const;  ///< "http://127.0.0.1:PORT", or https
+  /// From the next Start on: speaks TLS, with this certificate and key in PEM.
+  void SpeakTls(const std::string& certificate, const std::string& key);
+  /// From now on each request must show this key, as SGLang's --api-key and the gateways before
+  /// engines want it; "": none. vLLM's own --api-key leaves these paths open.
+  void WantKey(const std::string& key);
   void Set(const std::string& path, const Fault& fault);
   /// Ends what hangs by kStall.
   void GoOn();
+
+  /// As POST /sleep and /wake_up from somebody else: level 1 keeps the weights, 2 drops them, and
+  /// `tags` ("weights", "kv_cache") wakes a part; "": all. Fully awake, it goes on by itself.
+  void Sleep(int level);
+  void WakeUp(const std::string& tags = "");
+  void Pause();  ///< as POST /pause?mode=keep from somebody else
+  /// How often it was asked whether it sleeps.
+  uint64_t probes() const;
 
   /// The paths of POST requests so far, as they came; since the last call of this.
   std::vector<std::string> TakeCalls();
   /// A POST of this path has come since the last TakeCalls.
   bool Called(const std::string& path) const;
+  /// As a vLLM that is older than /reset_encoder_cache.
+  void LackEncoderReset();
   bool paused() const;
+  /// Requests that ran when it was paused and were ended by that.
+  int aborted() const;
   std::string weight_version() const;
   /// Changes a byte of them, as nobody should. The next prepare, or check, finds it and refuses.
   void Corrupt(size_t byte);

@@ -121,6 +121,12 @@ TEST_CASE("engines are named with their kind, and each once") {
                                 "vllm=http://127.0.0.1:8001  second_instance loader_tensors",
                                 "--engine",
                                 "sglang=http://127.0.0.1:8002/x plans",
+                                "--engine",
+                                "vllm-reload=https://node:8000 pause=wait token_file=/k ca_file=/c",
+                                "--engine",
+                                "sglang=http://127.0.0.1:8003 pause=in_place token_file=/k plans",
+                                "--engine",
+                                "m:http=https://node:1/hook",
                                 "--engine-failure",
                                 "rollback",
                                 "--engine-retries",
@@ -142,7 +148,19 @@ TEST_CASE("engines are named with their kind, and each once") {
        .address = {"127.0.0.1", 8001},
        .loader_tensors = true,
        .second_instance = true},
-      {.kind = EngineKind::kSglang, .address = {"127.0.0.1", 8002}, .path = "/x", .plans = true}};
+      {.kind = EngineKind::kSglang, .address = {"127.0.0.1", 8002}, .path = "/x", .plans = true},
+      {.kind = EngineKind::kVllmReload,
+       .address = {"node", 8000},
+       .tls = true,
+       .token_file = "/k",
+       .ca_file = "/c",
+       .pause = "wait"},
+      {.kind = EngineKind::kSglang,
+       .address = {"127.0.0.1", 8003},
+       .plans = true,
+       .token_file = "/k",
+       .pause = "in_place"},
+      {.model = "m", .address = {"node", 1}, .path = "/hook", .tls = true}};
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
   CHECK(parsed.options.engine_retries == 0);
@@ -154,6 +172,10 @@ TEST_CASE("engines are named with their kind, and each once") {
   CHECK(NameOf(want[3]) == "/bin/reload --fast two");
   CHECK(NameOf(want[4]) == "/mnt/versions");
   CHECK(NameOf(want[6]) == "127.0.0.1:8001");
+  CHECK(NameOf(want[8]) == "node:8000");
+  CHECK(PauseOf(want[0]) == "keep");
+  CHECK(PauseOf(want[1]) == "retract");
+  CHECK(PauseOf(want[8]) == "wait");
 
   CHECK(Receiver({"--model", "m", "--engine", ""}).options.engines.empty());
   const ConfigFile file("model = 'm'\nengine = ['vllm=http://a:1', 'exec=/b c']\n");
@@ -169,14 +191,21 @@ TEST_CASE("engines are named with their kind, and each once") {
       {"disk-delta=/v keep=0", "keep= wants 1 to 10000"},
       {"disk-delta=/v keep=3x", "keep= wants 1 to 10000"},
       {"disk-delta=/v zip", "is none of xor, overwrite and keep=N"},
-      {"vllm=127.0.0.1:8000", "is not http://HOST:PORT"},
-      {"vllm=https://a:1", "no TLS to engines"},
+      {"vllm=127.0.0.1:8000", "is neither http://HOST:PORT nor https://HOST:PORT"},
+      {"vllm=http://a:1 ca_file=/c", "without https://"},
+      {"vllm=https://a:1 ca_file=c", "by its absolute path"},
+      {"vllm=https://a:1 token_file=", "by its absolute path"},
+      {"vllm=http://a:1 token_file=/k", "--insecure-plaintext"},
+      {"vllm=http://a:1 pause=retract", "pause=retract is none of vLLM's: abort, wait, keep"},
+      {"sglang=http://a:1 pause=keep", "none of SGLang's: abort, in_place, retract"},
+      {"http=http://a:1/x pause=abort", "is none of token_file=, ca_file=, which"},
       {"vllm=http://a", "the port is missing"},
       {"vllm=http://a:0", "port 0 cannot be dialled"},
-      {"http=http://a:1/x y", "a path with spaces"},
-      {"vllm-reload=http://a:1/x plans", "a path with spaces"},
-      {"vllm=http://a:1/x fast", "is none of loader_tensors, plans and (vllm) second_instance"},
-      {"sglang=http://a:1 second_instance", "is none of loader_tensors, plans and (vllm)"},
+      {"http=http://a:1/x y", "is none of token_file=, ca_file=, which"},
+      {"http=http://a:1/\x7f", "that are not visible ASCII"},
+      {"vllm-reload=http://a:1/x plans", "is none of token_file=, ca_file=, pause=, which"},
+      {"vllm=http://a:1/x fast", "pause=, loader_tensors, plans, second_instance, which"},
+      {"sglang=http://a:1 second_instance", "pause=, loader_tensors, plans, which"},
       {"exec=reload", "absolute path"},
       {"exec=", "absolute path"},
       {"a/b:vllm=http://a:1", "is not a model name"},
@@ -189,6 +218,8 @@ TEST_CASE("engines are named with their kind, and each once") {
              {"--engine: ", "a:1 is named twice"});
   CheckError(Receiver({"--model", "m", "--engine=exec=/bin/r a", "--engine=exec=/bin/r  a"}),
              {"--engine: ", "/bin/r a is named twice"});
+  CHECK(Receiver({"--model", "m", "--engine=vllm=http://a:1 token_file=/k", "--insecure-plaintext"})
+            .run);
   CHECK(Receiver({"--model", "m", "--engine=vllm=http://a:1/x", "--engine=vllm=http://a:1/y",
                   "--engine=exec=/bin/r a", "--engine=exec=/bin/r b"})
             .run);

@@ -27,6 +27,10 @@ struct ModelEngine {
   bool spoiled = false;           // as vLLM after a reload that raised: no other one heals it
   bool drifted = false;           // its weights are mixed, and nobody was told
   bool heals = false;             // somebody was: the next load heals it
+  bool asleep = false;            // vLLM: its memory is given back
+  bool heard = false;             // the receiver was told so
+  bool deep = false;              // and so are its weights
+  bool lost = false;              // and has come again with anything in it: only a reload helps
   uint64_t directory = 0;
 
   void Restart() {
@@ -41,8 +45,23 @@ struct ModelEngine {
              .spoiled = false,
              .drifted = false,
              .heals = false,
+             .asleep = false,
+             .heard = false,
+             .deep = false,
+             .lost = false,
              .directory = directory};
   }
+
+  void Sleep(bool drops) {
+    asleep = paused = true;
+    heard = false;
+    deep = drops;
+    if (!drops) return;
+    weights.reset();
+    lost = true;
+    drifted = heals = false;
+  }
+  void WakeUp() { asleep = paused = false; }
 
   void Drift() {
     if (!weights || !held) return;
@@ -88,12 +107,13 @@ struct ModelEngine {
       case EngineCall::kReload:
         CHECK_FALSE((traits.sessions && held));
         held.reset();
-        drifted = heals = false;
+        drifted = heals = lost = false;
         weights = spoiled ? std::nullopt : std::optional(directory);
         if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kLoad:
         if (!traits.prepares) {
+          lost = false;
           weights = spoiled ? std::nullopt : std::optional(directory);
           if (!traits.names) named = std::to_string(to);
           return true;
@@ -102,7 +122,7 @@ struct ModelEngine {
         applied_from = weights;
         weights = held = prepared;
         heals = heals && !prepared_heals;
-        if (drifted || heals) weights.reset();
+        if (drifted || heals || lost) weights.reset();
         if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kRollback:
@@ -152,6 +172,13 @@ struct History {
 
   EngineAnswer Answer(const EngineCourse::Action& action, unsigned faults) {
     const EngineCall call = *action.call;
+    if (engine.asleep) {
+      if (call != EngineCall::kClear) {
+        engine.heard = true;
+        return {
+            .result = Result::kAsleep, .why = "it sleeps", .version = {}, .dropped = engine.deep};
+      }
+    }
     const uint64_t to = action.to.id.version;
     const auto done = [&] {
       EngineAnswer answer;
@@ -205,6 +232,11 @@ struct History {
       const bool drifts = failure == EngineFailure::kRetry || failure == EngineFailure::kRollback;
       if (traits.checks && drifts && faults > 0 && Chance(5)) engine.Drift();
       if (faults > 0 && Chance(10)) course.AskCheck();
+      // It is put to sleep between two updates, and wakes when that was noticed.
+      const bool vllm = kind == EngineKind::kVllm || kind == EngineKind::kVllmReload;
+      const bool may_sleep = vllm && !engine.asleep && !engine.spoiled && !course.in_attempt();
+      if (may_sleep && faults > 0 && Chance(5)) engine.Sleep(Chance(50));
+      if (engine.asleep && engine.heard && (faults == 0 || Chance(30))) engine.WakeUp();
       if (*action.call == EngineCall::kResume) {
         CHECK((engine.weights || engine.drifted || engine.heals || !engine.paused));
       }
@@ -215,7 +247,8 @@ struct History {
       // Where the refusal for drift was cut, the course does not know of it, and the next load
       // heals.
       const bool unheard = engine.drifted || engine.heals;
-      if (traits.pauses && !view.served.empty() && !course.in_pause() && !unheard) {
+      if (traits.pauses && !view.served.empty() && !course.in_pause() && !unheard &&
+          !engine.asleep) {
         CHECK(engine.weights == view.served.id.version);
       }
     }

@@ -33,10 +33,15 @@ Calls First(EngineKind kind) {
               "/pause",
               "/update_weights",
               "/reset_prefix_cache",
+              "/reset_encoder_cache",
               "/finish_weight_update",
               "/resume"};
     case EngineKind::kVllmReload:
-      return {"/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version",
+      return {"/pause",
+              "/collective_rpc",
+              "/reset_prefix_cache",
+              "/reset_encoder_cache",
+              "/update_weight_version",
               "/resume"};
     case EngineKind::kSglang:
       return {"/weights_checker", "/pause_generation", "/update_weights_from_disk",
@@ -44,6 +49,15 @@ Calls First(EngineKind kind) {
     default:
       return {"/pause_generation", "/update_weights_from_disk", "/continue_generation"};
   }
+}
+
+/// An engine that was started on the first version, as it is committed.
+StandIn& Started(EngineRig& rig, EngineKind kind, const std::string& words = "") {
+  StandIn& engine = rig.Add(kind, false, words);
+  rig.Publish();
+  REQUIRE(rig.Committed());
+  engine.Start();
+  return engine;
 }
 
 Calls Next(EngineKind kind) {
@@ -122,6 +136,119 @@ TEST_CASE("whatever fails once, the engine ends at the version, and is never res
       }
     }
   }
+}
+
+TEST_CASE("a vLLM that cannot drop encoders' outputs is followed without that") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload}) {
+    EngineRig rig;
+    StandIn& engine = Started(rig, kind);
+    engine.LackEncoderReset();
+    rig.Follow();
+    REQUIRE(rig.Served());
+    for (int i = 0; i < 3; ++i) {
+      rig.Publish();
+      REQUIRE(rig.Served());
+      CHECK(rig.Holds(engine));
+      CHECK(engine.Called("/reset_encoder_cache"));
+      engine.TakeCalls();
+    }
+    CHECK(rig.view().failures == 0);
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("in each of an engine's pauses a version is written, and abort alone ends requests") {
+  const std::pair<EngineKind, std::vector<std::string>> modes[] = {
+      {EngineKind::kVllm, {"abort", "wait", "keep"}},
+      {EngineKind::kVllmReload, {"abort", "wait", "keep"}},
+      {EngineKind::kSglang, {"abort", "retract", "in_place"}},
+      {EngineKind::kSglangReload, {"abort", "retract", "in_place"}}};
+  for (const auto& [kind, names] : modes) {
+    for (const std::string& mode : names) {
+      CAPTURE(ToString(kind), mode);
+      EngineRig rig;
+      StandIn& engine = Started(rig, kind, "pause=" + mode);
+      rig.Follow();
+      REQUIRE(rig.Served());
+      for (int i = 0; i < 2; ++i) {
+        rig.Publish();
+        REQUIRE(rig.Served());
+        CHECK(rig.Holds(engine));
+      }
+      CHECK(rig.view().failures == 0);
+      CHECK((engine.aborted() > 0) == (mode == "abort"));
+      CHECK(engine.violations().empty());
+    }
+  }
+}
+
+TEST_CASE("while vLLM sleeps updates wait, and after it has woken it serves the newest version") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload}) {
+    for (const int level : {1, 2}) {
+      CAPTURE(ToString(kind), level);
+      EngineRig rig;
+      StandIn& engine = Started(rig, kind);
+      rig.Follow();
+      REQUIRE(rig.Served());
+      engine.TakeCalls();
+      engine.Sleep(level);
+      // Noticed by the next probe, with or without a new version.
+      REQUIRE(rig.Reaches(EngineState::kAsleep));
+      CHECK(rig.view().served.empty());
+      CHECK(rig.view().error.find(level == 2 ? "without its weights" : "keeps its weights") !=
+            std::string::npos);
+      rig.Publish();
+      REQUIRE(rig.Committed());
+      rig.Publish();
+      REQUIRE(rig.Committed());
+      engine.WakeUp("weights");  // the rest still sleeps
+      const uint64_t seen = engine.probes();
+      REQUIRE(Eventually([&] { return engine.probes() > seen + 2; }));
+      CHECK(rig.view().state == EngineState::kAsleep);
+      CHECK_FALSE(rig.view().paused);
+      CHECK(engine.TakeCalls().empty());
+      engine.WakeUp("kv_cache");
+      REQUIRE(rig.Served());
+      CHECK(rig.Holds(engine));
+      CHECK_FALSE(engine.paused());
+      CHECK(rig.view().failures == 0);
+      CHECK(rig.view().retries == 0);
+      CHECK(rig.view().error.empty());
+      CHECK(engine.violations().empty());
+      rig.Publish();
+      REQUIRE(rig.Served());
+      CHECK(rig.Holds(engine));
+    }
+  }
+}
+
+TEST_CASE("a version that is committed while vLLM sleeps unnoticed is not written to it") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload}) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    rig.settings.policy.probe_every = std::chrono::hours(1);
+    StandIn& engine = rig.Add(kind);
+    rig.Follow();
+    rig.Publish();
+    REQUIRE(rig.Served());
+    engine.Sleep(2);
+    rig.Publish();
+    REQUIRE(rig.Reaches(EngineState::kAsleep));
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("a vLLM that somebody has paused, and that does not sleep, is updated") {
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  rig.Follow();
+  REQUIRE(rig.Served());
+  // As a receiver that was killed in an update leaves it.
+  engine.Pause();
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(rig.view().failures == 0);
 }
 
 TEST_CASE("an engine that keeps failing stays paused, says why, and the next version heals it") {

@@ -69,8 +69,8 @@ using Json = nlohmann::json;
 
 const Identity kSeven{Hash128{1, 2}, {3, 7}, 0xabc, 5};
 
-/// Accepts one connection, takes one request, and answers with these bytes; "": none, until the
-/// other end closes.
+/// A server that has no /is_sleeping; else it takes a request, and answers with these bytes; "":
+/// one connection, and no answer until the other end closes.
 class OneAnswer {
  public:
   explicit OneAnswer(std::string answer) : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -91,7 +91,7 @@ class OneAnswer {
   }
   /// Returns when a request has come whole.
   void AwaitRequest() { asked_.get_future().wait(); }
-  /// The request, once it was answered.
+  /// The first request, once all were answered.
   std::string Request() {
     shutdown(listener_.get(), SHUT_RDWR);
     thread_.join();
@@ -101,26 +101,43 @@ class OneAnswer {
 
  private:
   void Serve(const std::string& answer) {
-    const UniqueFd peer(accept(listener_.get(), nullptr, nullptr));
-    if (peer.get() < 0) return;
+    for (int served = 0;; ++served) {
+      const UniqueFd peer(accept(listener_.get(), nullptr, nullptr));
+      if (peer.get() < 0) return;
+      const std::string request = Receive(peer.get());
+      if (request.find("/is_sleeping HTTP") != std::string::npos) {
+        const std::string none = "HTTP/1.1 404 X\r\nContent-Length: 2\r\n\r\n{}";
+        send(peer.get(), none.data(), none.size(), MSG_NOSIGNAL);
+        --served;
+        continue;
+      }
+      if (served == 0) {
+        request_ = request;
+        asked_.set_value();
+      }
+      if (answer.empty()) {
+        char buffer[4096];
+        while (recv(peer.get(), buffer, sizeof buffer, 0) > 0) {
+        }
+        return;
+      }
+      send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    }
+  }
+  static std::string Receive(int peer) {
+    std::string request;
     char buffer[4096];
-    const auto body_is_whole = [this] {
-      const size_t head = request_.find("\r\n\r\n");
-      const size_t length = request_.find("Content-Length: ");
+    const auto body_is_whole = [&request] {
+      const size_t head = request.find("\r\n\r\n");
+      const size_t length = request.find("Content-Length: ");
       if (head == std::string::npos) return false;
       return length == std::string::npos ||
-             request_.size() - head - 4 >= std::stoul(request_.substr(length + 16));
+             request.size() - head - 4 >= std::stoul(request.substr(length + 16));
     };
-    for (ssize_t n; !body_is_whole() && (n = recv(peer.get(), buffer, sizeof buffer, 0)) > 0;) {
-      request_.append(buffer, static_cast<size_t>(n));
+    for (ssize_t n; !body_is_whole() && (n = recv(peer, buffer, sizeof buffer, 0)) > 0;) {
+      request.append(buffer, static_cast<size_t>(n));
     }
-    asked_.set_value();
-    if (answer.empty()) {
-      while (recv(peer.get(), buffer, sizeof buffer, 0) > 0) {
-      }
-      return;
-    }
-    send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    return request;
   }
 
   const UniqueFd listener_;
@@ -268,6 +285,19 @@ TEST_CASE("a plug-in is told how to attach by the words after its engine's URL")
         order + "&loader_tensors&plans");
   CHECK(Make("sglang", EngineCall::kRollback, Http(200, yes), words).body["model_path"] ==
         order + "&rollback");
+}
+
+TEST_CASE("an engine is paused as its option says, and what stays in its place is not flushed") {
+  const std::string yes = R"({"success": true})", ok = R"({"status": "ok"})";
+  CHECK(Make("vllm-reload", EngineCall::kPause, Http(200, R"({"status": "paused"})"), " pause=wait")
+            .line == "POST /pause?mode=wait HTTP/1.1");
+  CHECK(Make("sglang", EngineCall::kPause, Http(200, ok), " pause=abort").body["mode"] == "abort");
+  for (const auto& [mode, flushed] : {std::pair{"abort", true}, std::pair{"in_place", false}}) {
+    const Made load =
+        Make("sglang", EngineCall::kLoad, Http(200, yes), fmt::format(" pause={}", mode));
+    CHECK(load.answer.done());
+    CHECK(load.body["flush_cache"] == flushed);
+  }
 }
 
 TEST_CASE("a path in front of an engine's is kept, and so is a hook's own path") {

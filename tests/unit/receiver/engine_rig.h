@@ -58,23 +58,25 @@ struct EngineRig {
   }
 
   /// An engine to be followed from Follow() on; already up, unless `start` is false.
-  StandIn& Add(EngineKind kind, bool start = true) {
+  StandIn& Add(EngineKind kind, bool start = true, const std::string& words = "") {
     const bool vllm = kind == EngineKind::kVllm || kind == EngineKind::kVllmReload;
     auto& stand_in = stand_ins.emplace_back(std::make_unique<StandIn>(
         vllm ? StandIn::Api::kVllm : StandIn::Api::kSglang, dir.path() / "m"));
     if (start) stand_in->Start();
-    Add(*ParseEngine(fmt::format("{}={}", ToString(kind), stand_in->url())));
+    Add(*ParseEngine(fmt::format("{}={} {}", ToString(kind), stand_in->url(), words)));
     return *stand_in;
   }
   void Add(const EngineOptions& options) {
     EngineDriver::Settings one = settings;
     one.options = options;
     one.model = {"m", dir.path() / "m"};
+    one.access = *EngineAccess::Load(options);
     all.push_back(one);
   }
   void Follow() {
-    engines = std::make_unique<Engines>(
-        all, *source, [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model); });
+    engines = std::make_unique<Engines>(all, *source, [](const EngineDriver::Settings& s) {
+      return MakeHook(s.options, s.model, s.access);
+    });
     replica->OnReady([this] { engines->News(); });
   }
 

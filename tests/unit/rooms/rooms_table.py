@@ -136,7 +136,8 @@ ROOMS = {
     "receiver/relay": Room(rooms=("common", "kernels", "receiver"), outside=GROUND),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
     "receiver/engine": Room(
-        rooms=(BASE, "common/config", "receiver/disk_delta"), outside=GROUND + ("asio", "json")
+        rooms=(BASE, "common/config", "common/security", "receiver/disk_delta"),
+        outside=GROUND + ("asio", "json", "openssl"),
     ),
     "receiver/disk_delta": Room(
         rooms=(BASE, "common/layout"), outside=GROUND + ("json", "zstd")
