@@ -154,7 +154,9 @@ void Daemon::StartEngines(const std::string& model) {
   auto& engines = engines_[model] = std::make_unique<Engines>(
       std::move(settings), *source,
       [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model, s.access); });
-  const auto tell = [&replica, raw = engines.get()] {
+  const auto tell = [&replica, raw = engines.get(), mu = std::make_shared<Mutex>()] {
+    // Else what one thread saw first could be told last, and stay.
+    const std::lock_guard one_at_a_time(*mu);
     const std::vector<EngineDriver::View> all = raw->views();
     replica.SetEngines({.engines = static_cast<uint32_t>(all.size()), .oldest = OldestServed(all)});
   };

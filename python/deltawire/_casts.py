@@ -48,7 +48,9 @@ def stored(
         return [_as(m, dtype_name(dtype, m.name)) for m in metas]
     if hf_dir is None or not os.path.isdir(hf_dir):  # the library says what is wrong with the path
         return list(metas)
-    of = {m.name: m.dtype for m in _checkpoint.metas(hf_dir)}
+    if all(m.name in said for m in metas):
+        return list(metas)
+    of = _checkpoint.dtypes(hf_dir)
     if not of:
         named = _checkpoint.config_dtype(hf_dir)
         # A trainer that has tensors of this type already keeps the others wide on purpose.

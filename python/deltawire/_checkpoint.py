@@ -40,6 +40,21 @@ def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
     return found
 
 
+def dtypes(directory: str | os.PathLike[str]) -> dict[str, str]:
+    """By the tensors' names, of the weights that are there: a directory of small files may have
+    nothing of a checkpoint but its index, or Git LFS's pointers."""
+    found: dict[str, str] = {}
+    for path in weight_files(directory):
+        if os.path.exists(path) and not _is_pointer(path):
+            found |= {name: entry["dtype"] for name, entry in header(path).items()}
+    return found
+
+
+def _is_pointer(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(8) == b"version "
+
+
 def header(path: str) -> dict[str, Any]:
     """A weight file's entries by the tensors' names."""
     with open(path, "rb") as file:
@@ -52,7 +67,7 @@ def header(path: str) -> dict[str, Any]:
 
 
 def config_dtype(directory: str | os.PathLike[str]) -> str:
-    """The dtype that config.json names, as it is written there; "" where it names none."""
+    """The dtype that config.json names, as it is written there; "" where it names none, or "auto"."""
     path = os.path.join(directory, "config.json")
     if not os.path.exists(path):
         return ""
@@ -60,6 +75,6 @@ def config_dtype(directory: str | os.PathLike[str]) -> str:
         config = json.load(file)
     for part in (config, config.get("text_config") or {}):
         found = part.get("dtype") or part.get("torch_dtype")
-        if isinstance(found, str):
+        if isinstance(found, str) and found != "auto":
             return found
     return ""

@@ -122,6 +122,9 @@ class WeightManager:
         )
         self._model, self._rank, self._world = model, rank, world
         self._leaves_ties = ignore_extra == "tied"
+        if self._leaves_ties and world > 1:  # others write what a tensor may be a copy of
+            raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
+        self._epoch = 0  # of the version that register has returned
         self._ignore_extra = False if self._leaves_ties else ignore_extra
         self._overlap = overlap
         self._casts = False  # floats of other types are cast to the registered ones
@@ -152,6 +155,11 @@ class WeightManager:
         self._halves.close()
         for adapter in self._adapters.values():
             adapter.close()
+
+    @property
+    def epoch(self) -> int:
+        """Of the version that `register` has returned last."""
+        return self._epoch
 
     @property
     def tensors_meta(self) -> tuple[TensorMeta, ...]:
@@ -199,6 +207,7 @@ class WeightManager:
         self._casts = hf_dir is not None or dtype is not None
         self._registered = None
         self._index = {m.name: i for i, m in enumerate(metas)}
+        self._epoch = result["epoch"]
         return result["version"]
 
     def offload(

@@ -107,17 +107,21 @@ class Overlap:
         running, self._running = self._running, None
         if running is None:
             return
+        failed: Exception | None = None
         try:
             self.bytes += running.done.result()
         except Exception as error:
             error.add_note(f'raised by the copy of "{running.name}"')
-            raise
+            failed = error
+        # First, since memory that was freed before the copy began makes the copy fail, too.
         if _Memory.of(running.tensor) != running.memory:
             raise TensorError(
                 f'tensor "{running.name}" was changed or freed while it was copied, by the '
                 f"generator that had handed it over; {_HOW}",
                 running.name,
-            )
+            ) from failed
+        if failed is not None:
+            raise failed
 
 
 def _may_run_beside(tensor: Any) -> bool:

@@ -93,6 +93,7 @@ class PinnedHalves:
             code, why = -1, str(error)
         if why:
             self._say(f"{mapping.bytes} bytes of the sender's memory: {why}")
+        if code != 0:
             # The runtime keeps the error for whoever asks for its last one: the program's next
             # kernel would raise it.
             try:

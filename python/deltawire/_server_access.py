@@ -43,6 +43,8 @@ class ServerAccess:
                              "insecure_plaintext where the network is trusted")
         self._token_file = None if token_file is None else os.fspath(token_file)
         handlers: list[Any] = [_NoRedirect()]
+        if token_file is not None and not tls:
+            handlers.append(urllib.request.ProxyHandler({}))  # a proxy would read the key
         if tls:
             context = ssl.create_default_context(
                 cafile=None if ca_file is None else os.fspath(ca_file))

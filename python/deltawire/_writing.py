@@ -205,8 +205,8 @@ def twice(named: NamedTensors) -> NamedTensors:
 
 
 def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[str]]:
-    """What the entries say, second names of tensors by name in the model, and names of entries that
-    are no tensors, but say their dtype."""
+    """What the entries say, second names of tensors by name in the model, and names of those that keep
+    the dtype that they say: entries that are no tensors, and arrays that are not torch's."""
     metas: list[TensorMeta] = []
     said: set[str] = set()
     tied: dict[str, str] = {}
@@ -218,6 +218,8 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
             continue
         name, tensor = entry
         meta = meta_of(name, tensor)
+        if not is_torch(tensor):
+            said.add(name)  # nothing casts it
         first = _same_memory(places, meta, tensor)
         if first is None:
             metas.append(meta)

@@ -342,8 +342,9 @@ void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
   probe_at_ = now + policy_.probe_every;
   // What is left alone until it starts anew is so when it wakes, too.
   if (out_) return;
+  // What a check that has ended has found stays.
+  if (std::exchange(checking_, false) && step_) EndCheck(answer.why);
   step_.reset();
-  if (std::exchange(checking_, false)) EndCheck(answer.why);
   asleep_ = true;
   paused_ = false;  // it resumes by itself when it wakes
   dropped_ = dropped_ || answer.dropped;

@@ -33,8 +33,11 @@ EngineDriver::EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook,
   thread_ = Thread([this] { Run(); });
 }
 
-EngineDriver::~EngineDriver() {
+EngineDriver::~EngineDriver() { Join(); }
+
+void EngineDriver::Join() {
   Stop();
+  if (!thread_.joinable()) return;
   {
     std::unique_lock lock(mu_);
     while (!ended_ && Clock::now() < stop_at_) cv_.wait_for(lock, stop_at_ - Clock::now());

@@ -66,6 +66,8 @@ class EngineDriver {
   std::optional<uint64_t> AskCheck();
   /// Begins to stop. An engine that is paused for an update gets kGrace for the rest of it.
   void Stop();
+  /// Stops, and waits until nothing is called any more.
+  void Join();
   static constexpr std::chrono::milliseconds kGrace{1000};
 
  private:

@@ -45,6 +45,11 @@ Engines::Engines(std::vector<EngineDriver::Settings> settings, EngineSource& sou
   }
 }
 
+Engines::~Engines() {
+  Stop();
+  for (const auto& driver : drivers_) driver->Join();
+}
+
 void Engines::News() {
   for (const auto& driver : drivers_) driver->News();
 }

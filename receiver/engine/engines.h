@@ -20,6 +20,8 @@ class Engines {
 
   Engines(std::vector<EngineDriver::Settings> settings, EngineSource& source,
           const HookFactory& hooks);
+  /// All drivers end before the first is destroyed, since listeners look at all of them.
+  ~Engines();
 
   /// A version is ready. Called by whoever committed it, before the directory is changed again.
   void News();

@@ -24,7 +24,7 @@ using Clock = SteadyClock;
 using std::chrono::milliseconds;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr size_t kMaxBody = 1 << 20;
+constexpr size_t kMaxBody = 16 << 20;  // metrics have some 100 KB for each of vLLM's engines
 /// For the name and the connection. An engine that is there answers within the first repetition of
 /// a lost packet (1 s), and until it does the receiver may hold the directory for it.
 constexpr milliseconds kConnectLimit{5000};

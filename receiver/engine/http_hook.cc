@@ -21,7 +21,7 @@ constexpr size_t kMaxWords = 500;  // of an engine's error
 constexpr std::string_view kNotShown = "[key]";
 constexpr int kNotFound = 404;
 /// For one request of whether it sleeps.
-constexpr std::chrono::milliseconds kSleepLimit{5000};
+constexpr std::chrono::milliseconds kSleepLimit{2000};
 /// In a refusal of both plug-ins (python/deltawire/engine/_outcome.py).
 constexpr std::string_view kOnlyAnew = "start the engine anew";
 /// The same.
@@ -124,6 +124,8 @@ class HttpHook : public EngineHook {
 
   EngineAnswer Make(EngineCall call, const Identity& to, std::chrono::milliseconds limit) override {
     const auto end = SteadyClock::now() + limit;
+    // A gateway may have answered in the place of a server that was starting.
+    if (call == EngineCall::kProbe) never_sleeps_ = false;
     if (LooksFirst(call)) {
       EngineAnswer asleep = AskSleep(end);
       if (!asleep.done()) return asleep;

@@ -63,17 +63,19 @@ StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) con
 
 StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) const {
   const auto begun = SteadyClock::now();
-  SteadyClock::duration patience = kFileGrace;
+  auto end = begun + kFileGrace;
   while (true) {
     // First, so that a file that is finished in between is found.
     if (const auto bytes = DeltaBeingWritten(directory_ / kDeltaFolder)) {
       const std::chrono::milliseconds write{1000 * *bytes / kSlowestWrite};
-      patience = std::max<SteadyClock::duration>(patience, kWriteGrace + write);
+      // A little longer than it is there, and not for ever: a killed process may have left it.
+      const auto now = SteadyClock::now();
+      if (now < begun + kWriteGrace + write) end = std::max(end, now + kFileGrace);
     }
     auto chain = FindChain(to);
     std::error_code unreadable;
-    const bool last = SteadyClock::now() >= begun + patience ||
-                      !fs::exists(directory_ / kDeltaFolder, unreadable);
+    const bool last =
+        SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder, unreadable);
     if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
     std::this_thread::sleep_for(kLookEvery);
   }

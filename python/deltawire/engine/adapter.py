@@ -34,7 +34,7 @@ from deltawire._server_access import ServerAccess
 #: A receiver's file of weights, and what PEFT calls it.
 _WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
 _LONGEST_REASON = 2000
-#: Versions for which a folder stays: more than a request sees of them.
+#: How many older versions' folders stay: more than a request sees of them.
 _KEPT = 1000
 
 
@@ -51,10 +51,11 @@ def own(links: pathlib.Path) -> None:
 
 def forget(versions: pathlib.Path, version: int) -> None:
     """Removes the folders that no request can name any more. What stays is tried the next time."""
-    for folder in versions.iterdir():
-        number = re.fullmatch(r"v(\d+)", folder.name)
-        if number and int(number[1]) <= version - _KEPT:
-            shutil.rmtree(folder, ignore_errors=True)
+    numbers = [(re.fullmatch(r"v(\d+)", folder.name), folder) for folder in versions.iterdir()]
+    # By their count: versions may be a trainer's steps, of which not each is published.
+    older = sorted((int(n[1]), folder) for n, folder in numbers if n and int(n[1]) < version)
+    for _, folder in older[:-_KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def link(directory: pathlib.Path, folder: pathlib.Path) -> None:

@@ -41,6 +41,11 @@ class LeftOut:
         self._told = False
         self._said: dict[str, list[str]] = {}
 
+    @property
+    def carries(self) -> bool:
+        """Whether something may be carried over."""
+        return bool(self._settled)
+
     def begin(self, module: Any) -> frozenset[str]:
         """Returns the names that the sender carries over: `module` has them frozen, or not at all,
         as it did when this process last published a version. `module`: the trainer's; None: not

@@ -66,6 +66,7 @@ class Publisher:
         self._names = CheckpointNames((), hf_dir)
         self._left_out = LeftOut((), self._names, hf_dir)
         self._published = 0
+        self._at = (0, 0)  # epoch and version of what this process has published last
         self._unsure = False  # an offload has failed, whose version may be published all the same
 
     @property
@@ -111,6 +112,8 @@ class Publisher:
         if wanted <= has:
             raise Error(f"version {wanted} was to be published, and the sender has {has} already; "
                         "does another trainer publish this model?")
+        if self._left_out.carries and not self._is_newest():
+            self._left_out.given_up()
         carried = self._left_out.begin(module)
         whole = self._left_out.completed(self._parts(stream))
         try:
@@ -123,6 +126,7 @@ class Publisher:
             self._unsure = isinstance(error, Error)
             raise
         self._published = published.version
+        self._at = (published.epoch, published.version)
         self._left_out.published()
         if published.version != wanted:
             self._left_out.given_up()
@@ -132,6 +136,12 @@ class Publisher:
 
     def close(self) -> None:
         self._weights.close()
+
+    def _is_newest(self) -> bool:
+        """Whether the sender still has what this process has published last: a rollback, or the
+        sender's restart, may have brought another trainer's version back."""
+        version = self._weights.register(self._weights.tensors_meta)
+        return (self._weights.epoch, version) == self._at
 
     def _registered(self, metas: Iterable[TensorMeta]) -> None:
         self._dtypes = {m.name: m.dtype for m in metas}

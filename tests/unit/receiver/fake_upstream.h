@@ -267,7 +267,9 @@ class FakeAgent::Up : public Upstream {
       --a_.faults_.fail_opens;
       return absl::UnavailableError(a_.name_ + ": not now");
     }
-    if (!wish.incoming.empty()) return absl::AbortedError(a_.name_ + ": not coming");
+    if (!a_.faults_.coming.version.empty() && !wish.incoming.empty()) {
+      return absl::AbortedError(a_.name_ + ": not coming");
+    }
     if (wish.owned_hash != a_.owned_.hash()) return absl::FailedPreconditionError("another part");
     StateId id = a_.state_.id.id;
     if (!wish.at.empty()) {
