@@ -134,12 +134,12 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     settled = store_->newest();
     TidyAfterSession();
   }
-  Tell(info);  // before others can write of it, so that the log has things in their order
   offload_listeners_.Call();
   if (early != nullptr) {
     early->Settle(std::move(settled));
     coming_();
   }
+  Tell(info);
   if (changed_) changed_();
   return info;
 }
