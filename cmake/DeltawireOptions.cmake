@@ -25,11 +25,15 @@ include(DeltawireCuda)
 find_package(Threads REQUIRED)
 
 # Otherwise the same commit, built in two places, would differ: in __FILE__, in debug information, and
-# by that in the build ID, which stays when the information is stripped.
+# by that in the build ID, which stays when the information is stripped. GCC notes its own options
+# there, and ccache hands them over in another order.
 if(DELTAWIRE_MAP_PATHS)
   set(mapped "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=/usr/src/deltawire")
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${mapped}>")
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${mapped}>")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-gno-record-gcc-switches>)
+  endif()
 endif()
 
 # The flags of all our targets, which get them from dw_library() and dw_executable().
