@@ -6,6 +6,9 @@ installed, integrations_frameworks_test.py takes TRL's own.
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
 import unittest
 import unittest.mock
 
@@ -163,6 +166,20 @@ class LeftOutTest(ModelCase):
         self.assertEqual(second.open(), 1)
         self.publish(second, 2)
         self.assert_receiver_has(self.saved(), 2)
+
+    def test_after_a_rollback_to_another_run_s_version_nothing_is_carried_over(self):
+        self.publish(self.start(qwen3(tied=False)), 1)  # trains all of them
+        self.trained = transformers.Qwen3ForCausalLM.from_pretrained(self.base)
+        self.freeze("model.")
+        second = Publisher(**self.arguments | {"hf_dir": self.base})
+        self.addCleanup(second.close)
+        second.open()
+        self.publish(second, 2)
+        tool = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
+        subprocess.run([tool, "rollback", "--model", self.model, "--version", "1", "--sender",
+                        self.cluster.control], check=True, capture_output=True)
+        self.publish(second, 3)
+        self.assert_receiver_has(self.saved(), 3)
 
     def test_after_an_error_nothing_is_carried_over(self):
         publisher = self.start(qwen3(tied=False))
