@@ -175,4 +175,41 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   CHECK(absl::IsUnavailable(engines.ServedAfter(0).status()));
 }
 
+TEST_CASE("whoever is told of a call may look at all engines until the last of them has ended") {
+  FakeSource source;
+  source.version = 1;
+  std::atomic<bool> called{false}, ending{false}, first_gone{false};
+  // The second engine answers when the first one is gone, if that goes before.
+  const auto answer = [&](EngineCall, const Identity&, milliseconds) -> EngineAnswer {
+    called = true;
+    Eventually([&] { return ending.load(); });
+    Eventually([&] { return first_gone.load(); }, milliseconds(300));
+    return {};
+  };
+  struct First : FakeHook {
+    First(Answers a, std::atomic<bool>& g) : FakeHook(std::move(a)), gone(g) {}
+    ~First() override { gone = true; }
+    std::atomic<bool>& gone;
+  };
+  auto engines = std::make_unique<Engines>(
+      std::vector{Engine("exec=/bin/first", milliseconds(5000)),
+                  Engine("exec=/bin/second", milliseconds(5000))},
+      source, [&](const EngineDriver::Settings& s) -> std::unique_ptr<EngineHook> {
+        if (s.options.command.front() == "/bin/second") {
+          return std::make_unique<FakeHook>(answer);
+        }
+        return std::make_unique<First>(
+            [](EngineCall, const Identity&, milliseconds) { return EngineAnswer{}; }, first_gone);
+      });
+  std::atomic<size_t> seen{0};
+  const auto listener = engines->OnCalled([&, raw = engines.get()] {
+    if (ending) seen = raw->views().size();
+  });
+  engines->News();
+  REQUIRE(Eventually([&] { return called.load(); }));
+  ending = true;
+  engines.reset();
+  CHECK(seen == 2);
+}
+
 }  // namespace deltawire::receiver
