@@ -243,7 +243,8 @@ MachineFacts Look(const LookAt& at) {
   LookAtLogind(f);
   rlimit files;
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) f.descriptors = files.rlim_cur;
-  // No daemon asks for a size of its own, so net.core.rmem_max and wmem_max bound nothing.
+  // What the kernel's tuning gives. A daemon asks for more where that does not reach, up to
+  // net.core.rmem_max and wmem_max, but no link is slower for those.
   f.socket_buffer = std::min(TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_rmem")),
                              TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_wmem")));
   f.kernels = kernels::Best().name;

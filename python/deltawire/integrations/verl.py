@@ -8,7 +8,8 @@
 verl imports the module on every worker and calls, for each version: `prepare`, `build_topology` (on
 the driver), `init_process_group`, then `send_weights` and `receive_weights` at once, `finalize`.
 The actor's first rank publishes; every rollout worker waits for its node's receiver and hands all
-tensors to verl, which loads them into the engine. Checked against verl 0.9.1, not run.
+tensors to verl, which loads them into the engine. Run with verl 0.9.1's
+manager and workers on a CPU; its trainer and engines were not run.
 """
 
 from __future__ import annotations
