@@ -21,14 +21,20 @@ struct WaitOptions : Common {
   uint32_t at_least = 1;  // receivers, with `all`
 };
 
-StatusOr<uint64_t> NewestVersion(Receiver& receiver, const std::string& model,
-                                 const WaitOptions& o) {
-  DW_ASSIGN_OR_RETURN(const auto status, GetStatus(receiver, model, o.timeout()));
-  const v1::ReceiverModelStatus& m = status.models(0);
+StatusOr<uint64_t> NewestVersion(const v1::ReceiverModelStatus& m, const std::string& model) {
   const v1::Identity& newest = m.newest().epoch() != 0 ? m.newest() : m.committed();
   if (newest.epoch() != 0) return newest.version();
   return Errorf(StatusCode::kFailedPrecondition,
                 "{}: the receiver knows of no version yet; name one with --version", model);
+}
+
+// Whether the receiver knew, when it was asked, that the history of `id` is over: a rollback, or a
+// model that starts anew, uses numbers again, so a number of before is not what is waited for.
+bool IsOver(const Identity& id, const v1::ReceiverModelStatus& at_start) {
+  const Identity newest = FromProto(at_start.newest());
+  if (newest.empty()) return false;
+  if (id.lineage == newest.lineage) return id.id.epoch < newest.id.epoch;
+  return id.lineage == FromProto(at_start.committed()).lineage;
 }
 
 // Reads `stream` until `reached` says so of a message.
@@ -70,9 +76,11 @@ Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
 StatusOr<Exit> Wait(const WaitOptions& o) {
   DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
   DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
+  DW_ASSIGN_OR_RETURN(const auto status, GetStatus(receiver, model, o.timeout()));
+  const v1::ReceiverModelStatus& at_start = status.models(0);
   uint64_t version = o.version;
   if (version == 0) {
-    DW_ASSIGN_OR_RETURN(version, NewestVersion(receiver, model, o));
+    DW_ASSIGN_OR_RETURN(version, NewestVersion(at_start, model));
   }
   grpc::ClientContext context;
   SetDeadline(context, o.timeout());
@@ -80,7 +88,7 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   bool by_later = false;  // some engine serves a later version
   const auto enough = [&](const v1::Identity& id) {
     reached = FromProto(id);
-    return !reached.empty() && reached.id.version >= version;
+    return !reached.empty() && reached.id.version >= version && !IsOver(reached, at_start);
   };
   const Status done = [&] {
     if (o.served) {

@@ -51,7 +51,7 @@ v1::ReceiverReport ToProto(const Report& r) {
   deltawire::ToProto(r.last_pull, out.mutable_last_pull());
   out.set_follows(r.follows);
   deltawire::ToProto(r.engines.oldest, out.mutable_served());
-  out.set_engines(r.engines.engines);
+  if (r.engines.engines) out.set_engines(*r.engines.engines);
   if (r.group == GroupReport{}) return out;
   out.mutable_group()->set_round(r.group.round);
   out.mutable_group()->set_prepared(r.group.prepared);

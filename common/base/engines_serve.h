@@ -3,14 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "common/base/identity.h"
 
 namespace deltawire {
 
 struct EnginesServe {
-  uint32_t engines = 0;  ///< that the receiver drives
-  Identity oldest;       ///< the oldest version that one of them serves; empty: one's is not known
+  std::optional<uint32_t> engines = 0;  ///< that it drives; nullopt: an older release does not say
+  Identity oldest;  ///< the oldest state that one of them serves; empty: one's is not known
   friend bool operator==(const EnginesServe& a, const EnginesServe& b) {
     return a.engines == b.engines && a.oldest == b.oldest && a.oldest.attempt == b.oldest.attempt;
   }

@@ -449,7 +449,8 @@ Attachments::Census Attachments::Count(const std::string& model, uint64_t versio
   for (const auto& [token, a] : attached_) {
     if (a.model != model) continue;
     const bool served = until == Until::kServed;
-    if (served && a.report.engines.engines == 0) continue;
+    // Whether a receiver of an older release drives any is not known, so it counts as behind.
+    if (served && a.report.engines.engines == 0U) continue;
     ++census.attached;
     const Identity& reached = served ? a.report.engines.oldest : a.committed;
     // A rollback may publish a lower number than receivers hold, so the epochs must be the same.

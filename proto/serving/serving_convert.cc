@@ -33,6 +33,7 @@ void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
 }
 
 ReceiverReport FromProto(const v1::ReceiverReport& in) {
+  const auto engines = in.has_engines() ? std::optional(in.engines()) : std::nullopt;
   return {.committed = FromProto(in.committed()),
           .phase = ParseReceiverPhase(in.phase()),
           .bytes_done = in.bytes_done(),
@@ -45,7 +46,7 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
                     .prepared = in.group().prepared(),
                     .refusal = FitUtf8(in.group().refusal(), kMaxReportMessage)},
           .follows = Visible(in.follows(), kMaxServeAddress),
-          .engines = {.engines = in.engines(), .oldest = FromProto(in.served())}};
+          .engines = {.engines = engines, .oldest = FromProto(in.served())}};
 }
 
 SiteOffer OfferOf(const v1::ReceiverReport& in) {

@@ -24,13 +24,18 @@ Identity ServedByAll(const std::vector<EngineDriver::View>& engines) {
 }
 
 Identity OldestServed(const std::vector<EngineDriver::View>& engines) {
-  const auto older = [](const EngineDriver::View& a, const EngineDriver::View& b) {
-    return a.served.id.version < b.served.id.version;
-  };
-  const auto unknown = [](const EngineDriver::View& e) { return e.served.empty(); };
-  if (std::any_of(engines.begin(), engines.end(), unknown)) return {};
-  const auto oldest = std::min_element(engines.begin(), engines.end(), older);
-  return oldest == engines.end() ? Identity{} : oldest->served;
+  if (engines.empty()) return {};
+  Identity oldest = engines.front().served;
+  for (const EngineDriver::View& engine : engines) {
+    const Identity& served = engine.served;
+    if (served == oldest) continue;
+    // A rollback's number is lower than the one that it takes back, so the epoch counts first. Of
+    // states of two lineages, or two of one name, nobody here knows which is older.
+    const bool comparable = served.lineage == oldest.lineage && served.id != oldest.id;
+    if (served.empty() || oldest.empty() || !comparable) return {};
+    if (IsLater(oldest, served)) oldest = served;
+  }
+  return oldest;
 }
 
 Engines::Engines(std::vector<EngineDriver::Settings> settings, EngineSource& source,

@@ -85,7 +85,8 @@ class Engines {
 
 /// What every engine serves; empty where there is none, or not all serve the same.
 Identity ServedByAll(const std::vector<EngineDriver::View>& engines);
-/// The lowest version that one of them serves; empty where there is none, or one is not known.
+/// The oldest state that one of them serves; empty where there is none, or one is not known, or
+/// they serve states of different lineages.
 Identity OldestServed(const std::vector<EngineDriver::View>& engines);
 
 }  // namespace deltawire::receiver

@@ -226,7 +226,7 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     r->set_message(view.report.message);
     deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
     deltawire::ToProto(view.report.engines.oldest, r->mutable_served());
-    r->set_engines(view.report.engines.engines);
+    r->set_engines(view.report.engines.engines.value_or(0));
     tree.Place(view, r);
     const LinkView link = agent_.LinkTo(view.id);
     r->mutable_link()->set_bytes_per_s(link.bytes_per_s);

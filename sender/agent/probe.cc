@@ -32,6 +32,14 @@ struct Row {
   double (*value)(const Model& model, const Seen& seen);
 };
 
+// Versions that `held` is behind; at least one if it is of a lineage that is gone. Who holds the
+// parts of several agents names the whole by a lineage of its own, which is none of this agent's.
+uint64_t Behind(const Identity& held, const Identity& newest, const Model& model) {
+  const uint64_t behind = VersionsBehind(held, newest);
+  const bool whole = model.owned().size() == model.chunks().size();
+  return whole && !(held.lineage == newest.lineage) ? std::max<uint64_t>(behind, 1) : behind;
+}
+
 Seen Look(const Agent& agent, const Model& model) {
   const std::string& name = model.name();
   Seen seen{.pulls = agent.Pulls(name)};
@@ -46,11 +54,11 @@ Seen Look(const Agent& agent, const Model& model) {
       seen.astray += !told.undecided && r.report.follows != first;
     }
     if (published == nullptr) continue;
-    const uint64_t behind = VersionsBehind(r.report.committed, published->info.identity);
+    const uint64_t behind = Behind(r.report.committed, published->info.identity, model);
     seen.behind += behind > 0;
     const EnginesServe& engines = r.report.engines;
-    seen.not_serving +=
-        engines.engines > 0 && VersionsBehind(engines.oldest, published->info.identity) > 0;
+    seen.not_serving += engines.engines.value_or(0) > 0 &&
+                        Behind(engines.oldest, published->info.identity, model) > 0;
     seen.most_behind = std::max(seen.most_behind, behind);
   }
   seen.silent = agent.attachments().silent(name);

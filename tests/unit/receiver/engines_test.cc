@@ -175,6 +175,28 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   CHECK(absl::IsUnavailable(engines.ServedAfter(0).status()));
 }
 
+TEST_CASE("the oldest that an engine serves goes by lineage and epoch before the number") {
+  const auto serving = [](std::vector<Identity> ids) {
+    std::vector<EngineDriver::View> views(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) views[i].served = ids[i];
+    return views;
+  };
+  const Hash128 lineage{1, 2}, anew{3, 4};
+  const Identity tenth{lineage, {1, 10}, 10, 0}, back{lineage, {2, 5}, 5, 0},
+      first{anew, {1, 1}, 1};
+  // A rollback to 5: the engine that still serves 10 is the one that is behind.
+  CHECK(OldestServed(serving({back, tenth})) == tenth);
+  CHECK(OldestServed(serving({tenth, back, back})) == tenth);
+  CHECK(OldestServed(serving({tenth, first})) == Identity{});
+  CHECK(OldestServed(serving({first, tenth})) == Identity{});
+  Identity other = tenth;  // the same number with other bytes
+  other.root = 11;
+  CHECK(OldestServed(serving({tenth, other})) == Identity{});
+  CHECK(OldestServed(serving({tenth, Identity{}})) == Identity{});
+  CHECK(OldestServed(serving({Identity{}, tenth})) == Identity{});
+  CHECK(OldestServed(serving({back, back})) == back);
+}
+
 TEST_CASE("whoever is told of a call may look at all engines until the last of them has ended") {
   FakeSource source;
   source.version = 1;

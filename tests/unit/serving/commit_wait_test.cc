@@ -172,4 +172,22 @@ TEST_CASE("commit wait: until versions are served, it goes by engines, and by wh
   CHECK_FALSE(Over(a, served));
 }
 
+TEST_CASE("commit wait: a receiver that does not say what it drives is waited for") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(2));
+  const CommitWait::For served{.until = Attachments::Until::kServed};
+  const auto driving = a.Attach("m", "driving", "p1");
+  const auto older = a.Attach("m", "older", "p2");
+  REQUIRE((driving.ok() && older.ok()));
+  a.Report(*driving, {.committed = Version(2).identity,
+                      .engines = {.engines = 1, .oldest = Version(2).identity}});
+  CHECK(Over(a, served));
+  a.Report(*older, {.committed = Version(2).identity, .engines = {.engines = std::nullopt}});
+  CommitWait wait(a, "m", served);
+  const auto step = Look(wait);
+  CHECK_FALSE(step.over);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->behind == std::vector<std::string>{"older"});
+}
+
 }  // namespace deltawire
