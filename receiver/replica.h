@@ -341,6 +341,8 @@ class Replica {
 
   void SetPhase(ReceiverPhase phase);
   void SendAll();
+  /// Sends what is so now, as `change` alters it, if the agent is attached. REQUIRES: mu_ not held.
+  void SendTo(size_t agent, const std::function<void(Report&)>& change = {});
   void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
               const Status& status);
   // REQUIRES: mu_ held.
@@ -406,6 +408,7 @@ class Replica {
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
+  Mutex send_mu_;  // held while a report is made and sent; before mu_
   mutable Mutex mu_;
   /// Notified when a member below changes.
   mutable CondVar cv_;

@@ -58,19 +58,21 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
     ++a.attachment;
     a.heard.reset();
   }
+  if (!attach) {
+    lock.unlock();
+    SendTo(agent);
+    lock.lock();
+    return;
+  }
   const uint64_t attachment = a.attachment;
   const Report report = MakeReport(agent);
   follower_.Sent(agent, Clock::now());
   lock.unlock();
-  if (!attach) {
-    a.upstream->Send(report);
-  } else {
-    const Status attached = a.upstream->Attach(
-        options_.model, report,
-        [this, agent, attachment](const UpstreamEvent& e) { OnEvent(agent, attachment, e); },
-        [this, agent, attachment](const Status& why) { OnEnded(agent, attachment, why); });
-    if (!attached.ok()) OnEnded(agent, attachment, attached);
-  }
+  const Status attached = a.upstream->Attach(
+      options_.model, report,
+      [this, agent, attachment](const UpstreamEvent& e) { OnEvent(agent, attachment, e); },
+      [this, agent, attachment](const Status& why) { OnEnded(agent, attachment, why); });
+  if (!attached.ok()) OnEnded(agent, attachment, attached);
   lock.lock();
 }
 
@@ -168,34 +170,38 @@ Report Replica::MakeReport(size_t agent) const {
   return r;
 }
 
-void Replica::SendAll() {
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    Report report;
-    {
-      std::lock_guard lock(mu_);
-      if (!follower_.attached(i)) continue;
-      report = MakeReport(i);
-      follower_.Sent(i, Clock::now());
-    }
-    agents_[i].upstream->Send(report);
+void Replica::SendTo(size_t agent, const std::function<void(Report&)>& change) {
+  // Else what one thread saw first could be sent last, and stand until the next beat.
+  const std::lock_guard one_at_a_time(send_mu_);
+  Report report;
+  {
+    std::lock_guard lock(mu_);
+    if (!follower_.attached(agent)) return;
+    report = MakeReport(agent);
+    follower_.Sent(agent, Clock::now());
   }
+  if (change) change(report);
+  agents_[agent].upstream->Send(report);
+}
+
+void Replica::SendAll() {
+  for (size_t i = 0; i < agents_.size(); ++i) SendTo(i);
   answer_listeners_.Call();
 }
 
 void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
                      const Status& status) {
-  std::vector<std::pair<size_t, Report>> answers;
-  for (const RequestQueue::Remote& r : requests_.Answer(batch, status)) {
-    Report report = MakeReport(r.agent);
-    report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
-    report.message = std::string(MessageOf(status));
-    report.sync_request = r.number;
-    answers.emplace_back(r.agent, std::move(report));
-  }
+  const std::vector<RequestQueue::Remote> remote = requests_.Answer(batch, status);
   cv_.notify_all();
-  if (answers.empty()) return;
+  if (remote.empty()) return;
   lock.unlock();
-  for (const auto& [agent, report] : answers) agents_[agent].upstream->Send(report);
+  for (const RequestQueue::Remote& r : remote) {
+    SendTo(r.agent, [&](Report& report) {
+      report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
+      report.message = std::string(MessageOf(status));
+      report.sync_request = r.number;
+    });
+  }
   lock.lock();
 }
 

@@ -45,6 +45,7 @@ class FakeAgent {
     std::map<uint32_t, int> flip;      ///< how often a whole chunk comes with a wrong byte
     std::set<uint32_t> leave_out;      ///< chunks that are never sent
     std::function<void()> before_end;  ///< runs in the transfer, after the chunks
+    std::function<void(const Report&)> sending;  ///< runs before a report arrives
   };
   struct Counts {
     int describes = 0, opens = 0, side_files = 0, attaches = 0, newest = 0;
@@ -303,7 +304,12 @@ class FakeAgent::Up : public Upstream {
     return absl::OkStatus();
   }
   void Send(const Report& report) override {
-    std::lock_guard lock(a_.mu_);
+    std::unique_lock lock(a_.mu_);
+    if (const auto sending = a_.faults_.sending) {
+      lock.unlock();
+      sending(report);
+      lock.lock();
+    }
     a_.reports_.push_back(report);
   }
   void Detach() override {

@@ -2,10 +2,13 @@
 // right again after a fault. No sockets.
 #include "receiver/replica.h"
 
+#include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "tests/support/bad_memory.h"
 #include "tests/support/denied_leases.h"
@@ -14,6 +17,7 @@
 namespace deltawire::receiver {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Hash128 kC{15, 16};
@@ -317,6 +321,37 @@ TEST_CASE("a long pull is no silence: reports go on, with the last event's numbe
   CHECK(s.agent().counts().attaches == 1);
   hold = false;
   CHECK(s.Reaches(s.agent().identity()));
+}
+
+TEST_CASE("reports of two threads arrive in the order in which they were made") {
+  ReplicaRig s;
+  s.Begin();
+  const Identity before = s.committed();
+  Identity after = before;
+  after.id.version = 2;
+  const auto says = [](const Report& r, const Identity& oldest) {
+    return r.engines.engines == 1U && r.engines.oldest == oldest;
+  };
+  const auto has_arrived = [&](const Identity& oldest) {
+    return std::ranges::any_of(s.agent().reports(),
+                               [&](const Report& r) { return says(r, oldest); });
+  };
+  std::atomic<bool> entered{false}, late_came_first{false};
+  s.agent().Set([&](FakeAgent::Faults& f) {
+    f.sending = [&](const Report& r) {
+      if (!says(r, before) || entered.exchange(true)) return;
+      late_came_first = Eventually([&] { return has_arrived(after); }, milliseconds(300));
+    };
+  });
+  std::jthread first([&] { s.replica->SetEngines({.engines = 1, .oldest = before}); });
+  REQUIRE(Eventually([&] { return entered.load(); }));
+  std::jthread second([&] { s.replica->SetEngines({.engines = 1, .oldest = after}); });
+  first.join();
+  second.join();
+  CHECK_FALSE(late_came_first);
+  CHECK(Eventually([&] { return has_arrived(after); }));
+  CHECK(says(s.agent().reports().back(), after));
+  s.agent().Set([](FakeAgent::Faults& f) { f.sending = nullptr; });
 }
 
 TEST_CASE("pause returns when nothing changes, and ends a pull that has changed nothing") {
