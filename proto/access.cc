@@ -209,13 +209,14 @@ Status Access::MayTouch(const grpc::ServerContextBase& context, const std::strin
   return Errorf(StatusCode::kPermissionDenied, "{} may not touch model \"{}\"", who->name, model);
 }
 
-Status Access::MayStillFetch(const std::string& principal, const std::string& model) const {
-  if (principals_ == nullptr) return {};
+StatusOr<std::shared_ptr<const security::Principal>> Access::MayStillFetch(
+    const std::string& principal, const std::string& model) const {
+  if (principals_ == nullptr) return std::shared_ptr<const Principal>();
   const auto table = principals_->Now();
   const Principal* who = table->ByName(principal);
   const bool may = who != nullptr && who->Has(static_cast<Roles>(security::Role::kReceiver)) &&
                    who->MayTouch(model);
-  if (may) return {};
+  if (may) return std::shared_ptr<const Principal>(table, who);
   return Errorf(StatusCode::kPermissionDenied, "{} may not fetch model \"{}\" any more", principal,
                 model);
 }

@@ -63,9 +63,10 @@ class Access {
       const grpc::ServerContextBase& context) const;
   /// Whether this call may name the model. PERMISSION_DENIED says who may not.
   Status MayTouch(const grpc::ServerContextBase& context, const std::string& model) const;
-  /// Whether a principal that may have been changed in the file since, or taken out of it, may
-  /// still fetch the model's weights. PERMISSION_DENIED says who may not.
-  Status MayStillFetch(const std::string& principal, const std::string& model) const;
+  /// A principal that may have been changed in the file since, as it is now; null where there are
+  /// none. PERMISSION_DENIED says who may not fetch the model's weights any more.
+  StatusOr<std::shared_ptr<const security::Principal>> MayStillFetch(
+      const std::string& principal, const std::string& model) const;
   /// The same as MayTouch as a yes or no, for lists.
   bool MaySee(const grpc::ServerContextBase& context, const std::string& model) const;
 

@@ -48,11 +48,11 @@ Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullReq
   DW_RETURN_IF_ERROR(host_.Source(request.model).status());
   DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
   request.principal = who->name;
-  request.admits = [who, access = access_, model = request.model](
+  request.admits = [name = who->name, access = access_, model = request.model](
                        const wire::Hello& hello, const net::StreamPeer& peer) -> Status {
-    // Its key may have been stolen, and the principal shut out since.
-    DW_RETURN_IF_ERROR(access->MayStillFetch(who->name, model));
-    return Admits(*who, hello, peer);
+    // Its key may have been stolen, and the principal shut out or given another one since.
+    DW_ASSIGN_OR_RETURN(const auto now, access->MayStillFetch(name, model));
+    return now == nullptr ? absl::OkStatus() : Admits(*now, hello, peer);
   };
   return {};
 }

@@ -253,6 +253,25 @@ TEST_CASE("a ticket is of no use any more when its principal is taken out of the
              Contains("rollout-2 may not fetch model \"m\" any more"));
 }
 
+TEST_CASE("a ticket is of no use to who has the token that its principal had before") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 4, 2);
+  REQUIRE(trainer.Publish(1).ok());
+  const std::string thief = s.authority.TokenOnly("thief", kCloudToken, true);
+  const auto stub = s.PullsAs(thief);
+  const Opened granted = Open(*stub, trainer.layout(), "r1");
+  REQUIRE(granted.status.ok());
+  s.authority.TokenOnly("cloud", "the-next-token-of-receivers-there", true);
+  REQUIRE(Eventually([&] {
+    return Open(*stub, trainer.layout(), "r2").status.error_code() ==
+           grpc::StatusCode::UNAUTHENTICATED;
+  }));
+  const uint16_t port = s.sender->bulk_port();
+  CHECK_THAT(StreamWith(granted, trainer.layout(), port, thief),
+             Contains("neither its certificate nor its token"));
+  CHECK_THAT(StreamWith(granted, trainer.layout(), port, s.cloud), Contains("the stream began"));
+}
+
 TEST_CASE("side files that an engine may execute travel only where both ends allow it") {
   ShmDir root;
   SenderProcess sender(root.path());
