@@ -152,13 +152,20 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   return watched;
 }
 
+bool Agent::IsServed(const Model& model) const {
+  std::lock_guard lock(mu_);
+  const auto it = models_.find(model.name());
+  return it != models_.end() && it->second.model.get() == &model;
+}
+
 void Agent::Changed(const Model& model) {
   {
-    std::lock_guard lock(mu_);
-    const auto it = models_.find(model.name());
-    if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
+    // Else a model that was replaced after the look could be told of after it was forgotten.
+    std::lock_guard one_at_a_time(coming_mu_);
+    if (!IsServed(model)) return;
+    desk_.Changed(model);
   }
-  desk_.Changed(model);
+  if (!IsServed(model)) return;
   if (const auto state = model.published(); state != nullptr) {
     groups_.Published(model.name(), state->info.identity);
   }
@@ -166,11 +173,7 @@ void Agent::Changed(const Model& model) {
 
 void Agent::Coming(const Model& model) {
   std::lock_guard one_at_a_time(coming_mu_);
-  {
-    std::lock_guard lock(mu_);
-    const auto it = models_.find(model.name());
-    if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
-  }
+  if (!IsServed(model)) return;
   const auto incoming = model.incoming();
   // First what is published, looked at after what is coming. Where a version has just been
   // published, or the next one is already on its way, a receiver that heard only that it comes no

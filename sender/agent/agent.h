@@ -97,6 +97,8 @@ class Agent : public net::PullSource, public PullHost {
   };
 
   std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
+  /// Whether it is this model that its name stands for now.
+  bool IsServed(const Model& model) const;
   void Changed(const Model& model);  ///< after a publish
   /// Tells the receivers which version is being written, if chunks of it can be had.
   void Coming(const Model& model);
