@@ -382,7 +382,10 @@ Status Replica::MakeBuffer(ModelDescription& description) {
 void Replica::TakeFirstBytes() {
   const auto start = SteadyClock::now();
   const std::string from = options_.start_from.string();
-  const auto taken = StartFrom(options_.start_from, *buffer_, pool_, [this] {
+  LogInfo("model {}: taking its first bytes from {}", options_.model, from);
+  // Reads wait for a disk. On the daemon's threads they would hold up its other models.
+  ThreadPool readers(std::min<size_t>(pool_.size(), 8));
+  const auto taken = StartFrom(options_.start_from, *buffer_, readers, [this] {
     std::lock_guard lock(mu_);
     return stopping_;
   });

@@ -1,7 +1,7 @@
 // The first bytes of a receiver's buffer, out of a model directory that its machine has anyway,
 // such as the checkpoint that training begins with. The sender is asked for what differs.
-// Owner: none. Threads: the Replica's driving thread, and the pool. Cost: a read of the directory
-// and a digest of each byte. Errors name the directory; the buffer then has the rest.
+// Owner: none. Threads: the Replica's driving thread, and the pool, whose threads wait for a disk.
+// Cost: a read and a digest of each byte. Errors name the directory; the buffer then has the rest.
 #pragma once
 
 #include <cstdint>
