@@ -143,6 +143,8 @@ constexpr EngineRow kEngineRows[] = {
     {"deltawire_receiver_engine_serving", "1 while the engine serves what is committed",
      Kind::kGauge,
      [](const EngineSeen& e) { return e.state == EngineState::kServing ? 1.0 : 0.0; }},
+    {"deltawire_receiver_engine_asleep", "1 while the engine sleeps, and updates wait",
+     Kind::kGauge, [](const EngineSeen& e) { return e.state == EngineState::kAsleep ? 1.0 : 0.0; }},
     {"deltawire_receiver_engine_versions_behind", "Versions that it is behind what is committed",
      Kind::kGauge,
      [](const EngineSeen& e) {
