@@ -54,7 +54,8 @@ bool EngineCourse::Holds(EngineCall call) const {
     case EngineCall::kCheck:
       return true;
     case EngineCall::kPause:
-      return !traits_.prepares || reloading_;  // the directory is read right after it
+      // The directory is read right after it, unless the pause stays.
+      return !condemned_ && (!traits_.prepares || reloading_);
     case EngineCall::kDetach:
       return reloading_;
     case EngineCall::kLoad:
@@ -338,29 +339,47 @@ void EngineCourse::Condemn(Time now) {
   probe_at_ = now + policy_.probe_every;
 }
 
+bool EngineCourse::StaysPaused() const {
+  const bool given_up = !given_up_.empty() && policy_.failure != EngineFailure::kRetry;
+  return out_ || (paused_ && (spoiled_ || given_up));
+}
+
 void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
-  probe_at_ = now + policy_.probe_every;
-  // What is left alone until it starts anew is so when it wakes, too.
-  if (out_) return;
   // What a check that has ended has found stays.
   if (std::exchange(checking_, false) && step_) EndCheck(answer.why);
+  // It was to be paused for good. Sleep holds its requests as well.
+  if (condemned_ && step_) Condemn(now);
+  held_back_ = held_back_ || StaysPaused();
   step_.reset();
   asleep_ = true;
   paused_ = false;  // it resumes by itself when it wakes
   dropped_ = dropped_ || answer.dropped;
   why_asleep_ = answer.why;
   served_ = {};
+  probe_at_ = now + policy_.probe_every;
 }
 
-void EngineCourse::Woke() {
+void EngineCourse::Woke(const std::string& named) {
   // An engine that wakes resumes its requests by itself. What it has kept is what it was, which a
   // check of all of it shows when it serves; what it has dropped is read anew, and then proven.
   const bool spoiled = spoiled_;  // it is the same process
+  const bool known = !named_.empty() && !named.empty();
+  const bool anew = known && named != named_ && named != VersionName(to_);
+  const bool stays = held_back_ && !anew, out = out_ && !anew;
+  const std::string before = named_;
+  const Identity given_up = given_up_;
   BeginAnew();
-  spoiled_ = spoiled;
+  spoiled_ = spoiled && !anew;
   to_check_ = !dropped_;
   pause_ = {};
   not_before_ = {};
+  if (!stays) return;
+  // It answers from what it was left paused for: it is paused again, and left so.
+  out_ = out;
+  named_ = before;
+  if (!given_up.empty()) to_ = given_up;  // a newer one may have been begun, and was not tried
+  condemned_ = true;
+  step_ = EngineCall::kPause;
 }
 
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
@@ -456,7 +475,7 @@ void EngineCourse::BeginAnew() {
   served_ = weights_ = given_up_ = {};
   attempts_ = refusals_ = 0;
   out_ = paused_ = closing_ = reload_only_ = spoiled_ = only_anew_ = false;
-  asleep_ = false;
+  asleep_ = held_back_ = false;
   why_reload_.clear();
   named_.clear();
   unclear_ = true;
@@ -479,7 +498,7 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
     return;
   }
   probe_error_.clear();
-  if (asleep_) return Woke();
+  if (asleep_) return Woke(answer.version);
   if (std::exchange(unreachable_, false)) {
     pause_ = {};
     not_before_ = {};

@@ -114,8 +114,11 @@ class EngineCourse {
   void Probed(const EngineAnswer& answer, Time now);
   /// It sleeps, or sleeps on: no call is made but probes, and none has failed.
   void Asleep(const EngineAnswer& answer, Time now);
-  /// It was asleep, and is no more: it is brought to the version before it counts as serving one.
-  void Woke();
+  /// It was asleep, and is no more: it is paused again if it was to stay so, and else brought to
+  /// the version before it counts as serving one. `named`: what it says that it serves.
+  void Woke(const std::string& named);
+  /// It was left paused, and what is done about that is not for this course to begin by itself.
+  bool StaysPaused() const;
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
   void Lost(Time now);
   /// Forgets what is known of the engine: it may be another process.
@@ -151,8 +154,9 @@ class EngineCourse {
   uint32_t refusals_ = 0;
   bool unreachable_ = false;
   bool asleep_ = false;
-  bool dropped_ = false;   // it sleeps, or has slept, without its weights: it is to read them anew
-  bool to_check_ = false;  // it has slept, and kept its weights: they are to be compared
+  bool dropped_ = false;    // it sleeps, or has slept, without its weights: it is to read them anew
+  bool to_check_ = false;   // it has slept, and kept its weights: they are to be compared
+  bool held_back_ = false;  // it sleeps, and is to be paused again when it wakes
   bool out_ = false;
   bool paused_ = false;       // told to pause, and not resumed since
   bool unclear_ = true;       // an update that was begun earlier may be open in it
@@ -176,7 +180,7 @@ class EngineCourse {
   bool checking_ = false;    // it is no update but a check
   bool checked_ = false;     // kCheck was done
   bool drifted_ = false;     // drift was found in it
-  bool condemned_ = false;   // on the way to a pause that stays
+  bool condemned_ = false;   // on the way to a pause that stays, or in one
   int denials_ = 0;          // probes that named another version than was expected
   std::string named_;        // the version that it is expected to name; empty: not known
   std::string why_reload_;   // why reload_only_ is set

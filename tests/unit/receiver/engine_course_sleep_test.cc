@@ -18,6 +18,28 @@ const Calls kKept = {"clear",  "prepare*", "pause",    "load",   "flush",
 const Calls kReadAnew = {"clear",    "pause*", "detach*", "reload*", "attach*",
                          "prepare*", "load",   "flush",   "finish",  "resume"};
 
+const EngineAnswer kDrifted{.result = EngineAnswer::Result::kRefused,
+                            .why = "500: the engine's memory has drifted in norm",
+                            .version = {},
+                            .drifted = true};
+
+/// Serves version 1, and was left paused on its way to version 2: by drift, or by a load that
+/// failed.
+struct LeftPaused : Walk {
+  LeftPaused(EngineFailure failure, bool drifts)
+      : Walk(EngineKind::kVllm, {.failure = failure, .retries = 0}) {
+    Serve(1);
+    answers[drifts ? EngineCall::kPrepare : EngineCall::kLoad] = {drifts ? kDrifted : kRefused};
+    answers[EngineCall::kRollback] = {kRefused};
+    course.Ready(Version(2));
+    Run();
+    answers.clear();
+    REQUIRE(state() ==
+            (failure == EngineFailure::kTakeOut ? EngineState::kOut : EngineState::kPaused));
+    REQUIRE(course.view().paused);
+  }
+};
+
 /// `calls` after the probe that finds it awake.
 Calls AfterProbe(Calls calls) {
   calls.insert(calls.begin(), "probe");
@@ -99,6 +121,108 @@ TEST_CASE("a check of an engine that sleeps ends, and says why") {
   CHECK(walk.course.view().checks_ended == number);
   CHECK(walk.course.view().check_error == "it sleeps");
   CHECK(walk.state() == EngineState::kAsleep);
+}
+
+TEST_CASE("an engine that was left paused is paused again when it wakes, and not healed by that") {
+  for (const EngineFailure failure :
+       {EngineFailure::kRollback, EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    for (const bool drifts : {false, true}) {
+      if (drifts && failure == EngineFailure::kRollback) continue;  // that is healed at once
+      for (const bool dropped : {false, true}) {
+        CAPTURE(ToString(failure), drifts, dropped);
+        LeftPaused walk(failure, drifts);
+        const std::string why = walk.course.view().error;
+        const bool out = failure == EngineFailure::kTakeOut;
+        walk.answers[EngineCall::kProbe] = {Asleep(dropped), Asleep(dropped)};
+        CHECK(walk.Later() == Calls{"probe"});
+        CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kAsleep));
+        CHECK(walk.Later() == Calls{"probe"});
+        CHECK(walk.Later() == Calls{"probe", "pause", "clear"});
+        CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kPaused));
+        CHECK(walk.course.view().paused);
+        CHECK(walk.course.view().error == why);
+        CHECK(walk.served() == Identity{});
+        CHECK(walk.Later() == Calls{"probe"});
+        walk.course.Ready(Version(3));
+        const Calls next = walk.Run();
+        CHECK(next.empty() == out);
+        if (!out) CHECK(walk.served() == Version(3));
+      }
+    }
+  }
+}
+
+TEST_CASE("an engine that was left paused gets the next version, also if that finds it asleep") {
+  for (const bool finds : {false, true}) {
+    CAPTURE(finds);
+    LeftPaused walk(EngineFailure::kStayPaused, false);
+    walk.answers[finds ? EngineCall::kPrepare : EngineCall::kProbe] = {Asleep(false)};
+    if (!finds) CHECK(walk.Later() == Calls{"probe"});
+    walk.course.Ready(Version(3));
+    CHECK(walk.Run() == (finds ? Calls{"prepare*"} : Calls{}));
+    CHECK(walk.state() == EngineState::kAsleep);
+    Calls calls = {"probe", "pause"};
+    calls.insert(calls.end(), kKept.begin(), kKept.end());
+    CHECK(walk.Later() == calls);
+    CHECK(walk.served() == Version(3));
+  }
+}
+
+TEST_CASE("retry: an engine that was left paused is healed when it wakes") {
+  for (const bool dropped : {false, true}) {
+    LeftPaused walk(EngineFailure::kRetry, false);
+    walk.answers[EngineCall::kProbe] = {Asleep(dropped)};
+    CHECK(walk.Later() == Calls{"probe"});
+    CHECK(walk.Later() == AfterProbe(dropped ? kReadAnew : kKept));
+    CHECK(walk.served() == Version(2));
+  }
+}
+
+TEST_CASE("an engine that falls asleep before it is paused for good is paused when it wakes") {
+  for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    CAPTURE(ToString(failure));
+    Walk walk(EngineKind::kVllm, {.failure = failure});
+    walk.Serve(1);
+    walk.answers[EngineCall::kPrepare] = {kDrifted};
+    walk.answers[EngineCall::kPause] = {Asleep(false), Asleep(false), kUnsure};
+    walk.course.Ready(Version(2));
+    CHECK(walk.Run() == Calls{"prepare*", "pause"});
+    const bool out = failure == EngineFailure::kTakeOut;
+    CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kAsleep));
+    CHECK(walk.Later() == Calls{"probe", "pause"});  // it was put to sleep again in between
+    CHECK(walk.Later() == Calls{"probe", "pause"});
+    CHECK(walk.Later() == Calls{"pause", "clear"});
+    CHECK(walk.state() == (out ? EngineState::kOut : EngineState::kPaused));
+    CHECK(walk.course.view().paused);
+    CHECK(walk.course.view().updates == 1);
+  }
+}
+
+TEST_CASE("an engine that was left paused and wakes as another process gets the version again") {
+  for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    CAPTURE(ToString(failure));
+    LeftPaused walk(failure, false);
+    CHECK(walk.Later() == Calls{"probe"});  // it names version 1
+    walk.answers[EngineCall::kProbe] = {Asleep(false)};
+    CHECK(walk.Later() == Calls{"probe"});
+    walk.named = "default";
+    CHECK(walk.Later() == AfterProbe(kKept));
+    CHECK(walk.served() == Version(2));
+  }
+}
+
+TEST_CASE("a reload that vLLM has failed leaves it paused, also after it has slept") {
+  Walk walk(EngineKind::kVllmReload);
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"pause*", "load*"});
+  walk.answers[EngineCall::kProbe] = {Asleep(false)};
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.Later() == Calls{"probe", "pause"});
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.course.view().paused);
+  CHECK(walk.course.view().error.find("start the engine anew") != std::string::npos);
 }
 
 }  // namespace deltawire::receiver

@@ -238,6 +238,41 @@ TEST_CASE("a version that is committed while vLLM sleeps unnoticed is not writte
   }
 }
 
+TEST_CASE("stay-paused and take-out: vLLM that has drifted is paused again after it has slept") {
+  for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    CAPTURE(ToString(failure));
+    EngineRig rig;
+    rig.settings.policy.failure = failure;
+    StandIn& engine = Started(rig, EngineKind::kVllm);
+    rig.Follow();
+    REQUIRE(rig.Served());
+    engine.Corrupt(1234);
+    rig.Publish();
+    const bool out = failure == EngineFailure::kTakeOut;
+    const EngineState left = out ? EngineState::kOut : EngineState::kPaused;
+    REQUIRE(rig.Reaches(left));
+    CHECK(engine.paused());
+    engine.Sleep(1);
+    const uint64_t seen = engine.probes();
+    REQUIRE(Eventually([&] { return engine.probes() > seen + 2; }));
+    CHECK(rig.view().state == (out ? EngineState::kOut : EngineState::kAsleep));
+    engine.TakeCalls();
+    engine.WakeUp();  // and goes on by itself
+    REQUIRE(Eventually([&] { return engine.Called("/finish_weight_update"); }));
+    CHECK(engine.paused());
+    CHECK(engine.TakeCalls() == Calls{"/pause", "/finish_weight_update"});
+    REQUIRE(rig.Reaches(left));
+    CHECK(rig.view().paused);
+    CHECK(rig.view().updates == 1);
+    rig.Publish();
+    REQUIRE(rig.Committed());
+    if (out) continue;
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK(engine.violations().empty());
+  }
+}
+
 TEST_CASE("a vLLM that somebody has paused, and that does not sleep, is updated") {
   EngineRig rig;
   StandIn& engine = Started(rig, EngineKind::kVllm);
