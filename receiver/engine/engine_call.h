@@ -66,6 +66,8 @@ struct EngineAnswer {
   bool drifted = false;
   /// Of kAsleep: its weights are gone, and what is in their memory after it wakes is none.
   bool dropped = false;
+  /// Of kUnsure: the call was not made, since the engine does not say whether it sleeps.
+  bool unasked = false;
 
   bool done() const { return result == Result::kDone; }
 };

@@ -112,6 +112,8 @@ void EngineCourse::Begin(const Action& action, Time now) {
   }
   step_ = call;
   call_began_ = now;
+  unasked_ = false;
+  was_paused_ = paused_;
   if (call == EngineCall::kPause && !std::exchange(paused_, true)) pause_began_ = now;
   if (call == EngineCall::kLoad || call == EngineCall::kReload) {
     undo_to_ = std::exchange(weights_, {});
@@ -230,6 +232,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
   if (answer.result == Result::kAsleep) return Asleep(answer, now);
+  if (answer.unasked && !checking_) return Unasked(call, answer, now);
   if (closing_) {
     // What may still be open takes memory in the engine, as much as the chunks that came whole.
     closing_ = unclear_ = answer.result == Result::kUnsure;
@@ -382,6 +385,13 @@ void EngineCourse::Woke(const std::string& named) {
   step_ = EngineCall::kPause;
 }
 
+void EngineCourse::Unasked(EngineCall call, const EngineAnswer& answer, Time now) {
+  totals_.error = fmt::format("{}: {}", ToString(call), answer.why);
+  paused_ = was_paused_;
+  unasked_ = true;
+  not_before_ = now + NextPause(policy_.longest_pause);
+}
+
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
   unclear_ = true;
@@ -497,6 +507,10 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
     if (unreachable_) not_before_ = now + NextPause(policy_.reach_every);
     return;
   }
+  if (asleep_ && !answer.done()) {
+    probe_error_ = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
+    return;
+  }
   probe_error_.clear();
   if (asleep_) return Woke(answer.version);
   if (std::exchange(unreachable_, false)) {
@@ -568,7 +582,7 @@ EngineCourse::View EngineCourse::view() const {
   view.served = served_;
   if (!probe_error_.empty()) view.error = probe_error_;
   if (view.error.empty()) view.error = why_reload_;
-  if (asleep_) view.error = why_asleep_;
+  if (asleep_ && probe_error_.empty()) view.error = why_asleep_;
   view.paused = paused_;
   view.attempts = attempts_;
   const bool back = undoing_ && step_ == EngineCall::kClear;
@@ -584,6 +598,8 @@ EngineCourse::View EngineCourse::view() const {
     view.state = EngineState::kUnreachable;
   } else if (target_.empty()) {
     view.state = EngineState::kWaiting;
+  } else if (unasked_ && step_) {
+    view.state = EngineState::kRetrying;
   } else if (attempts_ > 0 && waits && !(given_up_ == target_)) {
     view.state = EngineState::kRetrying;
   } else if (step_ && (paused_ || !traits_.prepares)) {

@@ -117,6 +117,9 @@ class EngineCourse {
   /// It was asleep, and is no more: it is paused again if it was to stay so, and else brought to
   /// the version before it counts as serving one. `named`: what it says that it serves.
   void Woke(const std::string& named);
+  /// It was not asked, since it does not say whether it sleeps: the same call comes again later,
+  /// and until then it is what it was last known to be.
+  void Unasked(EngineCall call, const EngineAnswer& answer, Time now);
   /// It was left paused, and what is done about that is not for this course to begin by itself.
   bool StaysPaused() const;
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
@@ -159,6 +162,8 @@ class EngineCourse {
   bool held_back_ = false;  // it sleeps, and is to be paused again when it wakes
   bool out_ = false;
   bool paused_ = false;       // told to pause, and not resumed since
+  bool was_paused_ = false;   // before the call under way
+  bool unasked_ = false;      // the call to come was not made when it was due
   bool unclear_ = true;       // an update that was begun earlier may be open in it
   bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
   bool closing_ = false;      // the version was given up, and its update is to be closed

@@ -155,37 +155,48 @@ class HttpHook : public EngineHook {
     return vllm && (first || call == EngineCall::kProbe);
   }
 
-  /// Done: vLLM is awake, or that cannot be told of one that was awake the last time.
+  HttpReply Look(const std::string& page, SteadyClock::time_point end) {
+    return client_.Send(Get(options_.path + page).request, std::min(Left(end), kSleepLimit));
+  }
+
+  /// Done: vLLM is awake, or too old to sleep. Whoever answers for it that this is not known, as a
+  /// gateway that wants another key, leaves it at what it last said.
   EngineAnswer AskSleep(SteadyClock::time_point end) {
     if (never_sleeps_) return {};
-    Ask ask = Get("/is_sleeping");
-    ask.request.target.insert(0, options_.path);
-    HttpReply reply = client_.Send(ask.request, std::min(Left(end), kSleepLimit));
+    HttpReply reply = Look("/is_sleeping", end);
     if (!reply.sent && !reply.cancelled) {
       asleep_ = false;  // what comes back may be another server
       return {Result::kUnreachable, reply.error, {}};
     }
-    if (reply.cancelled) return {Result::kUnsure, reply.error, {}};
-    never_sleeps_ = reply.code == kNotFound;
-    // One that slept when it last said so does so until it says otherwise.
-    const EngineAnswer unknown =
-        asleep_ ? EngineAnswer{Result::kUnsure, "it does not say whether it still sleeps", {}}
-                : EngineAnswer{};
+    never_sleeps_ = reply.code == kNotFound && !asleep_;
+    if (never_sleeps_) return {};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     const auto sleeps = answer.is_object() ? answer.find("is_sleeping") : answer.end();
-    if (reply.code != 200 || sleeps == answer.end()) return unknown;
-    const bool yes = sleeps->is_boolean() && sleeps->get<bool>();
-    asleep_ = asleep_ && yes;
-    if (!yes) return {};
+    if (reply.code != 200 || sleeps == answer.end() || !sleeps->is_boolean()) {
+      return DoesNotSay("/is_sleeping", reply);
+    }
+    if (!sleeps->get<bool>()) {
+      asleep_ = false;
+      return {};
+    }
     // vLLM says the same of an engine that was merely paused, by this receiver or another program.
     // What it has given back, its metrics say.
-    ask = Get("/metrics");
-    ask.request.target.insert(0, options_.path);
-    reply = client_.Send(ask.request, std::min(Left(end), kSleepLimit));
-    if (reply.code != 200) return unknown;
+    reply = Look("/metrics", end);
+    if (reply.code == kNotFound && !asleep_) return {};
+    if (reply.code != 200) return DoesNotSay("/metrics", reply);
     EngineAnswer judged = JudgeSleep(reply.body);
     asleep_ = !judged.done();
     return judged;
+  }
+
+  EngineAnswer DoesNotSay(std::string_view page, const HttpReply& reply) {
+    EngineAnswer answer{
+        Result::kUnsure,
+        fmt::format("it does not say whether it {}: {}: {}", asleep_ ? "still sleeps" : "sleeps",
+                    page, reply.code == 0 ? reply.error : Refusal(reply)),
+        {}};
+    answer.unasked = true;
+    return answer;
   }
 
   /// vLLM keeps what a multimodal model's encoder has made of an image by the image's hash alone.
@@ -344,6 +355,16 @@ class HttpHook : public EngineHook {
     return Printable(std::move(words));
   }
 
+  /// An answer that is not 2xx, in words. `parsed`: its body.
+  std::string Refusal(const HttpReply& reply, const Json& parsed) const {
+    std::string words = WordsOf(parsed);
+    if (words.empty()) words = reply.body;
+    return fmt::format("{}: {}{}", reply.code, Quoted(std::move(words)), KeyHint(reply.code));
+  }
+  std::string Refusal(const HttpReply& reply) const {
+    return Refusal(reply, Json::parse(reply.body, nullptr, /*allow_exceptions=*/false));
+  }
+
   /// What an operator can do about an answer that wants another key, or one at all.
   std::string_view KeyHint(int code) const {
     if (code != 401 && code != 403) return "";
@@ -362,10 +383,12 @@ class HttpHook : public EngineHook {
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     if (reply.code < 200 || reply.code > 299) {
+      // It answers, and has no page that names a version.
+      if (call == EngineCall::kProbe && reply.code == kNotFound) return {};
       std::string words = WordsOf(answer);
       if (words.empty()) words = reply.body;
       return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
-              fmt::format("{}: {}{}", reply.code, Quoted(words), KeyHint(reply.code)),
+              Refusal(reply, answer),
               {},
               words.find(kOnlyAnew) != std::string::npos,
               words.find(kDrifted) != std::string::npos};

@@ -120,8 +120,9 @@ TEST_CASE("a key is asked for by a hint, and what an engine says of it is not re
   engine.Start();
   engine.WantKey(kNewKey);
   CHECK(Probe(engine, "").why ==
-        "401: Unauthorized (it wants an API key: token_file= after its URL names the file)");
-  CHECK(Probe(engine, word).result == Result::kRefused);
+        "it does not say whether it sleeps: /is_sleeping: 401: Unauthorized (it wants an API key: "
+        "token_file= after its URL names the file)");
+  CHECK(Probe(engine, word).result == Result::kUnsure);
   engine.WantKey(kKey);
   CHECK(Probe(engine, word).done());
   engine.Set("/weight_info", {.code = 403, .body = R"({"error": "no ")" + kKey + R"( here"})"});

@@ -225,4 +225,46 @@ TEST_CASE("a reload that vLLM has failed leaves it paused, also after it has sle
   CHECK(walk.course.view().error.find("start the engine anew") != std::string::npos);
 }
 
+TEST_CASE("a call that is not made, since it is not known whether vLLM sleeps, is made later") {
+  EngineAnswer unasked = kUnsure;
+  unasked.unasked = true;
+  unasked.why = "it does not say whether it sleeps: /is_sleeping: 403: Forbidden";
+  for (const EngineCall call : {EngineCall::kPrepare, EngineCall::kPause}) {
+    CAPTURE(ToString(call));
+    Walk walk(EngineKind::kVllm, {.retries = 1});
+    walk.Serve(1);
+    walk.answers[call] = std::vector<EngineAnswer>(5, unasked);
+    walk.course.Ready(Version(2));
+    Calls calls = walk.Run();
+    const Calls again = {calls.back()};
+    for (int i = 0; i < 4; ++i) {
+      CHECK(walk.state() == EngineState::kRetrying);
+      CHECK(walk.course.view().error == fmt::format("{}: {}", ToString(call), unasked.why));
+      CHECK_FALSE(walk.course.view().paused);
+      CHECK(walk.served() == Version(1));
+      CHECK(walk.Later() == again);
+    }
+    const Calls rest = walk.Later();
+    calls.pop_back();
+    calls.insert(calls.end(), rest.begin(), rest.end());
+    CHECK(calls == kVllmNext);
+    CHECK(walk.served() == Version(2));
+    CHECK(walk.course.view().failures == 0);
+    CHECK(walk.course.view().error.empty());
+  }
+}
+
+TEST_CASE("an engine that sleeps is awake when it says so, and not when it is not heard") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.answers[EngineCall::kProbe] = {Asleep(true), kUnsure, kRefused};
+  CHECK(walk.Later() == Calls{"probe"});
+  for (const EngineAnswer& answer : {kUnsure, kRefused}) {
+    CHECK(walk.Later() == Calls{"probe"});
+    CHECK(walk.state() == EngineState::kAsleep);
+    CHECK(walk.course.view().error == "probe: " + answer.why);
+  }
+  CHECK(walk.Later() == AfterProbe(kReadAnew));
+}
+
 }  // namespace deltawire::receiver

@@ -238,6 +238,58 @@ TEST_CASE("a version that is committed while vLLM sleeps unnoticed is not writte
   }
 }
 
+TEST_CASE("a vLLM that does not say whether it sleeps is left alone until it does") {
+  const std::string page = GENERATE(as<std::string>{}, "/is_sleeping", "/metrics");
+  const int code = GENERATE(401, 403, 500, 503);
+  CAPTURE(page, code);
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  rig.Follow();
+  REQUIRE(rig.Served());
+  const Fault no{.code = code, .body = R"({"error": "not for you"})", .times = 1'000'000};
+  const auto says = [&](const std::string& whether) {
+    return Eventually([&] {
+      return rig.view().error.find(fmt::format("it does not say whether it {}: {}: {}: not for you",
+                                               whether, page, code)) != std::string::npos;
+    });
+  };
+  engine.Set(page, no);
+  engine.Sleep(2);
+  engine.TakeCalls();
+  rig.Publish();
+  CHECK(says("sleeps"));
+  CHECK(rig.Reaches(EngineState::kRetrying));
+  CHECK(rig.view().served.id.version == 1);
+  engine.Set(page, {.times = 0});
+  REQUIRE(rig.Reaches(EngineState::kAsleep));
+  // It is not awake because somebody in between says that this is not known.
+  engine.Set(page, no);
+  if (page == "/is_sleeping") engine.WakeUp();  // else it says no there
+  CHECK(says("still sleeps"));
+  CHECK(rig.view().state == EngineState::kAsleep);
+  CHECK(engine.TakeCalls().empty());
+  CHECK(rig.view().failures == 0);
+  engine.Set(page, {.times = 0});
+  engine.WakeUp();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(engine.violations().empty());
+}
+
+TEST_CASE("a vLLM that has no page of sleep, or of metrics, is awake") {
+  const std::string page = GENERATE(as<std::string>{}, "/is_sleeping", "/metrics");
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  engine.Set(page, {.code = 404, .body = "{}", .times = 1'000'000});
+  engine.Pause();
+  rig.Follow();
+  REQUIRE(rig.Served());
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(rig.view().failures == 0);
+}
+
 TEST_CASE("stay-paused and take-out: vLLM that has drifted is paused again after it has slept") {
   for (const EngineFailure failure : {EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
     CAPTURE(ToString(failure));
