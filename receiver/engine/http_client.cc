@@ -223,8 +223,8 @@ HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::Send(const HttpRequest& request, milliseconds limit) {
   Impl& i = *impl_;
-  i.exchange.emplace(i.context, i.address, i.access == nullptr ? nullptr : i.access->Now(), request,
-                     limit);
+  const auto secrets = i.access == nullptr ? nullptr : i.access->Now();
+  i.exchange.emplace(i.context, i.address, secrets, request, limit);
   HttpReply reply;
   try {
     const auto found = i.Find(std::min(limit, kConnectLimit), &reply);
@@ -242,6 +242,7 @@ HttpReply HttpClient::Send(const HttpRequest& request, milliseconds limit) {
     reply.code = 0;
     reply.error = e.what();
   }
+  reply.secrets = secrets;
   i.exchange.reset();
   return reply;
 }

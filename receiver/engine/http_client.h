@@ -29,6 +29,8 @@ struct HttpReply {
   int code = 0;
   std::string body;
   std::string error;
+  /// What was shown with the request, whatever the files hold by now; null: nothing.
+  std::shared_ptr<const EngineSecrets> secrets;
 };
 
 class HttpClient {

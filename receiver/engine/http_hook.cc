@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "common/base/log.h"
 #include "common/base/sync.h"
@@ -345,12 +346,19 @@ class HttpHook : public EngineHook {
     return {};
   }
 
-  /// What the engine, or a gateway, has said, without the key that it was shown.
-  std::string Quoted(std::string words) const {
-    const std::string token = access_ == nullptr ? "" : access_->Now()->token;
-    for (size_t at = 0; !token.empty() && (at = words.find(token, at)) != std::string::npos;) {
-      words.replace(at, token.size(), kNotShown);
-      at += kNotShown.size();
+  /// What the engine, or a gateway, has said in `reply`, without the key that it was shown, and
+  /// without the one that has taken that one's place since.
+  std::string Quoted(std::string words, const HttpReply& reply) const {
+    std::vector<std::string> keys;
+    if (reply.secrets != nullptr) keys.push_back(reply.secrets->token);
+    if (access_ != nullptr) keys.push_back(access_->Now()->token);
+    // One may be a part of the other.
+    std::ranges::sort(keys, std::ranges::greater{}, &std::string::size);
+    for (const std::string& key : keys) {
+      for (size_t at = 0; !key.empty() && (at = words.find(key, at)) != std::string::npos;) {
+        words.replace(at, key.size(), kNotShown);
+        at += kNotShown.size();
+      }
     }
     return Printable(std::move(words));
   }
@@ -359,7 +367,8 @@ class HttpHook : public EngineHook {
   std::string Refusal(const HttpReply& reply, const Json& parsed) const {
     std::string words = WordsOf(parsed);
     if (words.empty()) words = reply.body;
-    return fmt::format("{}: {}{}", reply.code, Quoted(std::move(words)), KeyHint(reply.code));
+    return fmt::format("{}: {}{}", reply.code, Quoted(std::move(words), reply),
+                       KeyHint(reply.code));
   }
   std::string Refusal(const HttpReply& reply) const {
     return Refusal(reply, Json::parse(reply.body, nullptr, /*allow_exceptions=*/false));
@@ -395,14 +404,14 @@ class HttpHook : public EngineHook {
     }
     if (!ask.answers_json || options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {
-      return {
-          Result::kUnsure,
-          fmt::format("{}, but the answer is no JSON object: {}", reply.code, Quoted(reply.body)),
-          {}};
+      return {Result::kUnsure,
+              fmt::format("{}, but the answer is no JSON object: {}", reply.code,
+                          Quoted(reply.body, reply)),
+              {}};
     }
     if (const std::string lacks = ask.lacks(answer); !lacks.empty()) {
       return {Result::kRefused,
-              fmt::format("{}, but {}: {}", reply.code, lacks, Quoted(reply.body)),
+              fmt::format("{}, but {}: {}", reply.code, lacks, Quoted(reply.body, reply)),
               {}};
     }
     EngineAnswer done;

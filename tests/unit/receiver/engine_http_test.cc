@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -11,8 +12,10 @@
 #include "common/base/unique_fd.h"
 #include "receiver/engine/engine_hook.h"
 #include "receiver/engine/http_client.h"
+#include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 #include "tests/support/tcp.h"
+#include "tests/support/temp_dir.h"
 
 namespace {
 
@@ -70,10 +73,12 @@ using Json = nlohmann::json;
 const Identity kSeven{Hash128{1, 2}, {3, 7}, 0xabc, 5};
 
 /// A server that has no /is_sleeping; else it takes a request, and answers with these bytes; "":
-/// one connection, and no answer until the other end closes.
+/// one connection, and no answer until the other end closes. `before`: called before each answer.
 class OneAnswer {
  public:
-  explicit OneAnswer(std::string answer) : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit OneAnswer(
+      std::string answer, std::function<void()> before = [] {})
+      : before_(std::move(before)), listener_(socket(AF_INET, SOCK_STREAM, 0)) {
     testing::Listen(listener_.get(), "127.0.0.1", 0);
     sockaddr_in at{};
     socklen_t size = sizeof at;
@@ -121,6 +126,7 @@ class OneAnswer {
         }
         return;
       }
+      before_();
       send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     }
   }
@@ -140,6 +146,7 @@ class OneAnswer {
     return request;
   }
 
+  const std::function<void()> before_;
   const UniqueFd listener_;
   uint16_t port_ = 0;
   std::promise<void> asked_;
@@ -332,6 +339,30 @@ TEST_CASE("refusals have the engine's words") {
   }
   const std::string longer(100000, 'x');
   CHECK(Make("http", EngineCall::kLoad, Http(404, longer)).answer.why.size() < 600);
+}
+
+TEST_CASE("neither the key that an engine was shown nor the one since is in what it said") {
+  const TempDir dir;
+  const std::string file = dir.path() / "key";
+  const std::string keys[] = {"the-first", "the-first-and-more"};  // one is a part of the other
+  const bool grows = GENERATE(true, false);
+  const std::string& shown = keys[grows ? 0 : 1];
+  const std::string& since = keys[grows ? 1 : 0];
+  testing::WriteFile(file, shown);
+  std::shared_ptr<EngineAccess> access;
+  Status rotated = absl::UnknownError("not asked");
+  const auto rotates = [&] {
+    testing::WriteFile(file, since);
+    rotated = access->Reload();
+  };
+  OneAnswer server(Http(403, fmt::format("{} is not {}", shown, since)), rotates);
+  const EngineOptions options = server.Engine("vllm", " token_file=" + file);
+  access = testing::Made(EngineAccess::Load(options));
+  const auto hook = MakeHook(options, {"m", "/m"}, access);
+  CHECK(hook->Make(EngineCall::kLoad, kSeven, milliseconds(5000)).why ==
+        "403: [key] is not [key] (it does not take the key in the file of token_file=)");
+  CHECK(server.Request().find("Bearer " + shown + "\r\n") != std::string::npos);
+  CHECK(rotated == absl::OkStatus());
 }
 
 TEST_CASE("a refusal for drift is told from others by the plug-ins' words") {
