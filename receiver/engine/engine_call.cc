@@ -25,6 +25,7 @@ EngineTraits TraitsOf(EngineKind kind) {
               .flushes = true,
               .names = true,
               .rolls_back = true,
+              .proves = true,
               .probes = true,
               .checks = true,
               .reload_spoils = true};

@@ -16,6 +16,11 @@ constexpr int kDenials = 3;
 constexpr std::string_view kSpoiled =
     "; what it has half loaded, no other reload is sure to repair: start the engine anew";
 
+// Of an update that was to be taken back.
+constexpr std::string_view kLeftPaused =
+    "; it is not known to be at the version before, so it stays paused until the next version, or "
+    "until it starts anew";
+
 double Seconds(EngineCourse::Nanos time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
@@ -105,7 +110,7 @@ void EngineCourse::Begin(const Action& action, Time now) {
     to_ = action.to;
     reloading_ = ReadsAlways() || ReadsAnew();
     closing_ = attach_tried_ = reloaded_ = prepared_ = false;
-    loading_ = may_undo_ = undoing_ = false;
+    loading_ = may_undo_ = undoing_ = proving_ = false;
     refusal_.clear();
     named_.clear();
     prepare_seconds_ = load_seconds_ = 0;
@@ -146,7 +151,7 @@ void EngineCourse::AddTime(EngineCall call, Time now) {
 std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
   switch (call) {
     case EngineCall::kClear:
-      if (undoing_) return EngineCall::kResume;
+      if (undoing_) return proving_ ? EngineCall::kProve : EngineCall::kResume;
       if (checked_) return std::nullopt;
       return reloading_ ? EngineCall::kPause : EngineCall::kPrepare;
     case EngineCall::kPrepare:
@@ -202,7 +207,7 @@ std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::stri
     case EngineCall::kAttach:
       return Reload(why);
     case EngineCall::kRollback:
-      if (traits_.proves) return EngineCall::kProve;
+      if (traits_.proves) return BeginProof();
       return std::nullopt;
     default:
       return std::nullopt;
@@ -258,7 +263,8 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (!next) return Serves(now);
   } else {
     const bool refused = answer.result == Result::kRefused;
-    if (refused && answer.drifted && !std::exchange(drifted_, true)) {
+    // On the way back it proves only that it is not at the version before.
+    if (refused && answer.drifted && !undoing_ && !std::exchange(drifted_, true)) {
       return Drifted(call, answer.why, now);
     }
     if (refused && traits_.reload_spoils && Reads(call)) spoiled_ = true;
@@ -275,9 +281,10 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     }
     if (!next) {
       const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
-      totals_.error = fmt::format("{}: {}{}{}", ToString(call), answer.why,
-                                  both ? fmt::format(" (at first: {})", refusal_) : "",
-                                  spoiled_ && !answer.only_anew ? kSpoiled : "");
+      totals_.error =
+          fmt::format("{}{}: {}{}{}", undoing_ ? why_undone_ + "; " : "", ToString(call),
+                      answer.why, both ? fmt::format(" (at first: {})", refusal_) : "",
+                      spoiled_ && !answer.only_anew ? kSpoiled : "");
       return Failed(call, answer, now);
     }
   }
@@ -394,7 +401,7 @@ void EngineCourse::Unasked(EngineCall call, const EngineAnswer& answer, Time now
 
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
-  unclear_ = true;
+  unclear_ = unclear_ || call != EngineCall::kProve;
   if (checking_) {
     step_.reset();
     closing_ = traits_.sessions;
@@ -422,25 +429,37 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
       if (weights_.empty()) return EndAttempt(true, now);
       // Nothing was loaded, so the engine may go on; and a pause that failed may have been one.
       undo_to_ = weights_;
-      undoing_ = repeats_ = true;
-      step_ = traits_.sessions ? EngineCall::kClear : EngineCall::kResume;
-      return;
+      return Undo(traits_.sessions ? EngineCall::kClear : EngineCall::kResume, /*repeats=*/true);
     case EngineCall::kResume:
       served_ = {};
       return RepeatStep(now);
     case EngineCall::kRollback:
+      // Once vLLM's session is closed, nothing that was cut can be done any more.
+      if (!traits_.sessions || !traits_.proves) return EndAttempt(false, now);
+      step_ = BeginProof();
+      return;
     case EngineCall::kProve:
+      if (answer.result == Result::kUnsure) return RepeatStep(now);
       return EndAttempt(false, now);
     default:
       break;
   }
   if (policy_.failure == EngineFailure::kRollback && may_undo_) {
-    undoing_ = true;
-    repeats_ = false;
-    step_ = EngineCall::kRollback;
-    return;
+    return Undo(EngineCall::kRollback, /*repeats=*/false);
   }
   EndAttempt(retries, now);
+}
+
+void EngineCourse::Undo(EngineCall call, bool repeats) {
+  undoing_ = true;
+  repeats_ = repeats;
+  why_undone_ = totals_.error;
+  step_ = call;
+}
+
+EngineCall EngineCourse::BeginProof() {
+  proving_ = true;
+  return traits_.sessions ? EngineCall::kClear : EngineCall::kProve;
 }
 
 void EngineCourse::RepeatStep(Time now) {
@@ -459,6 +478,8 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
     return;
   }
   given_up_ = to_;
+  const bool rollback = policy_.failure == EngineFailure::kRollback && loading_;
+  if (rollback && paused_ && weights_.empty() && !spoiled_) totals_.error += kLeftPaused;
   // An update that is left open takes memory in the engine.
   closing_ = traits_.sessions && unclear_;
   out_ = policy_.failure == EngineFailure::kTakeOut && loading_;

@@ -130,6 +130,10 @@ class EngineCourse {
   void RepeatStep(Time now);
   /// Ends an attempt that failed. Another one comes later, if `may_repeat` and one is left.
   void EndAttempt(bool may_repeat, Time now);
+  /// The engine is on its way back to the version before, as totals_.error says why, by `call`.
+  void Undo(EngineCall call, bool repeats);
+  /// The call by which the engine proves that there is nothing to take back, or the one before it.
+  EngineCall BeginProof();
   void Resumed(Time now);
   void Serves(Time now);
   Nanos NextPause(std::chrono::milliseconds longest);
@@ -181,6 +185,7 @@ class EngineCourse {
   bool loading_ = false;     // kLoad or kReload was begun
   bool may_undo_ = false;    // undo_to_ is known, and the kind has a way back
   bool undoing_ = false;     // on the way back to the version before
+  bool proving_ = false;     // the same, by a proof that there is nothing to take back
   bool repeats_ = false;     // after undoing
   bool checking_ = false;    // it is no update but a check
   bool checked_ = false;     // kCheck was done
@@ -189,6 +194,7 @@ class EngineCourse {
   int denials_ = 0;          // probes that named another version than was expected
   std::string named_;        // the version that it is expected to name; empty: not known
   std::string why_reload_;   // why reload_only_ is set
+  std::string why_undone_;   // the error after which undoing_ was set
   std::string probe_error_;  // of the last probe
   std::string why_asleep_;
   std::string refusal_;  // of kPrepare, for the message when kAttach is refused, too

@@ -284,7 +284,8 @@ class HttpHook : public EngineHook {
         return Post("/update_weights",
                     {{"update_info", {{"version", to.id.version}, {"check", true}}}});
       case EngineCall::kProve:
-        break;
+        // Needs no session, which an update that failed has ended.
+        return Post("/init_weight_transfer_engine", {{"init_info", {{"prove", to.id.version}}}});
     }
     return {};
   }

@@ -90,6 +90,7 @@ def run(server: VllmServer, policy: Policy) -> None:
     watch = VllmWatch(server, policy)
     wrong_orders(watch)
     back_and_forth(watch)
+    proof_without_a_session(watch)
     breaks.run(watch)
 
 
@@ -119,3 +120,20 @@ def back_and_forth(watch: VllmWatch) -> None:
     check(watch.server.checksums() == before and watch.server.version() == watch.version,
           f"a rollback makes the memory what it was, and the version stays {watch.version}")
     watch.follows("forth again")
+
+
+def proof_without_a_session(watch: VllmWatch) -> None:
+    """vLLM ends the session of an update that is refused, and with it the way back. What the memory
+    is can be proven all the same."""
+    held = watch.policy.version
+    watch.policy.publish()
+    with watch.paused():
+        watch.server.post(START)
+        watch.server.refused(UPDATE, {"update_info": {"version": 999}})
+        _, text = watch.server.refused(UPDATE, {"update_info": {"rollback": True}})
+        check("start_weight_update must be called" in text, "no rollback without a session")
+        watch.server.post(INIT, {"init_info": {"prove": held}})
+        _, text = watch.server.refused(INIT, {"init_info": {"prove": watch.policy.version}})
+        check(f"and not version {watch.policy.version}" in text,
+              f"without a session the memory is proven to be version {held}")
+    watch.follows("forth after a proof")

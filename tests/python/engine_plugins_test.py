@@ -69,6 +69,27 @@ class VllmTest(Plugin):
         self.assert_done(self.update())
         self.assert_newest()
 
+    def prove(self, version: int) -> list:
+        info = InitInfo(prove=version)
+        return self.ranks.run(lambda rank: self.workers[rank].init_transfer_engine(info))
+
+    def test_memory_is_proven_to_be_a_version_without_a_session(self):
+        self.begin()
+        self.assert_done(self.prove(1))
+        self.assert_refused(self.prove(2), "and not version 2")
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_done(self.prove(1))
+        self.assert_done(self.update())
+        self.assert_refused(self.prove(1), "and not version 1")
+        self.assert_done(self.prove(2))
+        # By its bytes, and not by what the client believes.
+        self.models[1].qk.data += 1
+        self.assert_refused(self.prove(2), "rank 1: the engine's memory has drifted in ")
+        # Who attaches to nothing has not attached.
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.assert_refused(self.prove(2), "/init_weight_transfer_engine comes first")
+
     def test_a_refused_attach_leaves_no_older_client_at_work(self):
         self.begin(1)
         self.models[0].qk.data += 1  # as after a load of other weights, which deltawire did not see
@@ -261,6 +282,7 @@ class VllmTest(Plugin):
         with self.assertLogs("deltawire", "ERROR"):
             self.assert_refused(self.update(), "rank 1: planted after the load")
         self.assert_states(before)
+        self.assert_done(self.prove(1))
         self.assert_done(self.prepare())
         self.assert_done(self.update())
         self.assert_newest()
@@ -369,6 +391,7 @@ class VllmTest(Plugin):
                       str(results[0]))
         self.assertIn("half of an update stays", str(results[0]))
         self.assertNotIn("half of an update stays", str(results[1]))
+        self.assert_refused(self.prove(1), "rank 0: /init_weight_transfer_engine comes first")
         self.assert_refused(self.prepare(), "rank 0: /init_weight_transfer_engine comes first")
         self.assert_refused(self.update(rollback=True), "comes first")
 

@@ -191,6 +191,7 @@ struct EngineStandIn::Impl {
   Answer Vllm(const Target& target, const Json& body, bool torn, bool stall);
   Answer VllmStart();
   Answer VllmUpdate(const Json& body);
+  Answer VllmProve(uint64_t version);
   Answer SglangApi(const Target& target, const Json& body, bool torn, bool stall);
   Answer SglangUpdate(const std::string& path, const Json& body, bool torn, bool stall);
   Status Order(const std::string& path, bool prepare_only);
@@ -300,6 +301,15 @@ Answer EngineStandIn::Impl::VllmUpdate(const Json& body) {
   return {200, {{"message", "Weights updated"}}};
 }
 
+Answer EngineStandIn::Impl::VllmProve(uint64_t wanted) {
+  if (weights.client() == nullptr || weights.client()->held().id.version != wanted) {
+    return VllmError(500, "deltawire: the memory is another version");
+  }
+  const Status proven = weights.Check();
+  if (!proven.ok()) return VllmError(500, "deltawire: " + std::string(MessageOf(proven)));
+  return {200, {{"message", "Weight transfer initialized"}}};
+}
+
 void EngineStandIn::Impl::Sleep(int level) {
   Forbid(session, "put to sleep in the middle of an update");
   paused = true;
@@ -362,6 +372,7 @@ Answer EngineStandIn::Impl::Vllm(const Target& target, const Json& body, bool to
   }
   if (path == "/init_weight_transfer_engine") {
     if (!body.contains("init_info")) return Unprocessable("init_info");
+    if (body["init_info"].contains("prove")) return VllmProve(body["init_info"]["prove"]);
     const Status attached = weights.Attach(body["init_info"].value("directory", ""));
     if (!attached.ok()) return VllmError(400, MessageOf(attached));
     return {200, {{"message", "Weight transfer initialized"}}};
@@ -554,6 +565,8 @@ asio::awaitable<void> EngineStandIn::Impl::Talk(Stream& stream) {
       fault.reset();
       response.result(http::status::unauthorized);
       response.body() = R"({"error": "Unauthorized"})";
+    } else if (fault && fault->kind == Kind::kRaise) {
+      session = false;
     } else if (!fault || fault->kind >= Kind::kCutDone) {
       const Answer answer = Handle(request, fault && fault->kind == Kind::kTorn,
                                    fault && fault->kind == Kind::kStall);
@@ -571,7 +584,7 @@ asio::awaitable<void> EngineStandIn::Impl::Talk(Stream& stream) {
     co_return;
   }
   if (fault && (fault->kind == Kind::kCut || fault->kind == Kind::kCutDone)) co_return;
-  if (fault && fault->kind == Kind::kAnswer) {
+  if (fault && (fault->kind == Kind::kAnswer || fault->kind == Kind::kRaise)) {
     response.result(static_cast<unsigned>(fault->code));
     response.body() = fault->body;
   }

@@ -23,6 +23,7 @@ class EngineStandIn {
   struct Fault {
     enum class Kind {
       kAnswer,   ///< `code` and `body`; nothing is done
+      kRaise,    ///< the same, as a worker's refusal: vLLM ends the update's session with it
       kHang,     ///< no answer until the caller goes; nothing is done
       kCut,      ///< the connection is closed; nothing is done
       kCutDone,  ///< done, and then closed without an answer

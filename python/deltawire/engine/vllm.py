@@ -65,7 +65,9 @@ class InitInfo(WeightTransferInitInfo):
     computes with, as `EngineClient.attach` has it. `second_instance`: where vLLM moves weights after
     its load, other instances of the served model show where to, which takes three loads and as much
     memory as three models, for the time of the attach. `check_every`: each prepare compares a part of
-    the memory with its digests, and so many of them all of it; 0: none."""
+    the memory with its digests, and so many of them all of it; 0: none. `prove`: nothing is attached
+    to; refuses unless all of the served model's memory is this version, by its digests. It needs no
+    session, which vLLM ends with an update that fails."""
 
     directory: str = ""
     draft_directory: str = ""
@@ -74,6 +76,7 @@ class InitInfo(WeightTransferInitInfo):
     loader_tensors: bool = False
     second_instance: bool = False
     check_every: int = CHECK_EVERY
+    prove: int | None = None
 
 
 @dataclass
@@ -117,6 +120,9 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return self._main if self.model is self._default_model else self._draft
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
+        if init_info.prove is not None:
+            self._prove(init_info.prove)
+            return
         # The memory may be another one by now: a refusal must not leave an older client at work.
         if init_info.draft_directory:
             self._draft, self._draft_info = Followed(), init_info
@@ -129,6 +135,19 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._main.rounds = Rounds(init_info.check_every)
         elif not init_info.draft_directory:
             _together(self._refuse_nothing)
+
+    def _prove(self, version: int) -> None:
+        """Raises RuntimeError unless the memory of all workers is wholly `version`."""
+
+        def held() -> Identity:
+            self._refuse_draft_session()
+            now = self._require().held
+            if now is None or now.version != version:
+                raise Refused(f"the memory is {now or 'no version'}, and not version {version}")
+            return now
+
+        _together(held)
+        _collective(lambda group: refuse_drift(self._require, group))
 
     def _refuse_draft_session(self) -> None:
         if self.model is not self._default_model:

@@ -322,15 +322,64 @@ TEST_CASE("rollback: what is not sure to be taken back stays paused") {
   SECTION("the engine refuses") {
     walk.Serve(1);
     walk.answers[EngineCall::kRollback] = {kRefused};
+    walk.answers[EngineCall::kProve] = {kRefused};
     walk.answers[EngineCall::kLoad] = {kRefused};
     walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "clear"});
+    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "clear", "prove"});
+    CHECK(walk.course.view().error.find("load: 500: no; prove: 500: no; it is not known") == 0);
   }
   SECTION("it is not known what would come back") {
     walk.answers[EngineCall::kLoad] = {kRefused};
     walk.course.Ready(Version(2));
     CHECK(walk.Run() == Calls{"clear", "prepare*", "pause", "load", "clear"});
   }
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.served() == Identity{});
+  CHECK(walk.course.view().error.find("it stays paused until the next version, or until it starts "
+                                      "anew") != std::string::npos);
+  walk.course.Ready(Version(3));
+  (void)walk.Run();
+  CHECK(walk.served() == Version(3));
+}
+
+TEST_CASE("rollback: vLLM, whose session a failed load has ended, proves what it holds") {
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  const EngineAnswer answer = GENERATE(kRefused, kUnsure);
+  walk.answers[EngineCall::kRollback] = {answer};
+  walk.answers[EngineCall::kClear] = {kRefused};  // nothing is open
+  walk.course.Ready(Version(2));
+  Calls calls = {"prepare*", "pause", "load", "rollback", "clear", "prove"};
+  SECTION("it does") {
+    calls.push_back("resume");
+    CHECK(walk.Run() == calls);
+  }
+  SECTION("its answer is cut") {
+    walk.answers[EngineCall::kProve] = {kUnsure};
+    CHECK(walk.Run() == calls);
+    CHECK(walk.course.view().paused);
+    CHECK(walk.Later() == Calls{"prove", "resume"});
+  }
+  CHECK(walk.state() == EngineState::kBehind);
+  CHECK(walk.served() == Version(1));
+  CHECK_FALSE(walk.course.view().paused);
+  CHECK(walk.course.view().error.find("load: 500: no") == 0);
+  walk.course.Ready(Version(3));
+  (void)walk.Run();
+  CHECK(walk.served() == Version(3));
+}
+
+TEST_CASE("rollback: memory that a proof finds to have drifted is at no version") {
+  Walk walk(EngineKind::kSglang, {.failure = EngineFailure::kRollback});
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.answers[EngineCall::kRollback] = {kRefused};
+  EngineAnswer drifted = kRefused;
+  drifted.drifted = true;
+  walk.answers[EngineCall::kProve] = {drifted};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "prove"});
   CHECK(walk.state() == EngineState::kPaused);
   CHECK(walk.served() == Identity{});
 }

@@ -30,7 +30,7 @@ struct LeftPaused : Walk {
       : Walk(EngineKind::kVllm, {.failure = failure, .retries = 0}) {
     Serve(1);
     answers[drifts ? EngineCall::kPrepare : EngineCall::kLoad] = {drifts ? kDrifted : kRefused};
-    answers[EngineCall::kRollback] = {kRefused};
+    answers[EngineCall::kRollback] = answers[EngineCall::kProve] = {kRefused};
     course.Ready(Version(2));
     Run();
     answers.clear();

@@ -385,6 +385,43 @@ TEST_CASE("rollback: the engine's memory is the version before, and it goes on w
   }
 }
 
+TEST_CASE("rollback: vLLM goes on with the version before, though it has ended the session") {
+  EngineRig rig;
+  rig.settings.policy.failure = EngineFailure::kRollback;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  rig.Follow();
+  REQUIRE(rig.Served());
+  const auto before = engine.weights();
+  engine.TakeCalls();
+  engine.Set("/update_weights", {.kind = Fault::Kind::kRaise});
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kBehind));
+  CHECK(engine.TakeCalls() == Calls{"/start_weight_update", "/pause", "/update_weights",
+                                    "/update_weights", "/finish_weight_update",
+                                    "/init_weight_transfer_engine", "/resume"});
+  CHECK(engine.weights() == before);
+  CHECK_FALSE(engine.paused());
+  CHECK(rig.view().served.id.version == 1);
+  CHECK(rig.view().error == "load: 500: out of memory");
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+
+  // What it cannot vouch for stays paused, and its status says so.
+  engine.Set("/update_weights", {.kind = Fault::Kind::kRaise});
+  engine.Set("/init_weight_transfer_engine", {.kind = Fault::Kind::kRaise});
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kPaused));
+  CHECK(engine.paused());
+  CHECK(rig.view().error ==
+        "load: 500: out of memory; prove: 500: out of memory; it is not known to be at the version "
+        "before, so it stays paused until the next version, or until it starts anew");
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(engine.violations().empty());
+}
+
 TEST_CASE("take-out: the engine is left alone, and the others go on") {
   EngineRig rig;
   rig.settings.policy.failure = EngineFailure::kTakeOut;
