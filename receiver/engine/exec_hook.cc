@@ -1,5 +1,7 @@
 // Starts a program for each version, without a shell; its exit with 0 means that the version is
-// served. It runs in a process group of its own, which is killed at the time limit.
+// served. It runs in a process group of its own, which is killed at the time limit. Where the
+// kernel or a debugger holds it even then, nobody waits for it; no other is started until it is
+// gone.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "common/base/status.h"
@@ -23,7 +26,18 @@ namespace {
 
 using Result = EngineAnswer::Result;
 
+using std::chrono::milliseconds;
+
 constexpr const char* kStopping = "the receiver is stopping";
+/// For the end of a program that was killed, and for its parent to be told.
+constexpr milliseconds kEndLimit{1000};
+/// Between two looks at one that has ended, but is not given to its parent yet.
+constexpr milliseconds kLookEvery{5};
+
+int PollLimit(SteadyClock::time_point end) {
+  const auto left = std::chrono::ceil<milliseconds>(end - SteadyClock::now());
+  return static_cast<int>(std::max(left, milliseconds(0)).count());
+}
 
 /// Attributes and file actions of posix_spawn, destroyed together.
 struct SpawnSettings {
@@ -65,9 +79,20 @@ class ExecHook : public EngineHook {
       : command_(options.command),
         model_(std::move(model)),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~ExecHook() override {
+    if (held_ != 0) waitpid(held_, nullptr, WNOHANG);
+  }
 
-  EngineAnswer Make(EngineCall, const Identity& to, std::chrono::milliseconds limit) override {
+  EngineAnswer Make(EngineCall, const Identity& to, milliseconds limit) override {
     if (cancelled_) return {Result::kUnsure, kStopping, {}};
+    if (held_ != 0 && waitpid(held_, nullptr, WNOHANG) == 0) {
+      return {Result::kRefused,
+              fmt::format("process {} of an earlier call was killed and has not ended yet, so no "
+                          "other is started",
+                          held_),
+              {}};
+    }
+    held_ = 0;
     std::vector<std::string> arguments = command_;
     std::vector<std::string> environment = Environment(to);
     const SpawnSettings settings;
@@ -79,25 +104,22 @@ class ExecHook : public EngineHook {
       return {
           Result::kRefused, std::string(MessageOf(ErrnoError("it cannot be started", error))), {}};
     }
-    const std::string ended = Await(pid, limit);
+    const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    const std::string ended = Await(process, limit);
     if (!ended.empty()) kill(-pid, SIGKILL);
-    int status = 0;
-    pid_t reaped = 0;
-    do {
-      reaped = waitpid(pid, &status, 0);
-    } while (reaped < 0 && errno == EINTR);
-    const int wait_error = errno;
+    const std::optional<End> end = Reap(pid, process);
+    if (!end) {
+      held_ = pid;
+      if (ended.empty()) kill(-pid, SIGKILL);
+      return {
+          Result::kUnsure,
+          fmt::format("{}, and process {} has not ended {} ms after it was killed: the kernel "
+                      "or a debugger holds it (/proc/{}/status, stack)",
+                      ended.empty() ? "its end was not told" : ended, pid, kEndLimit.count(), pid),
+          {}};
+    }
     if (!ended.empty()) return {Result::kUnsure, ended, {}};
-    if (reaped != pid) {
-      return {Result::kUnsure,
-              std::string(MessageOf(ErrnoError("it cannot be told how it ended", wait_error))),
-              {}};
-    }
-    if (WIFSIGNALED(status)) {
-      return {Result::kUnsure, fmt::format("it was killed by signal {}", WTERMSIG(status)), {}};
-    }
-    if (WEXITSTATUS(status) == 0) return {};
-    return {Result::kRefused, fmt::format("it exited with status {}", WEXITSTATUS(status)), {}};
+    return Judge(*end);
   }
 
   void Cancel() override {
@@ -126,16 +148,53 @@ class ExecHook : public EngineHook {
     return all;
   }
 
+  /// How a program ended: waitpid's status, or why that was not told.
+  struct End {
+    int status = 0;
+    int error = 0;
+  };
+
+  static EngineAnswer Judge(const End& end) {
+    if (end.error != 0) {
+      return {Result::kUnsure,
+              std::string(MessageOf(ErrnoError("it cannot be told how it ended", end.error))),
+              {}};
+    }
+    if (WIFSIGNALED(end.status)) {
+      return {Result::kUnsure, fmt::format("it was killed by signal {}", WTERMSIG(end.status)), {}};
+    }
+    if (WEXITSTATUS(end.status) == 0) return {};
+    return {Result::kRefused, fmt::format("it exited with status {}", WEXITSTATUS(end.status)), {}};
+  }
+
+  /// The end of a program that has ended, or was killed; nullopt: not within kEndLimit. What the
+  /// kernel holds ends when it lets go, and what a debugger has attached to is given to us after
+  /// it.
+  static std::optional<End> Reap(pid_t pid, const UniqueFd& process) {
+    const auto limit = SteadyClock::now() + kEndLimit;
+    while (true) {
+      End end;
+      const pid_t reaped = waitpid(pid, &end.status, WNOHANG);
+      if (reaped == pid) return end;
+      if (reaped < 0 && errno != EINTR) return End{.status = 0, .error = errno};
+      if (SteadyClock::now() >= limit) return std::nullopt;
+      pollfd wait = {process.get(), POLLIN, 0};
+      const bool told = process.get() >= 0 && poll(&wait, 1, PollLimit(limit)) >= 0;
+      if (!told || wait.revents != 0) {
+        poll(nullptr, 0, static_cast<int>(kLookEvery.count()));
+      }
+    }
+  }
+
   /// Waits for its end. "" when it has ended, else why it was not waited for any longer.
-  std::string Await(pid_t pid, std::chrono::milliseconds limit) const {
-    const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  std::string Await(const UniqueFd& process, milliseconds limit) const {
     if (process.get() < 0) return std::string(MessageOf(ErrnoError("pidfd_open")));
     const auto end = SteadyClock::now() + limit;
     while (true) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - SteadyClock::now());
-      if (left.count() <= 0) return fmt::format("it did not end within {} ms", limit.count());
+      const int left = PollLimit(end);
+      if (left == 0) return fmt::format("it did not end within {} ms", limit.count());
       pollfd wait[2] = {{process.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      if (poll(wait, 2, static_cast<int>(left.count())) < 0 && errno != EINTR) {
+      if (poll(wait, 2, left) < 0 && errno != EINTR) {
         return std::string(MessageOf(ErrnoError("poll")));
       }
       if (wait[1].revents != 0) return kStopping;
@@ -146,6 +205,7 @@ class ExecHook : public EngineHook {
   const std::vector<std::string> command_;
   const EngineModel model_;
   const UniqueFd wake_;  // readable once it was cancelled
+  pid_t held_ = 0;       // a program that did not end when it was killed; 0: none
   std::atomic<bool> cancelled_{false};
 };
 

@@ -1,11 +1,17 @@
 // A program as an engine's hook: what it is told, what its end means, and that it ends.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdio>
 #include <fstream>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "receiver/engine/engine_hook.h"
 #include "tests/support/eventually.h"
@@ -123,6 +129,79 @@ TEST_CASE("a program that takes too long is killed with all that it started") {
     const std::string stat = ReadText(fmt::format("/proc/{}/stat", grandchild));
     return stat.empty() || stat.find(") Z") != std::string::npos;
   }));
+}
+
+/// A process of its own that has attached to another one as debuggers do, so that the end of that
+/// one is not told to its parent until this one lets go. A program that hangs in the kernel cannot
+/// be had in a test; to its parent it looks the same.
+class Debugger {
+ public:
+  explicit Debugger(pid_t pid) {
+    int ready[2];
+    if (pipe(ready) != 0) return;
+    child_ = fork();
+    if (child_ == 0) {
+      alarm(120);  // should the test end before it
+      const bool attached = ptrace(PTRACE_SEIZE, pid, nullptr, nullptr) == 0;
+      [[maybe_unused]] const ssize_t n = write(ready[1], &attached, 1);
+      while (true) pause();
+    }
+    close(ready[1]);
+    char attached = 0;
+    attached_ = read(ready[0], &attached, 1) == 1 && attached != 0;
+    close(ready[0]);
+  }
+  ~Debugger() { LetGo(); }
+  bool attached() const { return attached_; }
+  void LetGo() {
+    if (child_ <= 0) return;
+    kill(child_, SIGKILL);
+    waitpid(std::exchange(child_, 0), nullptr, 0);
+  }
+
+ private:
+  pid_t child_ = 0;
+  bool attached_ = false;
+};
+
+TEST_CASE("a program that does not end when it is killed is left, by name, until it is gone") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "test -e said && exit 0\n"
+      "printf '%s' $$ > said.new && mv said.new said\n"
+      "sleep 1000\n");
+  const auto hook = program.Hook();
+  const bool cancelled = GENERATE(false, true);
+  std::unique_ptr<Debugger> debugger;
+  std::thread attaches([&] {
+    testing::Eventually([&] { return !program.Said().empty(); });
+    debugger = std::make_unique<Debugger>(std::stoi(program.Said()));
+    if (cancelled) hook->Cancel();
+  });
+  const auto begin = Clock::now();
+  const EngineAnswer answer =
+      hook->Make(EngineCall::kLoad, kSeven, milliseconds(cancelled ? 100000 : 2000));
+  const auto took = Clock::now() - begin;
+  attaches.join();
+  if (!debugger->attached()) {
+    puts("SKIPPED: no process may attach to another here");
+    return;
+  }
+  CAPTURE(answer.why);
+  CHECK(took < milliseconds(20000));
+  CHECK(answer.result == Result::kUnsure);
+  const std::string held = fmt::format(", and process {} has not ended ", program.Said());
+  CHECK(answer.why.find(cancelled ? "the receiver is stopping" + held
+                                  : "it did not end within 2000 ms" + held) == 0);
+  if (cancelled) return;
+  const EngineAnswer beside = hook->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  CHECK(beside.result == Result::kRefused);
+  CHECK(beside.why == fmt::format("process {} of an earlier call was killed and has not ended yet, "
+                                  "so no other is started",
+                                  program.Said()));
+  debugger->LetGo();
+  CHECK(testing::Eventually(
+      [&] { return hook->Make(EngineCall::kLoad, kSeven, milliseconds(10000)).done(); }));
 }
 
 TEST_CASE("a program inherits no descriptor and no blocked signal") {
