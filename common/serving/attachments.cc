@@ -129,6 +129,7 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
   News news;
   const auto token = Enter(model, id, peer, principal, offer, news);
   Call(news);  // of attachments that this one replaces
+  TellMembers();
   return token;
 }
 
@@ -179,6 +180,7 @@ void Attachments::Detach(uint64_t token) {
     }
   }
   Call(news);
+  TellMembers();
 }
 
 const Attachments::Word* Attachments::WordFor(const std::string& model,
@@ -195,13 +197,29 @@ void Attachments::TellGone(const Attached& a, News& news) {
         [observer = site_observer_, model = a.model] { observer->SiteGone(model); }));
   }
   if (observer_ == nullptr || WordFor(a.model, a.id) == nullptr) return;
-  news.push_back(std::make_shared<const std::function<void()>>(
-      [observer = observer_, model = a.model, id = a.id] { observer->Detached(model, id); }));
+  member_events_.push_back({.model = a.model, .id = a.id, .report = {}});
+}
+
+void Attachments::TellMembers() {
+  std::unique_lock lock(mu_);
+  if (telling_members_) return;  // whoever tells looks again
+  telling_members_ = true;
+  while (!member_events_.empty()) {
+    const MemberEvent event = std::move(member_events_.front());
+    member_events_.pop_front();
+    lock.unlock();
+    if (event.report) {
+      observer_->Reported(event.model, event.id, *event.report);
+    } else {
+      observer_->Detached(event.model, event.id);
+    }
+    lock.lock();
+  }
+  telling_members_ = false;
 }
 
 void Attachments::SetWords(const std::string& model, std::map<std::string, GroupWord> words) {
   News news;
-  std::vector<std::string> away;  // of those that have a word for the first time
   {
     std::lock_guard lock(mu_);
     std::map<std::string, Word>& known = words_[model];
@@ -209,7 +227,10 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
     for (auto& [id, word] : words) {
       Word& kept = known[id];
       if (kept.serial != 0 && kept.word == word) continue;
-      if (kept.serial == 0 && !by_name_.contains({model, id})) away.push_back(id);
+      // Of a receiver that went before it had a word nobody was told.
+      if (kept.serial == 0 && observer_ != nullptr && !by_name_.contains({model, id})) {
+        member_events_.push_back({.model = model, .id = id, .report = {}});
+      }
       kept = {std::move(word), next_serial_++};
     }
     if (known.empty()) words_.erase(model);
@@ -221,10 +242,7 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
   }
   const bool members_changed = !news.empty();
   Call(news);
-  // Of a receiver that went before it had a word nobody was told.
-  for (const std::string& id : away) {
-    if (observer_ != nullptr) observer_->Detached(model, id);
-  }
+  TellMembers();
   // Members of groups follow the sender itself.
   if (members_changed && site_observer_ != nullptr) site_observer_->SiteReported(model, true);
 }
@@ -255,7 +273,7 @@ void Attachments::OnNews(uint64_t token, std::function<void()> news) {
 
 void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   std::string model;  // empty: nothing was committed since the report before
-  std::string member_model, member;
+  bool member = false;
   std::string site_model;  // empty: it says no site
   bool site_changed = false;
   News news;
@@ -287,14 +305,12 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     }
     ++a.report_serial;
     TellCallers(token, a, news);
-    if (observer_ != nullptr && WordFor(a.model, a.id) != nullptr) {
-      member_model = a.model;
-      member = a.id;
-    }
+    member = observer_ != nullptr && WordFor(a.model, a.id) != nullptr;
+    if (member) member_events_.push_back({.model = a.model, .id = a.id, .report = report});
   }
   Call(news);
   if (!site_model.empty()) site_observer_->SiteReported(site_model, site_changed);
-  if (!member.empty()) observer_->Reported(member_model, member, report);
+  if (member) TellMembers();
   if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
 }
 
@@ -305,6 +321,7 @@ StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
     return Take(token, news);
   }();
   Call(news);
+  if (!due.ok()) TellMembers();  // it may have been silent
   return due;
 }
 

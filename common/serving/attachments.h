@@ -51,7 +51,10 @@ struct SenderEvent {
   IncomingNews incoming;                 ///< the version that is on its way to the sender itself
 };
 
-/// Is told of the receivers that have a word (SetWords), without a lock.
+/// Is told of the receivers that have a word (SetWords), without a lock, in the order in which it
+/// happened and by one thread at a time: so an attachment that has ended is told of before the one
+/// that took its place reports. A call of Attachments may return before the observer has heard of
+/// it, where another thread is telling it.
 class MemberObserver {
  public:
   virtual ~MemberObserver() = default;
@@ -240,8 +243,12 @@ class Attachments {
     uint64_t serial = 0;
   };
   const Word* WordFor(const std::string& model, const std::string& id) const;
-  /// Has the observers told that the attachment of a member, or of one of a site, is over.
+  /// Has the observers told that the attachment of a member, or of one of a site, is over. Callers
+  /// then call TellMembers.
   void TellGone(const Attached& a, News& news);
+  /// Tells the member observer what it has not heard yet, unless another thread does. REQUIRES: mu_
+  /// not held.
+  void TellMembers();
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   /// Tells those who asked the receiver to sync what it has just reported, or that it has gone.
   static void TellCallers(uint64_t token, Attached& a, News& news);
@@ -253,9 +260,16 @@ class Attachments {
 
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
+  /// What the member observer is to hear.
+  struct MemberEvent {
+    std::string model, id;
+    std::optional<ReceiverReport> report;  // none: it has gone
+  };
   MemberObserver* observer_ = nullptr;
   SiteObserver* site_observer_ = nullptr;
   mutable Mutex mu_;
+  std::deque<MemberEvent> member_events_;  // in the order in which they happened
+  bool telling_members_ = false;
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published

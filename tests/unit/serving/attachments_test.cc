@@ -3,7 +3,11 @@
 #include "common/serving/attachments.h"
 
 #include <catch2/catch.hpp>
+#include <condition_variable>
 #include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
 
 #include "common/base/call_end.h"
 #include "tests/support/next_event.h"
@@ -226,6 +230,78 @@ TEST_CASE("attachments: a member that falls silent is gone for its group") {
   while (event.ok()) event = NextEvent(a, *token);
   CHECK(event.status().code() == StatusCode::kDeadlineExceeded);
   CHECK(observer.gone == 1);
+}
+
+/// Holds up whoever tells it of a site, as a thread that the machine has taken its core from.
+struct SlowSites : SiteObserver {
+  void SiteReported(const std::string&, bool) override { Wait(); }
+  void SiteGone(const std::string&) override { Wait(); }
+  void Wait() {
+    std::unique_lock lock(mu);
+    if (std::this_thread::get_id() != slow) return;
+    waits = true;
+    cv.notify_all();
+    cv.wait(lock, [this] { return goes_on; });
+  }
+  void AwaitIt() {
+    std::unique_lock lock(mu);
+    cv.wait(lock, [this] { return waits; });
+  }
+  void GoOn() {
+    std::lock_guard lock(mu);
+    goes_on = true;
+    cv.notify_all();
+  }
+  std::mutex mu;
+  std::condition_variable cv;
+  std::thread::id slow;
+  bool waits = false, goes_on = false;
+};
+
+TEST_CASE("attachments: a member's group hears what happened in the order in which it did") {
+  struct Observer : MemberObserver {
+    void Reported(const std::string&, const std::string&, const ReceiverReport& r) override {
+      seen.push_back("reported " + std::to_string(r.event));
+    }
+    void Detached(const std::string&, const std::string&) override { seen.push_back("gone"); }
+    std::vector<std::string> seen;
+  } observer;
+  SlowSites sites;
+  Attachments a(kPatient);
+  a.SetMemberObserver(&observer);
+  a.SetSiteObserver(&sites);
+  a.SetWords("m", {{"r", GroupWord{.name = "g", .round = 0, .prepare = {}, .commit = {}}}});
+  const SiteOffer here{.site = "s"};
+  const auto first = a.Attach("m", "r", "p", "", here);
+  REQUIRE(first.ok());
+  observer.seen.clear();
+  const auto slowly = [&](const std::function<void()>& what) {
+    return std::thread([&sites, what] {
+      {
+        std::lock_guard lock(sites.mu);
+        sites.slow = std::this_thread::get_id();
+      }
+      what();
+    });
+  };
+  SECTION("the end of an attachment, and the next one's report") {
+    std::thread slow = slowly([&] { a.Detach(*first); });
+    sites.AwaitIt();
+    const auto second = a.Attach("m", "r", "p", "", here);
+    CHECK(second.ok());
+    a.Report(second.value_or(0), {.event = 1});
+    sites.GoOn();
+    slow.join();
+    CHECK(observer.seen == std::vector<std::string>{"gone", "reported 1"});
+  }
+  SECTION("a last report, and the end") {
+    std::thread slow = slowly([&] { a.Report(*first, {.event = 1}); });
+    sites.AwaitIt();
+    a.Detach(*first);
+    sites.GoOn();
+    slow.join();
+    CHECK(observer.seen == std::vector<std::string>{"reported 1", "gone"});
+  }
 }
 
 TEST_CASE("attachments: news comes by callback, in which events can be taken") {
