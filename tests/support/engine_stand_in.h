@@ -56,8 +56,9 @@ class EngineStandIn {
   /// Ends what hangs by kStall.
   void GoOn();
 
-  /// As POST /sleep and /wake_up from somebody else: level 1 keeps the weights, 2 drops them, and
-  /// `tags` ("weights", "kv_cache") wakes a part; "": all. Fully awake, it goes on by itself.
+  /// Of vLLM alone, as LackEncoderReset and probes. As POST /sleep and /wake_up from somebody else:
+  /// level 1 keeps the weights, 2 drops them, and `tags` ("weights", "kv_cache") wakes a part; "":
+  /// all. Fully awake, it goes on by itself.
   void Sleep(int level);
   void WakeUp(const std::string& tags = "");
   void Pause();  ///< as POST /pause?mode=keep from somebody else
