@@ -49,6 +49,8 @@ WARM_UP_AUTO = 8
 # Between namespaces, and how often a pull goes that way before its first frame (docs/scaling.md).
 ROUND_TRIP_MS = 0.1
 CONNECT_TRIPS = 3.5
+# A daemon that has used no processor for so long has nothing to do: a tick is 10 ms.
+REST_S = 0.1
 # Of the set-up in which speeds are measured: so slow that the ends' work does not overlap.
 SLOW_MBIT = 100
 
@@ -241,6 +243,7 @@ class SetUp(contextlib.ExitStack):
         self.events: dict[str, pathlib.Path] = {}
         self._version = 0
         self._totals: dict[str, dict[str, float]] = {}
+        self._daemons: list[subprocess.Popen] = []
         self._start("sender", "deltawire-sender", "--data-dir", root / "sender", "--no-eager-diff",
                     "--no-send-early", "--codec", case.codec, "--rate-limit-per-site",
                     case.site_limit, "--scrub-bytes-per-s", 0)  # fmt: skip
@@ -267,7 +270,8 @@ class SetUp(contextlib.ExitStack):
             listen += ["--bulk-listen", f"0.0.0.0:{BULK}"]
         command = self.network.within(node, *URGENT, programs() / program, *options, *listen)
         with (self.root / f"{node}.log").open("w") as log:
-            self._keep(spawn(command, stdout=log, stderr=subprocess.STDOUT))
+            self._daemons.append(spawn(command, stdout=log, stderr=subprocess.STDOUT))
+        self._keep(self._daemons[-1])
         if program == "deltawire-sender":
             return
         self.events[node] = self.root / f"{node}.jsonl"
@@ -306,7 +310,7 @@ class SetUp(contextlib.ExitStack):
         seconds = {
             node: (event["committed_unix_nanos"] - ready) / 1e9 for node, event in commits.items()
         }
-        time.sleep(0.3)  # the other file is brought up to date, and scrapes see all stages
+        self._settle()
         return Version(
             max(seconds.values()), published["publish_seconds"], seconds,
             {node: event["stats"] for node, event in commits.items()},
@@ -332,18 +336,49 @@ class SetUp(contextlib.ExitStack):
 
         return until(found, f"{node} says {kind} of version {self._version}")
 
+    def _settle(self) -> None:
+        """Returns when scrapes have all stages of the version and nobody works on it any more: with
+        two buffers the other file is brought up to date after the commit, which nothing tells."""
+        heard = len(self.nodes) if not self.case.relay else 1  # leaves report to their relay
+
+        def counted() -> bool:
+            if self._scrape("sender", "count").get("deliver", 0) < heard * self._version:
+                return False
+            return all(self._scrape(node, "count").get("commit", 0) >= self._version
+                       for node in self.nodes)  # fmt: skip
+
+        until(counted, f"all stages of version {self._version} are counted")
+        before, since = self._processor_times(), time.monotonic()
+
+        def rests() -> bool:
+            nonlocal before, since
+            if (now := self._processor_times()) != before:
+                before, since = now, time.monotonic()
+            return time.monotonic() - since > REST_S
+
+        until(rests, f"the daemons have done with version {self._version}")
+
+    def _processor_times(self) -> list[list[str]]:
+        """Of each daemon, in the kernel's ticks: in user mode and in the kernel."""
+        stats = [pathlib.Path(f"/proc/{child.pid}/stat").read_text() for child in self._daemons]
+        return [stat.rpartition(")")[2].split()[11:13] for stat in stats]
+
+    def _scrape(self, node: str, what: str) -> dict[str, float]:
+        """`what` ("sum", "count") of each stage of the node."""
+        # Who asks has to be in the namespace.
+        ask = (
+            "import urllib.request as u;"
+            f"print(u.urlopen('http://127.0.0.1:{METRICS}/metrics').read().decode())"
+        )
+        text = run(*self.network.within(node, sys.executable, "-c", ask))
+        rows = re.findall(rf'_stage_seconds_{what}\{{.*?stage="(\w+)"\}} (\S+)', text)
+        return {stage: float(value) for stage, value in rows}
+
     def _stages(self) -> dict[str, dict[str, float]]:
         """Seconds of each stage since the last call."""
         new: dict[str, dict[str, float]] = {}
         for node in ("sender", *self.nodes):
-            # Who asks has to be in the namespace.
-            ask = (
-                "import urllib.request as u;"
-                f"print(u.urlopen('http://127.0.0.1:{METRICS}/metrics').read().decode())"
-            )
-            text = run(*self.network.within(node, sys.executable, "-c", ask))
-            sums = re.findall(r'_stage_seconds_sum\{.*?stage="(\w+)"\} (\S+)', text)
-            total = {stage: float(value) for stage, value in sums}
+            total = self._scrape(node, "sum")
             before = self._totals.get(node, {})
             new[node] = {stage: value - before.get(stage, 0) for stage, value in total.items()}
             self._totals[node] = total
