@@ -10,8 +10,6 @@ using Result = EngineAnswer::Result;
 
 // The receiver changes the directory; the next commit ends the wait in any case.
 constexpr std::chrono::milliseconds kHoldPause{100};
-// An engine that so often names another version than it was told to is no longer believed.
-constexpr int kDenials = 3;
 // What vLLM 0.32 keeps of a load that raised goes into the next one, which it then calls done.
 constexpr std::string_view kSpoiled =
     "; what it has half loaded, no other reload is sure to repair: start the engine anew";
@@ -349,56 +347,6 @@ void EngineCourse::Condemn(Time now) {
   probe_at_ = now + policy_.probe_every;
 }
 
-bool EngineCourse::StaysPaused() const {
-  const bool given_up = !given_up_.empty() && policy_.failure != EngineFailure::kRetry;
-  return out_ || (paused_ && (spoiled_ || given_up));
-}
-
-void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
-  // What a check that has ended has found stays.
-  if (std::exchange(checking_, false) && step_) EndCheck(answer.why);
-  // It was to be paused for good. Sleep holds its requests as well.
-  if (condemned_ && step_) Condemn(now);
-  held_back_ = held_back_ || StaysPaused();
-  step_.reset();
-  asleep_ = true;
-  paused_ = false;  // it resumes by itself when it wakes
-  dropped_ = dropped_ || answer.dropped;
-  why_asleep_ = answer.why;
-  served_ = {};
-  probe_at_ = now + policy_.probe_every;
-}
-
-void EngineCourse::Woke(const std::string& named) {
-  // An engine that wakes resumes its requests by itself. What it has kept is what it was, which a
-  // check of all of it shows when it serves; what it has dropped is read anew, and then proven.
-  const bool spoiled = spoiled_;  // it is the same process
-  const bool known = !named_.empty() && !named.empty();
-  const bool anew = known && named != named_ && named != VersionName(to_);
-  const bool stays = held_back_ && !anew, out = out_ && !anew;
-  const std::string before = named_;
-  const Identity given_up = given_up_;
-  BeginAnew();
-  spoiled_ = spoiled && !anew;
-  to_check_ = !dropped_;
-  pause_ = {};
-  not_before_ = {};
-  if (!stays) return;
-  // It answers from what it was left paused for: it is paused again, and left so.
-  out_ = out;
-  named_ = before;
-  if (!given_up.empty()) to_ = given_up;  // a newer one may have been begun, and was not tried
-  condemned_ = true;
-  step_ = EngineCall::kPause;
-}
-
-void EngineCourse::Unasked(EngineCall call, const EngineAnswer& answer, Time now) {
-  totals_.error = fmt::format("{}: {}", ToString(call), answer.why);
-  paused_ = was_paused_;
-  unasked_ = true;
-  not_before_ = now + NextPause(policy_.longest_pause);
-}
-
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
   unclear_ = unclear_ || call != EngineCall::kProve;
@@ -485,79 +433,6 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   out_ = policy_.failure == EngineFailure::kTakeOut && loading_;
   not_before_ = {};
   probe_at_ = now + policy_.probe_every;
-}
-
-void EngineCourse::Lost(Time now) {
-  if (!std::exchange(unreachable_, true)) {
-    ++totals_.failures;
-    pause_ = {};
-  }
-  // Of a check that has ended, what it found stays.
-  if (std::exchange(checking_, false) && step_) EndCheck(totals_.error);
-  // When it can be reached again, it may be another process.
-  step_.reset();
-  probe_error_.clear();
-  denials_ = 0;
-  BeginAnew();
-  not_before_ = now + NextPause(policy_.reach_every);
-}
-
-void EngineCourse::BeginAnew() {
-  served_ = weights_ = given_up_ = {};
-  attempts_ = refusals_ = 0;
-  out_ = paused_ = closing_ = reload_only_ = spoiled_ = only_anew_ = false;
-  asleep_ = held_back_ = false;
-  why_reload_.clear();
-  named_.clear();
-  unclear_ = true;
-}
-
-void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
-  probe_at_ = now + policy_.probe_every;
-  if (answer.result == Result::kUnreachable) {
-    totals_.error = answer.why;
-    return Lost(now);
-  }
-  if (answer.result == Result::kAsleep) {
-    probe_error_.clear();
-    unreachable_ = false;
-    return Asleep(answer, now);
-  }
-  if (answer.result == Result::kUnsure) {
-    probe_error_ = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
-    if (unreachable_) not_before_ = now + NextPause(policy_.reach_every);
-    return;
-  }
-  if (asleep_ && !answer.done()) {
-    probe_error_ = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
-    return;
-  }
-  probe_error_.clear();
-  if (asleep_) return Woke(answer.version);
-  if (std::exchange(unreachable_, false)) {
-    pause_ = {};
-    not_before_ = {};
-    return;
-  }
-  if (answer.version.empty()) return;
-  if (served_.empty()) {
-    // What it names is known from the first probe after the version was given up. An update whose
-    // answer was cut may be done later.
-    if (named_.empty() || answer.version == VersionName(to_)) named_ = answer.version;
-    if (answer.version == named_) return;
-  } else {
-    named_ = VersionName(served_);
-    if (answer.version == named_) {
-      denials_ = 0;
-      return;
-    }
-  }
-  if (++denials_ >= kDenials) return;
-  totals_.error =
-      fmt::format("named version \"{}\" instead of \"{}\": it started anew, or somebody changed it",
-                  answer.version, named_);
-  BeginAnew();
-  not_before_ = {};
 }
 
 void EngineCourse::Resumed(Time now) {
