@@ -1,17 +1,21 @@
 """What an engine's HTTP server is shown, a key, and whom its certificate must come from.
 
 Owner: whoever speaks to the server. Not thread-safe. Errors: `ValueError` and `OSError`, which name
-a file and never what it holds.
+a file and never what it holds. A key's file that cannot be read any more is no error: the key that
+was read last is shown, as a receiver does, and the log says so.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import ssl
 import urllib.parse
 import urllib.request
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _MOST = 4096
 _NOT_SHOWN = "[key]"
@@ -50,11 +54,12 @@ class ServerAccess:
                 cafile=None if ca_file is None else os.fspath(ca_file))
             handlers.append(urllib.request.HTTPSHandler(context=context))
         self._opener = urllib.request.build_opener(*handlers)
+        self._unread = ""  # why the file could not be read for the last request
         self._token = self._read()
 
     def open(self, request: urllib.request.Request, timeout: float) -> Any:
         """As urllib.request.urlopen."""
-        self._token = self._read()
+        self._read_again()
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         return self._opener.open(request, timeout=timeout)
@@ -66,8 +71,21 @@ class ServerAccess:
             words = words.replace(self._token, _NOT_SHOWN)
         if status not in (401, 403):
             return words
-        return words + ("; it wants an API key: give the file that has it" if not self._token
-                        else f"; it does not take the key in {self._token_file}")
+        if not self._token:
+            return words + "; it wants an API key: give the file that has it"
+        if self._unread:
+            return words + f"; it does not take the last key of {self._token_file}, {self._unread}"
+        return words + f"; it does not take the key in {self._token_file}"
+
+    def _read_again(self) -> None:
+        """A file that somebody is just replacing must not end an update in the middle."""
+        try:
+            self._token, self._unread = self._read(), ""
+        except OSError as error:
+            if not self._unread:
+                logger.warning("%s cannot be read (%s): the key that was read before stays in use; "
+                               "each request tries again", self._token_file, error.strerror)
+            self._unread = f"which cannot be read now ({error.strerror})"
 
     def _read(self) -> str:
         if self._token_file is None:

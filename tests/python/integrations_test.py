@@ -376,6 +376,7 @@ class TrlTest(Case):
         self.assert_engine_has(self.weights)
         self.weights = changed(self.weights, 3)
         self.sync(follower)
+
     def test_a_server_behind_tls_that_wants_a_key_is_followed(self):
         tls, ca_file = self.certificates()
         key_file = self.cluster.root / f"key-{self.model}"
@@ -404,6 +405,28 @@ class TrlTest(Case):
                                  lambda at, *rest: connect(("127.0.0.1", at[1]), *rest)):
             with self.assertRaisesRegex(deltawire.Error, "not valid for 'other.test'"):
                 other.resume()
+
+    def test_a_key_that_cannot_be_read_any_more_is_still_shown(self):
+        key_file = self.cluster.root / f"gone-{self.model}"
+        key_file.write_text("the-key\n")
+        key_file.chmod(0o600)
+        transfer = self.start(key="the-key", token_file=key_file)
+        key_file.unlink()
+        with self.assertLogs("deltawire._server_access", "WARNING") as logged:
+            self.sync(transfer)
+        self.assertEqual(len(logged.output), 1, logged.output)
+        self.assertIn(f"{key_file} cannot be read (No such file or directory)", logged.output[0])
+        self.weights = changed(self.weights, 2)
+        self.server.key = "the-next-one"
+        with self.assertRaisesRegex(deltawire.Error, f"401: .*last key of {key_file}, which cannot"):
+            self.sync(transfer)
+        key_file.write_text("the-next-one\n")
+        key_file.chmod(0o600)
+        with self.assertNoLogs("deltawire._server_access"):
+            self.sync(transfer)
+        key_file.unlink()
+        with self.assertRaisesRegex(deltawire.Error, f"No such file .*{key_file}"):
+            VllmServer(self.server.url, token_file=key_file)
 
     def test_the_program_for_adapters_shows_the_key(self):
         server = ServerStandIn(Engine(), key="the-key")
