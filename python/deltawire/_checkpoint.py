@@ -24,8 +24,7 @@ def weight_files(directory: str | os.PathLike[str]) -> list[str]:
     """Paths of the files with weights, sorted; empty when there are none."""
     index = os.path.join(directory, _INDEX)
     if os.path.exists(index):
-        with open(index, encoding="utf-8") as file:
-            names = set(json.load(file)["weight_map"].values())
+        names = set(_map_of(read_json(index), index).values())
     else:
         names = {n for n in os.listdir(directory) if n.endswith(_SUFFIX) and not n.startswith(".")}
     return [os.path.join(directory, name) for name in sorted(names)]
@@ -61,19 +60,51 @@ def header(path: str) -> dict[str, Any]:
         size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
         if not 0 < size <= _LONGEST_HEADER:
             raise Error(f"{path} is no safetensors file: a header of {size} bytes")
-        entries = json.loads(file.read(size))
+        entries = _object(file.read(size), path, "its header is")
     entries.pop("__metadata__", None)
     return entries
 
 
-def config_dtype(directory: str | os.PathLike[str]) -> str:
-    """The dtype that config.json names, as it is written there; "" where it names none, or "auto"."""
+def read_json(path: str) -> dict[str, Any]:
+    """A file that holds one object. Error, which names it, where it does not, or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise Error(f"{path} cannot be read: {error.strerror}") from None
+    return _object(text, path, "it is")
+
+
+def _object(text: bytes, path: str, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also what is no UTF-8
+        raise Error(f"{path} cannot be used: {what} no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise Error(f"{path} cannot be used: {what} JSON, and no object")
+    return found
+
+
+def _map_of(index: dict[str, Any], path: str) -> dict[str, str]:
+    found = index.get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(n, str) for n in found.values()):
+        raise Error(f"{path} cannot be used: it has no weight_map from tensors to files")
+    return found
+
+
+def config_parts(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """What config.json says of a model, and of its language model; empty where there is none."""
     path = os.path.join(directory, "config.json")
     if not os.path.exists(path):
-        return ""
-    with open(path, encoding="utf-8") as file:
-        config = json.load(file)
-    for part in (config, config.get("text_config") or {}):
+        return []
+    config = read_json(path)
+    text = config.get("text_config")
+    return [config, text] if isinstance(text, dict) else [config]
+
+
+def config_dtype(directory: str | os.PathLike[str]) -> str:
+    """The dtype that config.json names, as it is written there; "" where it names none, or "auto"."""
+    for part in config_parts(directory):
         found = part.get("dtype") or part.get("torch_dtype")
         if isinstance(found, str) and found != "auto":
             return found

@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 import unittest
@@ -27,8 +28,10 @@ import deltawire  # noqa: E402
 import torch  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 from deltawire.engine._served import Reading, Served, State  # noqa: E402
-from deltawire.integrations import slime, trl  # noqa: E402
+from deltawire.integrations import _checkpoint, slime, trl  # noqa: E402
+from deltawire.integrations._checkpoint_names import CheckpointNames  # noqa: E402
 from deltawire.integrations._directory import ReceiverDirectory  # noqa: E402
+from deltawire.integrations._left_out import LeftOut  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
 from deltawire.integrations._vllm_http import VllmServer  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -169,6 +172,34 @@ class PublisherTest(Case):
             directory.wait(4, 0.1)
         with self.assertRaisesRegex(deltawire.Error, "was committed while 4"):
             list(directory.tensors(4))
+
+
+class CheckpointFilesTest(unittest.TestCase):
+    """Of a checkpoint that is damaged, or still being written."""
+
+    def test_a_file_that_is_no_json_is_named(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        config, index = folder / "config.json", folder / "model.safetensors.index.json"
+        metas = [deltawire.TensorMeta(n, "F32", (2, 2)) for n in ("embed_tokens.weight",
+                                                                  "lm_head.weight")]
+        left_out = LeftOut(metas, CheckpointNames((), folder), folder)
+        for text, why in (("{", "it is no JSON"), ("\xff", "it is no JSON"), ("[]", "no object"),
+                          ("[" * 100_000, "it is no JSON")):
+            config.write_bytes(text.encode("latin-1"))
+            with self.subTest(text[:2]), self.assertRaisesRegex(deltawire.Error,
+                                                                f"{config} .*{why}"):
+                list(left_out.completed([]))
+        config.write_text('{"text_config": "none", "tie_word_embeddings": false}')
+        with self.assertRaises(deltawire.MissingTensorError):
+            list(left_out.completed([]))
+        index.write_text('{"weight_map": {"w": 1}}')
+        with self.assertRaisesRegex(deltawire.Error, f"{index} .*no weight_map"):
+            _checkpoint.metas(folder)
+        index.unlink()
+        weights = folder / "model.safetensors"
+        weights.write_bytes((9).to_bytes(8, "little") + b'{"w": {"d')
+        with self.assertRaisesRegex(deltawire.Error, f"{weights} .*its header is no JSON"):
+            _checkpoint.metas(folder)
 
 
 class ServerStandIn(http.server.ThreadingHTTPServer):

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from deltawire._checkpoint import header, metas, weight_files
+from deltawire._checkpoint import config_parts, header, metas, weight_files
 from deltawire._errors import Error
 
-__all__ = ["metas", "tensors", "weight_files"]
+__all__ = ["config_parts", "metas", "tensors", "weight_files"]
 
 
 def tensors(directory: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,6 @@ be silently stale in the engine, and is refused. Not thread-safe.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -175,13 +174,8 @@ class LeftOut:
 
 
 def _says_tied(hf_dir: str | os.PathLike[str]) -> bool:
-    try:
-        with open(os.path.join(hf_dir, "config.json"), encoding="utf-8") as file:
-            config = json.load(file)
-    except OSError:
-        return False
     return any(part.get("tie_word_embeddings") is True
-               for part in (config, config.get("text_config") or {}))
+               for part in _checkpoint.config_parts(hf_dir))
 
 
 def _equal(one: Any, other: Any) -> bool:
