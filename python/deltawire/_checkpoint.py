@@ -14,7 +14,7 @@ from typing import Any
 from deltawire._errors import Error
 from deltawire._tensors import TensorMeta
 
-_INDEX = "model.safetensors.index.json"
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 #: safetensors' own limit for a header.
 _LONGEST_HEADER = 512 << 20
@@ -22,7 +22,7 @@ _LONGEST_HEADER = 512 << 20
 
 def weight_files(directory: str | os.PathLike[str]) -> list[str]:
     """Paths of the files with weights, sorted; empty when there are none."""
-    index = os.path.join(directory, _INDEX)
+    index = os.path.join(directory, INDEX)
     if os.path.exists(index):
         names = set(_map_of(read_json(index), index).values())
     else:
@@ -94,7 +94,7 @@ def _map_of(index: dict[str, Any], path: str) -> dict[str, str]:
 
 def config_parts(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """What config.json says of a model, and of its language model; empty where there is none."""
-    path = os.path.join(directory, "config.json")
+    path = os.path.join(directory, CONFIG)
     if not os.path.exists(path):
         return []
     config = read_json(path)

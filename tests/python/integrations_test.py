@@ -5,6 +5,7 @@ tests/engines has the real one, and integrations_frameworks_test.py the framewor
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.server
 import json
 import os
@@ -22,19 +23,27 @@ import unittest.mock
 import support
 
 support.use_trainer_python()
-from integrations_rig import LIMIT_S, Case, Engine, changed, raw  # noqa: E402  # or a skip
+from integrations_rig import (  # noqa: E402  # or a skip
+    HIDDEN,
+    LIMIT_S,
+    ROWS,
+    Case,
+    Engine,
+    changed,
+    raw,
+)
 
 import deltawire  # noqa: E402
 import torch  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 from deltawire.engine._served import Reading, Served, State  # noqa: E402
-from deltawire.integrations import _checkpoint, slime, trl  # noqa: E402
+from deltawire.integrations import _checkpoint, nemo_rl, slime, trl  # noqa: E402
 from deltawire.integrations._checkpoint_names import CheckpointNames  # noqa: E402
 from deltawire.integrations._directory import ReceiverDirectory  # noqa: E402
 from deltawire.integrations._left_out import LeftOut  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
 from deltawire.integrations._vllm_http import VllmServer  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 
 class PublisherTest(Case):
@@ -157,6 +166,39 @@ class PublisherTest(Case):
         self.assertEqual(publisher.open(), 0)
         with self.assertRaisesRegex(deltawire.Error, "has no .*safetensors"):
             publisher.open(needs_layout=True)
+
+    def test_a_refit_reads_the_checkpoint_again_only_where_it_has_changed(self):
+        """NeMo RL's calls with release_after_refit, without NeMo RL."""
+        with unittest.mock.patch.object(nemo_rl, "_missing", None):
+            engine = nemo_rl.DeltawireCheckpointEngine(
+                1 << 20, directory=self.receiver.directory, release_after_refit=True,
+                **self.arguments)
+        names = []
+        with unittest.mock.patch("deltawire._checkpoint.header", wraps=_checkpoint.header) as read:
+            for version in (1, 2, 3):
+                prepared = engine.prepare()
+                self.assertEqual(prepared["published"], version - 1)
+                engine.init_policy_process_group(worker_rank=0, train_world_size=1,
+                                                 rollout_world_size=1, metadata=[prepared])
+                self.weights = changed(self.weights, version)
+                asyncio.run(engine.send_weights(iter(self.weights.items())))
+                names.append(engine._publisher._names)  # pylint: disable=protected-access
+                engine.finalize()
+                self.assert_receiver_has(self.weights, version)
+                if version == 2:
+                    (self.hf_dir / "config.json").write_text('{"architectures": ["Other"]}')
+            self.assertEqual(read.call_count, 2)
+        self.assertIs(names[0], names[1])
+        self.assertIsNot(names[1], names[2])
+        # In the place of the old file, as big and as old as it.
+        weights, old = self.hf_dir / "model.safetensors", self.hf_dir / ".old"
+        weights.rename(old)
+        save_file(self.weights | {"k": torch.zeros(HIDDEN, ROWS, dtype=torch.bfloat16)}, weights)
+        os.utime(weights, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+        with self.assertRaisesRegex(deltawire.RefusedError, "layout"):
+            engine.prepare()
+        old.rename(weights)
+        self.assertEqual(engine.prepare()["published"], 3)
 
     def test_a_wait_for_a_directory_says_what_is_there(self):
         with self.assertRaisesRegex(deltawire.DeadlineError, "no receiver has committed there"):

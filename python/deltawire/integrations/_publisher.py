@@ -65,6 +65,7 @@ class Publisher:
         self._dtypes: dict[str, str] = {}
         self._names = CheckpointNames((), hf_dir)
         self._left_out = LeftOut((), self._names, hf_dir)
+        self._read: tuple[_checkpoint.Seen, list[TensorMeta]] | None = None  # by `open`
         self._published = 0
         self._at = (0, 0)  # epoch and version of what this process has published last
         self._unsure = False  # an offload has failed, whose version may be published all the same
@@ -81,14 +82,25 @@ class Publisher:
     def open(self, needs_layout: bool = False) -> int:
         """Registers the model if its layout is known; returns the published version, or 0.
         `needs_layout`: for callers that must know that version now; Error where `hf_dir` has no
-        weights."""
-        metas = _checkpoint.metas(self._hf_dir) if self._hf_dir is not None else []
+        weights. A checkpoint that is as it was the last time is not read again."""
+        if self._hf_dir is None:
+            return self._published
+        if self._read is None or not self._read[0].holds():
+            self._read = None
+            seen = _checkpoint.Seen(self._hf_dir)
+            metas = _checkpoint.metas(self._hf_dir)
+        else:
+            seen, metas = self._read
         if needs_layout and not metas:
             raise Error(f"{self._hf_dir} has no *.safetensors, and the model's layout comes from "
                         "there; give hf_dir the checkpoint that the run starts from")
         if metas:
             self._published = self._weights.register(metas, hf_dir=self._hf_dir)
-            self._registered(metas)
+            if self._read is None:
+                self._registered(metas)
+                self._read = seen, metas
+            else:
+                self._left_out.given_up()
         return self._published
 
     def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None,
@@ -135,6 +147,7 @@ class Publisher:
         return published
 
     def close(self) -> None:
+        """Gives back what is pinned. It may be opened again, and then knows its checkpoint."""
         self._weights.close()
 
     def _is_newest(self) -> bool:

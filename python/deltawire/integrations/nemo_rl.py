@@ -107,9 +107,10 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         self._version = published
 
     def finalize(self) -> None:
+        """The publisher stays, for the next refit's `prepare`: to read a checkpoint's headers, and
+        to make the class of its model anew, would take seconds of each refit."""
         if self._publisher is not None:
             self._publisher.close()
-            self._publisher = None
         self._publishes = False
 
     async def send_weights(self, weights: Generator[tuple[str, Any], None, None]) -> None:
