@@ -1,11 +1,14 @@
 """Which floating types are converted while they are written, and to what a model is registered.
 
 A model is registered as its checkpoint has it, or as the caller says; what a trainer holds in
-another floating type, such as fp32 masters, is rounded to nearest, ties to even, on its way.
+another floating type, such as fp32 masters, is rounded to nearest, ties to even, on its way. Where
+nothing but config.json is known, which has one dtype for all tensors, those that checkpoints and
+engines have in fp32 beside it stay as they are (`_WIDE`).
 """
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 from collections import Counter
@@ -28,6 +31,14 @@ _TO = {
 }
 
 
+# Last parts of names. In checkpoints that say bfloat16 a router's correction bias is in fp32
+# (DeepSeek-V3.1, Kimi-K3, Hy3), and A_log in some (Qwen3.5) and not in others (Qwen3.6); vLLM has
+# both in fp32 in any case, so in bf16 they would lose bits and be cast back by its loader.
+_WIDE = frozenset({"A_log", "e_score_correction_bias", "expert_bias"})
+
+_KINDS_NAMED = 12
+
+
 def may_cast(given: str, wanted: str) -> bool:
     return wanted in _TO.get(given, ())
 
@@ -37,26 +48,43 @@ def stored(
     said: Collection[str],
     hf_dir: str | os.PathLike[str] | None,
     dtype: Any,
+    keep: Collection[str] = (),
 ) -> list[TensorMeta]:
     """The layout that a model with these tensors is registered with.
 
     `dtype`: of all tensors in F64, F32, F16 or BF16. Else those of `hf_dir`'s weights, by name, or
-    without weights that of its config.json, where they make a tensor no larger. `said`: names whose
-    dtype the caller has said himself, and keeps.
+    without weights that of its config.json, where they make a tensor no larger, but for `_WIDE`.
+    `said`: names whose dtype the caller has said himself, and keeps. `keep`: names, or patterns of
+    names, of tensors that keep theirs whatever the others say.
     """
+    said = {*said, *(m.name for m in metas if _is_one_of(m.name, keep))}
     if dtype is not None:
-        return [_as(m, dtype_name(dtype, m.name)) for m in metas]
+        kept = said if keep else ()
+        return [m if m.name in kept else _as(m, dtype_name(dtype, m.name)) for m in metas]
     if hf_dir is None or not os.path.isdir(hf_dir):  # the library says what is wrong with the path
         return list(metas)
     if all(m.name in said for m in metas):
         return list(metas)
     of = _checkpoint.dtypes(hf_dir)
     if not of:
-        named = _checkpoint.config_dtype(hf_dir)
+        wanted = _of_config(hf_dir)
         # A trainer that has tensors of this type already keeps the others wide on purpose.
-        if named and not any(m.dtype == dtype_name(named, m.name) for m in metas):
-            of = {m.name: dtype_name(named, m.name) for m in metas}
+        if wanted and not any(m.dtype == wanted for m in metas):
+            of = {m.name: wanted for m in metas if m.name.rpartition(".")[2] not in _WIDE}
     return [m if m.name in said else _narrowed(m, of.get(m.name, m.dtype)) for m in metas]
+
+
+def _of_config(hf_dir: str | os.PathLike[str]) -> str:
+    named = _checkpoint.config_dtype(hf_dir)
+    try:
+        return dtype_name(named, "") if named else ""
+    except DTypeError:
+        raise DTypeError(f"{os.path.join(hf_dir, 'config.json')} has the dtype {named!r}, which "
+                         "safetensors has no name for; give `dtype`") from None
+
+
+def _is_one_of(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _as(meta: TensorMeta, wanted: str) -> TensorMeta:
@@ -80,25 +108,38 @@ def _narrowed(meta: TensorMeta, wanted: str) -> TensorMeta:
 
 
 class CastLog:
-    """Says once, after the first version with casts, how many were cast, and from what."""
+    """Says once, after the first version with casts, how many were cast, and from what; and names
+    the vectors, which cost next to nothing and may be meant to stay wide, layer by layer alike."""
 
     def __init__(self, model: str, rank: int):
         self._model, self._rank = model, rank
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._vectors: Counter[str] = Counter()
         self._said = False
 
     def begin(self) -> None:
         self._counts.clear()
+        self._vectors.clear()
 
-    def add(self, given: str, wanted: str) -> None:
-        if given != wanted:
-            self._counts[given, wanted] += 1
+    def add(self, given: str, meta: TensorMeta) -> None:
+        if self._said or given == meta.dtype:
+            return
+        self._counts[given, meta.dtype] += 1
+        if sum(n > 1 for n in meta.shape) <= 1:
+            kind = ".".join("*" if part.isdigit() else part for part in meta.name.split("."))
+            self._vectors[f"{kind} {given} to {meta.dtype}"] += 1
 
     def end(self) -> None:
         if self._said or not self._counts:
             return
         self._said = True
         casts = ", ".join(f"{n} from {a} to {b}" for (a, b), n in sorted(self._counts.items()))
+        if self._vectors:
+            kinds = [f"{kind} ({n})" for kind, n in sorted(self._vectors.items())]
+            more = len(kinds) - _KINDS_NAMED
+            casts += ("; of these vectors, which stay as they are if keep_dtype names them: "
+                      + ", ".join(kinds[:_KINDS_NAMED])
+                      + (f" and {more} more kinds" if more > 0 else ""))
         # Once for a job is enough.
         level = logging.WARNING if self._rank == 0 else logging.INFO
         logger.log(level, "model %s: rank %d casts tensors while they are written: %s",

@@ -101,7 +101,9 @@ class WeightManager:
     is copied while the generator makes the next one, so two are held at once, and each must stay as
     it is until the next one is handed over: a collective that gathers into the same memory again
     would publish a mixture. Parameters, and what is not of torch, are copied before the generator
-    goes on. False: so is everything.
+    goes on. False: so is everything. `keep_dtype`: names of tensors, or patterns such as
+    "*.norm.weight", that are registered in the dtype that they are given in, whatever `dtype` and
+    `hf_dir` say.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class WeightManager:
         copy_threads: int = 0,
         ignore_extra: bool | Collection[str] | Literal["tied"] = False,
         overlap: bool = False,
+        keep_dtype: Collection[str] = (),
     ):
         self._endpoint = os.fspath(endpoint)
         self._options = (timeout, copy_threads)
@@ -126,7 +129,10 @@ class WeightManager:
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
         self._epoch = 0  # of the version that register has returned
         self._ignore_extra = False if self._leaves_ties else ignore_extra
+        if isinstance(keep_dtype, str):
+            raise Error(f"keep_dtype is a list of names, as in keep_dtype=[{keep_dtype!r}]")
         self._overlap = overlap
+        self._keep_dtype = tuple(keep_dtype)
         self._casts = False  # floats of other types are cast to the registered ones
         self._cast_log = CastLog(model, rank)
         self._metas: list[TensorMeta] = []
@@ -189,11 +195,12 @@ class WeightManager:
         F64, F32, F16 and BF16 are registered as, "bfloat16" say. Without it `hf_dir` decides for
         those that are given as tensors: each has the dtype of its namesake in the weights there, or
         if there are none that of config.json, unless some tensor has that already; but none becomes
-        larger. With either, offloads cast floats to the registered dtype while they are copied,
+        larger, and config.json leaves routers' correction biases and A_log as they are, which
+        checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
         metas, tied, said = metas_and_ties(tensors)
-        metas = stored(metas, said, hf_dir, dtype)
+        metas = stored(metas, said, hf_dir, dtype, self._keep_dtype)
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -564,7 +571,7 @@ class WeightManager:
             local = settled(tensor)
             overlap.run(name, local, functools.partial(
                 copy_settled, offload, index, self._metas[index], local, where, share, halves))
-            self._cast_log.add(given, self._metas[index].dtype)
+            self._cast_log.add(given, self._metas[index])
             tensors += 1
             del tensor, local  # the copy alone holds it now
         overlap.wait()
@@ -583,7 +590,7 @@ class WeightManager:
 
     def _cast_to(self, dtype: Any) -> None:
         """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""
-        for was, now in zip(self._metas, stored(self._metas, (), None, dtype)):
+        for was, now in zip(self._metas, stored(self._metas, (), None, dtype, self._keep_dtype)):
             if was != now:
                 raise DTypeError(
                     f'tensor "{was.name}" is registered as {was.dtype}, and dtype is {now.dtype}; '

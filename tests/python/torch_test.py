@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import pathlib
 import unittest
 from unittest import mock
 
@@ -15,6 +17,7 @@ deltawire = support.need("deltawire")
 from deltawire import _writing  # noqa: E402
 from deltawire._fsdp import Place  # noqa: E402
 from deltawire._megatron import DeviceReader  # noqa: E402
+from deltawire._tensors import DTYPE_BYTES  # noqa: E402
 
 DTYPES = {
     torch.float64: "F64",
@@ -45,6 +48,17 @@ def raw(tensor) -> bytes:
     """The tensor's bytes in row-major order, by torch alone."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def save_zeros(folder: pathlib.Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
+    """A checkpoint of these dtypes and shapes."""
+    entries, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + DTYPE_BYTES[dtype] * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    (folder / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(end))
 
 
 class TorchTest(unittest.TestCase):
@@ -263,12 +277,7 @@ class TorchTest(unittest.TestCase):
         self.assertEqual(layout(manager), {"w": "F32", "bias": "F32", "i": "I32"})
 
         config.write_text('{"dtype": "float16"}')  # the weights say more
-        entries = {"w": ("BF16", [3, 5], [0, 30]), "bias": ("F32", [4], [30, 46]),
-                   "i": ("F8_E5M2", [2], [46, 48])}
-        keys = ("dtype", "shape", "data_offsets")
-        header = json.dumps({n: dict(zip(keys, e)) for n, e in entries.items()}).encode()
-        (folder / "model.safetensors").write_bytes(
-            len(header).to_bytes(8, "little") + header + bytes(48))
+        save_zeros(folder, {"w": ("BF16", [3, 5]), "bias": ("F32", [4]), "i": ("F8_E5M2", [2])})
         manager.register(masters, hf_dir=folder, replace=True)
         self.assertEqual(layout(manager), {"w": "BF16", "bias": "F32", "i": "I32"})
         said = [("w", "F32", (3, 5)), ("bias", "BF16", (4,)), ("i", "I32", (2,))]
@@ -276,6 +285,52 @@ class TorchTest(unittest.TestCase):
         self.assertEqual(layout(manager), {"w": "F32", "bias": "BF16", "i": "I32"})
         manager.offload(masters, 1).wait()
         self.check({**masters, "bias": masters["bias"].bfloat16()})
+
+    def test_what_checkpoints_have_in_fp32_stays_so_where_config_json_alone_is_known(self):
+        """DeepSeek-V3's config.json says bfloat16, and its e_score_correction_bias is in fp32."""
+        folder = self.cluster.root / self.id()
+        folder.mkdir()
+        (folder / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+        layout = lambda m: {t.name: t.dtype for t in m.tensors_meta}  # noqa: E731
+        bias, norm = ("model.layers.{}.mlp.gate.e_score_correction_bias",
+                      "model.layers.{}.input_layernorm.weight")
+        masters = {"w": torch.randn(3, 5), "model.layers.0.linear_attn.A_log": torch.randn(4),
+                   **{bias.format(i): torch.randn(8) for i in (3, 4)},
+                   **{norm.format(i): torch.randn(6) for i in (3, 4)}}
+        fp32 = [n for n in masters if n.endswith(("A_log", "e_score_correction_bias"))]
+        manager = self.manager()
+        manager.register(masters, hf_dir=folder)
+        self.assertEqual(layout(manager),
+                         {n: "F32" if n in fp32 else "BF16" for n in masters})
+        with self.assertLogs("deltawire", "WARNING") as log:
+            manager.offload(masters, 1).wait()
+        self.assertIn("3 from F32 to BF16; of these vectors", log.output[0])
+        self.assertTrue(log.output[0].endswith(
+            "keep_dtype names them: model.layers.*.input_layernorm.weight F32 to BF16 (2)"))
+        want = {n: t if n in fp32 else t.bfloat16() for n, t in masters.items()}
+        self.check(want)
+        # Who says a dtype means all; what a checkpoint has goes before config.json.
+        manager.register(masters, dtype="bfloat16", replace=True)
+        self.assertEqual(set(layout(manager).values()), {"BF16"})
+        save_zeros(folder, {n: ("F32" if n in fp32[1:] else "BF16", list(t.shape))
+                            for n, t in masters.items()})
+        manager.register(masters, hf_dir=folder, replace=True)
+        self.assertEqual(layout(manager),
+                         {n: "F32" if n in fp32[1:] else "BF16" for n in masters})
+        (folder / "model.safetensors").unlink()
+        (folder / "config.json").write_text('{"torch_dtype": "bfloat17"}')
+        with self.assertRaisesRegex(deltawire.DTypeError, f"{folder}/config.json has the dtype"):
+            manager.register(masters, hf_dir=folder, replace=True)
+
+    def test_keep_dtype_goes_before_everything_that_would_cast(self):
+        masters = {"w": torch.randn(3, 5), "a.norm": torch.randn(4), "b.norm": torch.randn(4),
+                   "bias": torch.randn(4)}
+        manager = self.manager(keep_dtype=("*.norm", "bias"))
+        manager.offload(masters, 1, dtype="bfloat16").wait()
+        manager.offload(masters, 2, dtype="bfloat16").wait()
+        self.check({n: t.bfloat16() if n == "w" else t for n, t in masters.items()})
+        with self.assertRaisesRegex(deltawire.Error, "is a list of names"):
+            self.manager(keep_dtype="bias")
 
     def test_what_the_library_reads_of_other_devices_in_pieces(self):
         torch.manual_seed(5)
