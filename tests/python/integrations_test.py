@@ -115,6 +115,28 @@ class PublisherTest(Case):
         publisher.publish(iter(self.weights.items()))
         self.assert_receiver_has(self.weights, 3)
 
+    def test_bf16_is_cast_to_a_checkpoint_in_fp16_only_where_it_is_asked_for(self):
+        half = {n: t.to(torch.float16) for n, t in self.weights.items()}
+        save_file(half, self.hf_dir / "model.safetensors")
+        bf16 = {n: t.to(torch.bfloat16) for n, t in self.weights.items()}
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        with self.assertRaisesRegex(deltawire.DTypeError, f'"embed" is bf16, and fp16 in '
+                                    f"{self.hf_dir}: numbers beyond 65504 .*bf16_to_fp16"):
+            publisher.publish(bf16.items())
+        floats = ((n, t.float()) for n, t in half.items())
+        self.assertEqual(publisher.publish(floats).version, 1)
+        asked = Publisher(**self.arguments, bf16_to_fp16=True)
+        asked.open()
+        asked.publish(bf16.items())
+        self.assert_receiver_has({n: t.to(torch.float16) for n, t in bf16.items()}, 2)
+        bf16["q"][3, 5] = 1e5
+        with self.assertRaisesRegex(deltawire.DTypeError, '"q" has numbers that fp16 does not'):
+            asked.publish(bf16.items())
+        bf16["q"][3, 5] = float("inf")  # as the trainer has it
+        asked.publish(bf16.items())
+        self.assert_receiver_has({n: t.to(torch.float16) for n, t in bf16.items()}, 3)
+
     def test_every_stream_is_gone_through_to_its_end(self):
         """The trainer's other ranks gather each tensor together with the one that publishes."""
         publisher = Publisher(**self.arguments)

@@ -14,15 +14,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from deltawire import Error, Published, TensorMeta, WeightManager
+from deltawire import DTypeError, Error, Published, TensorMeta, WeightManager
+from deltawire._casts import may_cast
 from deltawire._errors import ExtraTensorError
-from deltawire._tensors import dtype_name
+from deltawire._tensors import dtype_name, torch_dtype
 from deltawire.integrations import _checkpoint
 from deltawire.integrations._checkpoint_names import CheckpointNames
 from deltawire.integrations._left_out import LeftOut
-
-#: Among these a tensor is cast to the checkpoint's dtype, as an engine's loader does.
-_CAST = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 #: As PEFT and verl name what an adapter adds, and the layer that it is added to.
 _ADAPTER = re.compile(r"\.(base_layer|lora_[A-Za-z_]+)\.|\.lora_[A-Z]$")
@@ -50,7 +48,9 @@ class Publisher:
     `endpoint`: the sender's data directory or trainer socket. `hf_dir`: the checkpoint that the run
     starts from. Its weights' headers give the layout, and its small files go to the receivers.
     Without it, or without weights in it, the first version's tensors give the layout, and are held
-    in host memory once. `timeout`: seconds for each wait.
+    in host memory once. `timeout`: seconds for each wait. `bf16_to_fp16`: a trainer in bf16 may
+    feed a checkpoint in fp16: what is smaller than 6e-8 becomes 0, and what fp16 cannot hold is an
+    error.
     """
 
     def __init__(
@@ -59,7 +59,9 @@ class Publisher:
         model: str,
         hf_dir: str | os.PathLike[str] | None = None,
         timeout: float = 1800.0,
+        bf16_to_fp16: bool = False,
     ):
+        self._bf16_to_fp16 = bf16_to_fp16
         self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
         self._hf_dir, self._timeout = hf_dir, timeout
         self._dtypes: dict[str, str] = {}
@@ -162,15 +164,28 @@ class Publisher:
         self._left_out = LeftOut(metas, self._names, self._hf_dir)
 
     def _cast(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Floats to the registered dtype; what else does not fit is refused by `offload`."""
+        """Floats to the checkpoint's dtype, as an engine's loader does; what else does not fit is
+        refused by `offload`."""
         for name, tensor in tensors:
             wanted = self._dtypes.get(name, "")
             given = dtype_name(tensor.dtype, name)
-            if given != wanted and given in _CAST and wanted in _CAST:
-                import torch  # pylint: disable=import-outside-toplevel
-
-                tensor = tensor.detach().to(getattr(torch, _CAST[wanted]))
+            if may_cast(given, wanted):
+                tensor = tensor.detach().to(torch_dtype(wanted))
+            elif (given, wanted) == ("BF16", "F16"):
+                tensor = self._as_fp16(name, tensor.detach())
             yield name, tensor
+
+    def _as_fp16(self, name: str, tensor: Any) -> Any:
+        if not self._bf16_to_fp16:
+            raise DTypeError(
+                f'tensor "{name}" is bf16, and fp16 in {self._hf_dir}: numbers beyond 65504 would '
+                "become infinite, and those below 6e-8 zero; give hf_dir a checkpoint in bf16, "
+                "train in fp16 or fp32, or allow it by bf16_to_fp16", name)
+        cast = tensor.to(torch_dtype("F16"))
+        if not (cast.isfinite() == tensor.isfinite()).all():
+            raise DTypeError(f'tensor "{name}" has numbers that fp16 does not hold, and is fp16 in '
+                             f"{self._hf_dir}; give hf_dir a checkpoint in bf16", name)
+        return cast
 
     def _parts(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for name, tensor in tensors:

@@ -51,13 +51,14 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         hf_dir: str | os.PathLike[str],
         timeout: float = 1800.0,
         release_after_refit: bool = False,
+        bf16_to_fp16: bool = False,
     ):
         if _missing is not None:
             raise ImportError("the checkpoint engine needs nemo_rl, which cannot be imported "
                               f"({_missing})") from _missing
         del release_after_refit  # nothing is held that finalize does not release
         self._batch_bytes = bucket_size
-        self._arguments = (endpoint, model, hf_dir, timeout)
+        self._arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16)
         self._directory = ReceiverDirectory(directory)
         self._timeout = timeout
         self._publisher: Publisher | None = None

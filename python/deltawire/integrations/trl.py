@@ -48,7 +48,7 @@ class WeightTransfer:
     becomes of requests that run when the server is paused, vLLM's abort, wait or keep. `token_file`:
     of the key that the server, or a gateway before it, wants; `ca_file`: PEM certificates that an
     https server's must come from, instead of the system's; a key goes over plaintext to other
-    machines only with `insecure_plaintext`.
+    machines only with `insecure_plaintext`. `bf16_to_fp16`: as in `Publisher`.
 
     Versions count on from what the sender has published; `version` is the last one.
     """
@@ -69,6 +69,7 @@ class WeightTransfer:
         token_file: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         insecure_plaintext: bool = False,
+        bf16_to_fp16: bool = False,
     ):
         self.module = module
         self._server = VllmServer(
@@ -76,7 +77,7 @@ class WeightTransfer:
             insecure_plaintext=insecure_plaintext, pause_mode=pause_mode)
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
-        self._publisher_arguments = (endpoint, model, hf_dir, timeout)
+        self._publisher_arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16)
         self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
         self._publisher: Publisher | None = None
         self._attached = self._paused = self._warned = False
