@@ -3,7 +3,9 @@ vLLM. tests/engines has the real one."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import io
 import json
 import os
 import pathlib
@@ -71,16 +73,48 @@ class AdapterTest(unittest.TestCase):
             adapter.forget(folders, 1010)  # by their count, since numbers may leave much out
         self.assertEqual({f.name for f in folders.iterdir()}, {"v10", "v11", "v1010"})
 
-    def test_a_folder_that_others_can_write_is_refused(self):
-        adapter.own(self.links)
-        adapter.own(self.links)
-        self.links.chmod(0o770)
-        with self.assertRaisesRegex(RuntimeError, "can be written by others"):
-            adapter.own(self.links)
-        elsewhere = self.root / "elsewhere"
-        elsewhere.symlink_to(self.directory)
-        with self.assertRaisesRegex(RuntimeError, "can be written by others"):
-            adapter.own(elsewhere)
+    def test_the_usual_folder_is_this_user_s(self):
+        folder = self.links / "tuned" / "v7"
+        for _ in range(2):
+            adapter.own_links(self.links, folder)
+        mode = lambda path: path.stat().st_mode & 0o777  # noqa: E731
+        way = (self.links, folder.parent, folder)
+        self.assertEqual([mode(path) for path in way], [0o700] * 3)
+        # As an older version has left them under umask 002.
+        for path in way:
+            path.chmod(0o775)
+        adapter.link(self.directory, folder)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            adapter.own_links(self.links, folder)
+        self.assertEqual([mode(path) for path in way], [0o755] * 3)
+        self.assertEqual({f.name for f in folder.iterdir()},
+                         {"adapter_model.safetensors", "adapter_config.json"})
+        self.assertEqual(said.getvalue().count("closed to them now"), 3)
+        self.assertIn(f"{self.links} could be written by others than this user (mode 0775)",
+                      said.getvalue())
+
+    def test_what_another_user_may_have_put_there_is_refused(self):
+        folder = self.links / "tuned" / "v7"
+        for way, why in ((self.links, "links"), (folder.parent, "tuned"), (folder, "v7")):
+            way.parent.mkdir(exist_ok=True)
+            way.symlink_to(self.directory)
+            with self.assertRaisesRegex(RuntimeError, f"{why} is no folder .*give --links another"):
+                adapter.own_links(self.links, folder)
+            way.unlink()
+            way.write_text("a file")
+            with self.assertRaisesRegex(RuntimeError, f"{why} is no folder"):
+                adapter.own_links(self.links, folder)
+            way.unlink()
+        adapter.own_links(self.links, folder)
+        uid = os.getuid()
+        with mock.patch("os.getuid", lambda: uid + 1), self.assertRaisesRegex(
+                RuntimeError, f"{self.links} is of another user .{uid}., who would choose"):
+            adapter.own_links(self.links, folder)
+        if uid == 0:
+            (folder / "adapter_model.bin").write_text("planted")
+            os.chown(folder / "adapter_model.bin", 12345, -1)
+            with self.assertRaisesRegex(RuntimeError, "adapter_model.bin is of another user"):
+                adapter.own_links(self.links, folder)
 
 
 if __name__ == "__main__":

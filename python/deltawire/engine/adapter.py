@@ -19,6 +19,7 @@ Tried with vLLM 0.32.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -34,19 +35,47 @@ from deltawire._server_access import ServerAccess
 #: A receiver's file of weights, and what PEFT calls it.
 _WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
 _LONGEST_REASON = 2000
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ELSE = ("move it away (if the server runs, its requests may still name versions in it), or give "
+         "--links another folder")
 #: How many older versions' folders stay: more than a request sees of them.
 _KEPT = 1000
 
 
-def own(links: pathlib.Path) -> None:
-    """Makes the usual folder of links. Raises RuntimeError where it is not this user's alone: in
-    /dev/shm anybody can have made it, and would then choose what the server loads."""
-    links.mkdir(exist_ok=True, mode=0o700)
-    found = links.lstat()
-    if (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid()
-            or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise RuntimeError(f"{links} can be written by others than this user; remove it, or give "
-                           "--links another folder")
+def own(folder: pathlib.Path) -> None:
+    """Makes a folder on the way to the usual links. Raises RuntimeError where it is another user's,
+    or no folder: in /dev/shm anybody can have made it, and would then choose what the server loads.
+    One of this user that others can write, as older versions made it under umask 002, is closed to
+    them, and stays: requests that run name what is in it."""
+    with contextlib.suppress(FileExistsError):  # then what is there is looked at
+        folder.mkdir(mode=0o700)
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise RuntimeError(f"{folder} is no folder that this user made ({error.strerror}); {_ELSE}"
+                           ) from None
+    try:
+        found = os.fstat(at)
+        if found.st_uid != os.getuid():
+            raise RuntimeError(f"{folder} is of another user ({found.st_uid}), who would choose what "
+                               f"the server loads; {_ELSE}")
+        if found.st_mode & _OTHERS_WRITE:
+            os.fchmod(at, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            print(f"adapter: {folder} could be written by others than this user (mode "
+                  f"{stat.S_IMODE(found.st_mode):04o}), and is closed to them now", file=sys.stderr)
+    finally:
+        os.close(at)
+
+
+def own_links(links: pathlib.Path, folder: pathlib.Path) -> None:
+    """Of each folder from `links` to a version's, from above: what others can have put into one
+    while they could write it is found in the next. Raises as `own`."""
+    own(links)
+    own(folder.parent)
+    own(folder)
+    for entry in folder.iterdir():
+        if entry.lstat().st_uid != os.getuid():
+            raise RuntimeError(f"{entry} is of another user, and the server would load it; {_ELSE}")
 
 
 def forget(versions: pathlib.Path, version: int) -> None:
@@ -113,7 +142,7 @@ def main() -> None:
     folder = versions / f"v{version}"
     try:
         if options.links == usual:
-            own(usual)
+            own_links(usual, folder)
         access = ServerAccess(options.server, options.token_file, options.ca_file,
                               options.insecure_plaintext)
         link(pathlib.Path(directory), folder)
