@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 import weakref
@@ -12,16 +11,9 @@ from typing import Any, Literal
 
 from deltawire import _core
 from deltawire._attempt import agree_attempt
-from deltawire._casts import CastLog, stored
-from deltawire._errors import (
-    DTypeError,
-    Error,
-    ExtraTensorError,
-    MissingTensorError,
-    TensorError,
-    told,
-)
+from deltawire._errors import Error, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
+from deltawire._layout import Layout
 from deltawire._megatron import (
     Gather,
     Sources,
@@ -35,21 +27,9 @@ from deltawire._megatron_ddp import finish_param_gathers
 from deltawire._megatron_job import MegatronJob, telling
 from deltawire._overlap import Overlap, is_lazy
 from deltawire._pinning import PinnedHalves
+from deltawire._stream import StreamWriter
 from deltawire._tensors import TensorMeta, is_dtensor
-from deltawire._ties import Ties
-from deltawire._writing import (
-    NamedTensors,
-    check,
-    copy_settled,
-    has_cuda,
-    json_text,
-    metas_and_ties,
-    pairs_of,
-    settled,
-    twice,
-)
-
-_NAMED = 5  # how many tensors a message names
+from deltawire._writing import NamedTensors, json_text, metas_and_ties, pairs_of, twice
 
 
 @dataclass(frozen=True)
@@ -124,26 +104,18 @@ class WeightManager:
             self._endpoint, model, rank, world, max(1, round(timeout * 1000)), copy_threads
         )
         self._model, self._rank, self._world = model, rank, world
-        self._leaves_ties = ignore_extra == "tied"
-        if self._leaves_ties and world > 1:  # others write what a tensor may be a copy of
+        self._layout = Layout(model, ignore_extra, keep_dtype)
+        if self._layout.leaves_ties and world > 1:  # others write what a tensor may be a copy of
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
         self._epoch = 0  # of the version that register has returned
-        self._ignore_extra = False if self._leaves_ties else ignore_extra
-        if isinstance(keep_dtype, str):
-            raise Error(f"keep_dtype is a list of names, as in keep_dtype=[{keep_dtype!r}]")
         self._overlap = overlap
-        self._keep_dtype = tuple(keep_dtype)
-        self._casts = False  # floats of other types are cast to the registered ones
-        self._cast_log = CastLog(model, rank)
-        self._metas: list[TensorMeta] = []
-        self._index: dict[str, int] = {}
-        self._tied: dict[str, str] = {}  # second name -> the name in the model
         self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
         self._job = MegatronJob(copy_threads)
         self._halves = PinnedHalves()
         # What is pinned must not be unmapped; at the program's end the driver sees to it.
         weakref.finalize(self, self._halves.close).atexit = False
+        self._writer = StreamWriter(model, rank, self._layout, self._halves)
         self._registered: _core.Megatron | None = None  # the plan whose tensors are registered
 
     def __enter__(self) -> WeightManager:
@@ -170,12 +142,12 @@ class WeightManager:
     @property
     def tensors_meta(self) -> tuple[TensorMeta, ...]:
         """The registered tensors, in the order of their memory at both ends; empty before."""
-        return tuple(self._metas)
+        return tuple(self._layout.metas)
 
     @property
     def tied(self) -> Mapping[str, str]:
         """Names left out, since their tensor has another name too -> that name in the model."""
-        return dict(self._tied)
+        return dict(self._layout.tied)
 
     def register(
         self,
@@ -200,7 +172,7 @@ class WeightManager:
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
         metas, tied, said = metas_and_ties(tensors)
-        metas = stored(metas, said, hf_dir, dtype, self._keep_dtype)
+        metas = self._layout.stored(metas, said, hf_dir, dtype)
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -210,10 +182,8 @@ class WeightManager:
             replace,
             not files and hf_dir is None,
         )
-        self._metas, self._tied = metas, tied
-        self._casts = hf_dir is not None or dtype is not None
+        self._layout.set(metas, tied, casts=hf_dir is not None or dtype is not None)
         self._registered = None
-        self._index = {m.name: i for i, m in enumerate(metas)}
         self._epoch = result["epoch"]
         return result["version"]
 
@@ -243,10 +213,10 @@ class WeightManager:
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks.
         """
-        if not self._metas:
+        if not self._layout.metas:
             self.register(twice(named_tensors), dtype=dtype)
         elif dtype is not None:
-            self._cast_to(dtype)
+            self._layout.cast_to(dtype)
         share = _core.SHARE_WHOLE if self._world == 1 else _core.SHARE_PART
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
@@ -292,14 +262,14 @@ class WeightManager:
                 f"rank {self._rank}: the state dict is empty; with rank0_only=True make the "
                 "WeightManager on rank 0 alone, with world=1, and use offload there"
             )
-        if not self._metas:
+        if not self._layout.metas:
             self.register(state, dtype=dtype)
         elif dtype is not None:
-            self._cast_to(dtype)
+            self._layout.cast_to(dtype)
         # A wrong rank or world is told before the version begins: ranks that all take themselves
         # for rank 0 would otherwise hear of each other's offload and not of the cause.
         for name, tensor in pairs_of(state):
-            if name in self._index and is_dtensor(tensor):
+            if name in self._layout.index and is_dtensor(tensor):
                 check_parts(name, tensor, self._rank, self._world)
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
@@ -446,9 +416,8 @@ class WeightManager:
         if self._registered is plan:
             return
         plan.register(self._client, None if node_ranks is None else list(node_ranks), False)
-        self._metas = [TensorMeta.of(t) for t in plan.tensors_meta()]
-        self._index = {m.name: i for i, m in enumerate(self._metas)}
-        self._registered, self._tied, self._casts = plan, {}, False
+        self._layout.set([TensorMeta.of(t) for t in plan.tensors_meta()], {}, casts=False)
+        self._registered = plan
 
     def _gather(
         self,
@@ -527,90 +496,13 @@ class WeightManager:
         started = time.monotonic()
         keep = set(unchanged)
         for name in keep:
-            self._find(name)
+            self._layout.find(name)
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             # No copy may run when the offload is given up.
             with Overlap(overlap) as copies:
-                done = self._write(offload, named, keep, place, partly, copies)
-            offload.mark_unchanged(sorted(self._index[n] for n in keep))
+                done = self._writer.write(offload, named, keep, place, partly, copies)
+            offload.mark_unchanged(sorted(self._layout.index[n] for n in keep))
             return done
 
         return self._offload_by(version, notify, started, attempt, write)
-
-    def _write(
-        self,
-        offload: _core.Offload,
-        named: Iterator[tuple[str, Any]],
-        keep: set[str],
-        place: Callable[[str, Any], tuple[Place, int]],
-        partly: bool,
-        overlap: Overlap,
-    ) -> tuple[int, int]:
-        """Returns how many tensors this rank wrote (or parts of them), and how many bytes."""
-        seen: set[str] = set()
-        ties = Ties(offload, self._metas, seen)
-        halves = None if has_cuda() else self._halves
-        tensors = 0
-        self._cast_log.begin()
-        for name, tensor in overlap.taken(named):
-            if name in keep or self._skips(name):
-                continue
-            if self._leaves_ties and name not in self._index:
-                overlap.wait()  # what it may be a copy of has to be there
-                ties.check(name, tensor)
-                continue
-            index = self._find(name)
-            if name in seen:
-                raise ExtraTensorError(f'tensor "{name}" was given twice for one version', name)
-            seen.add(name)
-            given = check(self._metas[index], tensor, self._casts)
-            where, share = place(name, tensor)
-            if not where.writes:
-                continue
-            local = settled(tensor)
-            overlap.run(name, local, functools.partial(
-                copy_settled, offload, index, self._metas[index], local, where, share, halves))
-            self._cast_log.add(given, self._metas[index])
-            tensors += 1
-            del tensor, local  # the copy alone holds it now
-        overlap.wait()
-        ties.finish()
-        self._cast_log.end()
-        missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
-        if missing and not partly:  # else the sender checks over all ranks
-            names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
-            raise MissingTensorError(
-                f"{len(missing)} of {len(self._metas)} registered tensors were not given: "
-                f"{names}{', ...' if len(missing) > _NAMED else ''}; give "
-                "them, name them in `unchanged`, or register without them (replace=True)",
-                missing[0],
-            )
-        return tensors, overlap.bytes
-
-    def _cast_to(self, dtype: Any) -> None:
-        """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""
-        for was, now in zip(self._metas, stored(self._metas, (), None, dtype, self._keep_dtype)):
-            if was != now:
-                raise DTypeError(
-                    f'tensor "{was.name}" is registered as {was.dtype}, and dtype is {now.dtype}; '
-                    "register with that dtype and replace=True",
-                    was.name,
-                )
-        self._casts = True
-
-    def _skips(self, name: str) -> bool:
-        if name in self._index:
-            return False
-        extra = self._ignore_extra
-        return name in self._tied or (extra if isinstance(extra, bool) else name in extra)
-
-    def _find(self, name: str) -> int:
-        index = self._index.get(name)
-        if index is None:
-            raise ExtraTensorError(
-                f'tensor "{name}" is not registered with model "{self._model}"; register with it '
-                "(replace=True), leave it out, or name it in ignore_extra if it is a tied duplicate",
-                name,
-            )
-        return index

@@ -13,7 +13,7 @@ support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
 
-from deltawire import _manager  # noqa: E402
+from deltawire import _stream  # noqa: E402
 
 LIMIT_S = 60
 NAMES = [f"t{i}" for i in range(6)]
@@ -43,7 +43,7 @@ class OverlapTest(unittest.TestCase):
 
     def watched(self, before=lambda: None, after=lambda: None):
         """Copies as ever, with calls around each."""
-        copy = _manager.copy_settled
+        copy = _stream.copy_settled
 
         def watching(*arguments):
             before()
@@ -51,7 +51,7 @@ class OverlapTest(unittest.TestCase):
             after()
             return copied
 
-        return mock.patch.object(_manager, "copy_settled", watching)
+        return mock.patch.object(_stream, "copy_settled", watching)
 
     def test_a_copy_runs_while_the_next_tensor_is_made(self):
         made = [threading.Event() for _ in NAMES]

@@ -1,0 +1,97 @@
+"""What a model is registered as: its tensors in order, and what becomes of names beside them.
+
+Owner: a WeightManager. Not thread-safe. Errors: a TensorError that names the tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from deltawire._casts import stored
+from deltawire._errors import DTypeError, Error, ExtraTensorError, MissingTensorError
+from deltawire._tensors import TensorMeta
+
+_NAMED = 5  # how many tensors a message names
+
+
+class Layout:
+    """`metas`: in the order of their memory; empty before the model is registered. `index`: a
+    tensor's place among them. `tied`: a second name -> the name in the model. `casts`: floats of
+    other types are cast to the registered ones. `model`, `ignore_extra`, `keep_dtype`: as in
+    WeightManager."""
+
+    def __init__(
+        self,
+        model: str,
+        ignore_extra: bool | Collection[str] | Literal["tied"],
+        keep_dtype: Collection[str],
+    ):
+        if isinstance(keep_dtype, str):
+            raise Error(f"keep_dtype is a list of names, as in keep_dtype=[{keep_dtype!r}]")
+        self._model, self._keep_dtype = model, tuple(keep_dtype)
+        #: Tensors of other names may be copies of registered ones, which the stream tells.
+        self.leaves_ties = ignore_extra == "tied"
+        self._ignore_extra = False if self.leaves_ties else ignore_extra
+        self.metas: list[TensorMeta] = []
+        self.index: dict[str, int] = {}
+        self.tied: dict[str, str] = {}
+        self.casts = False
+
+    def stored(
+        self,
+        metas: Sequence[TensorMeta],
+        said: Collection[str],
+        hf_dir: str | os.PathLike[str] | None,
+        dtype: Any,
+    ) -> list[TensorMeta]:
+        """What these tensors would be registered as."""
+        return stored(metas, said, hf_dir, dtype, self._keep_dtype)
+
+    def set(self, metas: list[TensorMeta], tied: Mapping[str, str], casts: bool) -> None:
+        """The sender has registered them."""
+        self.metas, self.tied, self.casts = metas, dict(tied), casts
+        self.index = {m.name: i for i, m in enumerate(metas)}
+
+    def cast_to(self, dtype: Any) -> None:
+        """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""
+        for was, now in zip(self.metas, self.stored(self.metas, (), None, dtype)):
+            if was != now:
+                raise DTypeError(
+                    f'tensor "{was.name}" is registered as {was.dtype}, and dtype is {now.dtype}; '
+                    "register with that dtype and replace=True",
+                    was.name,
+                )
+        self.casts = True
+
+    def skips(self, name: str) -> bool:
+        """Whether a tensor of that name is left out."""
+        if name in self.index:
+            return False
+        extra = self._ignore_extra
+        return name in self.tied or (extra if isinstance(extra, bool) else name in extra)
+
+    def find(self, name: str) -> int:
+        """The tensor's place in `metas`."""
+        index = self.index.get(name)
+        if index is None:
+            raise ExtraTensorError(
+                f'tensor "{name}" is not registered with model "{self._model}"; register with it '
+                "(replace=True), leave it out, or name it in ignore_extra if it is a tied duplicate",
+                name,
+            )
+        return index
+
+    def check_complete(self, given: Collection[str], keep: Collection[str]) -> None:
+        """Raises unless each registered tensor was given, or is kept as it was."""
+        missing = [m.name for m in self.metas if m.name not in given and m.name not in keep]
+        if not missing:
+            return
+        names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
+        raise MissingTensorError(
+            f"{len(missing)} of {len(self.metas)} registered tensors were not given: "
+            f"{names}{', ...' if len(missing) > _NAMED else ''}; give "
+            "them, name them in `unchanged`, or register without them (replace=True)",
+            missing[0],
+        )

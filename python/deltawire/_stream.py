@@ -1,0 +1,76 @@
+"""Writes a stream of named tensors, one version of a model, into the sender's memory.
+
+Goes through the stream once, and holds one tensor of it at a time, or two with an overlap. Not
+thread-safe. Errors: a TensorError that names the tensor; whoever has begun the offload gives it up.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from deltawire import _core
+from deltawire._casts import CastLog
+from deltawire._errors import ExtraTensorError
+from deltawire._fsdp import Place
+from deltawire._layout import Layout
+from deltawire._overlap import Overlap
+from deltawire._pinning import PinnedHalves
+from deltawire._ties import Ties
+from deltawire._writing import check, copy_settled, has_cuda, settled
+
+
+class StreamWriter:
+    """Of one rank of `model`, over all its versions. `place`, of a tensor that is registered: where
+    its bytes belong, and who else writes it."""
+
+    def __init__(self, model: str, rank: int, layout: Layout, halves: PinnedHalves):
+        self._layout, self._halves = layout, halves
+        self._cast_log = CastLog(model, rank)
+
+    def write(
+        self,
+        offload: _core.Offload,
+        named: Iterator[tuple[str, Any]],
+        keep: set[str],
+        place: Callable[[str, Any], tuple[Place, int]],
+        partly: bool,
+        overlap: Overlap,
+    ) -> tuple[int, int]:
+        """Returns how many tensors this rank wrote (or parts of them), and how many bytes. `keep`:
+        names that the sender carries over. `partly`: other ranks give the rest."""
+        layout = self._layout
+        seen: set[str] = set()
+        ties = Ties(offload, layout.metas, seen)
+        halves = None if has_cuda() else self._halves
+        tensors = 0
+        self._cast_log.begin()
+        for name, tensor in overlap.taken(named):
+            if name in keep or layout.skips(name):
+                continue
+            if layout.leaves_ties and name not in layout.index:
+                overlap.wait()  # what it may be a copy of has to be there
+                ties.check(name, tensor)
+                continue
+            index = layout.find(name)
+            if name in seen:
+                raise ExtraTensorError(f'tensor "{name}" was given twice for one version', name)
+            seen.add(name)
+            meta = layout.metas[index]
+            given = check(meta, tensor, layout.casts)
+            where, share = place(name, tensor)
+            if not where.writes:
+                continue
+            local = settled(tensor)
+            overlap.run(name, local, functools.partial(
+                copy_settled, offload, index, meta, local, where, share, halves))
+            self._cast_log.add(given, meta)
+            tensors += 1
+            del tensor, local  # the copy alone holds it now
+        overlap.wait()
+        ties.finish()
+        self._cast_log.end()
+        if not partly:  # else the sender checks over all ranks
+            layout.check_complete(seen, keep)
+        return tensors, overlap.bytes
