@@ -1,0 +1,124 @@
+"""slime's hook over real daemons, with a stand-in for Ray. integrations_frameworks_test.py has the
+real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import types
+import unittest
+import unittest.mock
+
+import support
+
+support.use_trainer_python()
+from integrations_rig import LIMIT_S, Case, changed, raw  # noqa: E402  # or a skip
+
+import deltawire  # noqa: E402
+from deltawire.integrations import slime  # noqa: E402
+from deltawire.integrations._publisher import Publisher  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+
+class RayStandIn:
+    """NOT Ray: its tasks run here at once, on the node that they are sent to by name."""
+
+    def __init__(self, here: str, nodes: list[str], directories: dict[str, pathlib.Path]):
+        self.node, self.directories = here, directories
+        self.ran: list[tuple[str, str]] = []
+        strategy = types.SimpleNamespace(
+            NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        ray = types.SimpleNamespace(
+            get=lambda found: found, remote=lambda **_: self.remote,
+            nodes=lambda: [{"NodeID": n, "Alive": True} for n in nodes]
+            + [{"NodeID": "gone", "Alive": False}],
+            get_runtime_context=lambda: types.SimpleNamespace(get_node_id=lambda: self.node))
+        self.modules = {"ray": ray, "ray.util": types.SimpleNamespace(),
+                        "ray.util.scheduling_strategies": strategy}
+
+    def actor_on(self, node: str):
+        call = types.SimpleNamespace(remote=lambda function: self.run(node, function, None))
+        return types.SimpleNamespace(__ray_call__=call)
+
+    def remote(self, function):
+        def options(scheduling_strategy):
+            return types.SimpleNamespace(
+                remote=lambda *arguments: self.run(scheduling_strategy, function, *arguments))
+        return types.SimpleNamespace(options=options)
+
+    def run(self, node: str, function, *arguments):
+        here, self.node = self.node, node
+        self.ran.append((node, function.__name__))
+        try:
+            # Each node sees its own disk.
+            if function.__name__ == "has_directory":
+                return node in self.directories
+            return function(*arguments)
+        finally:
+            self.node = here
+
+
+class SlimeTest(Case):
+    def test_settings_are_read_from_slime_s_arguments(self):
+        settings = slime.Settings.of(self.slime_args())
+        self.assertEqual((settings.model, settings.timeout), (self.model, LIMIT_S))
+        with self.assertRaisesRegex(deltawire.Error, "deltawire_modle, which is no setting"):
+            slime.Settings.of(self.slime_args(deltawire_modle="m"))
+        with self.assertRaisesRegex(deltawire.Error, "no deltawire_directory"):
+            slime.Settings.of(argparse.Namespace())
+
+    def test_a_directory_that_is_no_full_update_is_refused(self):
+        with self.assertRaisesRegex(deltawire.Error, "update-weight-mode full"):
+            slime.publish(self.slime_args(), str(self.hf_dir), [])
+
+    def test_an_engine_s_node_gets_a_link_to_the_committed_version(self):
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        settings = slime.Settings.of(self.slime_args())
+        disk = self.cluster.root / f"disk-{self.model}"
+        for version in (1, 2):
+            self.weights = changed(self.weights, version)
+            publisher.publish(self.weights.items())
+            path = disk / f"weight_v{version:06d}"
+            slime.follow(version == 1, settings, str(path), version)
+            self.assertEqual([e.name for e in disk.iterdir()], [path.name])
+            self.assertEqual(path.resolve(), self.receiver.directory.resolve())
+        own = disk / "weight_v000003"  # as on the trainer's node
+        self.save(self.weights, own)
+        publisher.publish(self.weights.items())
+        slime.follow(True, settings, str(own), 3)
+        self.assertFalse(own.is_symlink())
+        before = raw(load_file(own / "model.safetensors"))
+        with self.assertRaisesRegex(deltawire.Error, "what some other run has left there"):
+            slime.follow(False, settings, str(own), 3)
+        self.assertEqual(raw(load_file(own / "model.safetensors")), before)
+
+    def test_each_node_does_its_part_by_a_stand_in_for_ray(self):
+        disk = self.cluster.root / f"disk-{self.model}"
+        disk.mkdir()
+        own = disk / "weight_v000001"
+        self.save(self.weights, own)
+        ray = RayStandIn(here="trainer", nodes=["engine", "head", "second", "trainer"],
+                         directories={"engine": self.receiver.directory,
+                                      "second": self.receiver.directory})
+        engines = [ray.actor_on("engine")]
+        with unittest.mock.patch.dict(sys.modules, ray.modules):
+            with self.assertRaisesRegex(deltawire.Error, "what some other run has left there"):
+                slime.publish(self.slime_args(), str(own), engines)  # the disk is theirs, too
+            elsewhere = disk / "elsewhere" / own.name
+            settings = slime.Settings.of(self.slime_args())
+            linked = f"{elsewhere} is version 1"
+            self.assertEqual(slime.on_nodes(engines, settings, str(elsewhere), 1),
+                             {"engine": linked, "second": linked})
+            ray.directories = {}
+            self.assertEqual(slime.on_nodes([ray.actor_on("trainer")], settings, str(own), 1),
+                             {"trainer": "the trainer's own checkpoint is there"})
+        # The head has neither deltawire nor an engine.
+        self.assertEqual({node for node, name in ray.ran if name == "follow"},
+                         {"engine", "second", "trainer"})
+
+
+if __name__ == "__main__":
+    unittest.main()
