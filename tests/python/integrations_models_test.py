@@ -104,6 +104,33 @@ class PackedExpertsTest(ModelCase):
         self.assert_receiver_has(self.saved(), 1)
 
 
+class MastersTest(ModelCase):
+    def test_by_config_json_alone_types_are_those_that_transformers_loads(self):
+        """Of an fp32 trainer; transformers has a router's correction bias in fp32 beside bf16."""
+        latent = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+                  "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_shared_experts": 1}
+        for name, config in (
+                ("DeepseekV3ForCausalLM", transformers.DeepseekV3Config(
+                    q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4,
+                    v_head_dim=8, **latent, **{k: v for k, v in SMALL.items() if k != "head_dim"})),
+                ("Glm4MoeForCausalLM", transformers.Glm4MoeConfig(**latent, **SMALL)),
+                ("Qwen3ForCausalLM", transformers.Qwen3Config(**SMALL))):
+            with self.subTest(name):
+                masters = getattr(transformers, name)(config).float()
+                at = self.cluster.root / f"{self.model}-{name}"
+                masters.save_pretrained(at / "whole")
+                loaded = type(masters).from_pretrained(at / "whole", dtype=torch.bfloat16)
+                config.dtype = torch.bfloat16  # as a published one says; saving has set fp32
+                config.save_pretrained(at)
+                weights = deltawire.WeightManager(self.cluster.endpoint, name)
+                self.addCleanup(weights.close)
+                weights.register(masters.state_dict(), hf_dir=at)
+                want = {n: {torch.float32: "F32", torch.bfloat16: "BF16"}[t.dtype]
+                        for n, t in loaded.state_dict().items()}
+                self.assertEqual("F32" in want.values(), "e_score_correction_bias" in str(want))
+                self.assertEqual({m.name: m.dtype for m in weights.tensors_meta}, want)
+
+
 class Trainer:
     """NOT TRL's: what its generator does (`AsyncGRPOTrainer._streaming_iter`)."""
 
