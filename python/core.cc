@@ -24,6 +24,7 @@ using Strides = std::vector<int64_t>;
 /// Raises the exception that deltawire/_errors.py makes for `code`. REQUIRES: the GIL.
 void Check(int code, const std::string& text) {
   if (code == DW_OK) return;
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
   const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
   PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
   throw py::error_already_set();
@@ -163,6 +164,7 @@ class Client : public std::enable_shared_from_this<Client> {
     o.timeout_ms = timeout_ms;
     o.copy_threads = copy_threads;
     Run([&] { return dw_client_create(&o, &client_); });
+    Run([&] { return dw_client_set_gone(client_, &deltawire::SignalRaised, nullptr); });
   }
   ~Client() {
     const deltawire::GilReleased released;

@@ -48,11 +48,6 @@ void Run(Call call) {
   Check(code, text);
 }
 
-bool IsMainThread() {
-  const py::object main = py::module_::import("threading").attr("main_thread")();
-  return main.attr("ident").cast<unsigned long>() == PyThread_get_thread_ident();
-}
-
 std::string LineageOf(const Identity& identity) {
   char text[33];
   std::snprintf(text, sizeof text, "%016llx%016llx",
@@ -123,17 +118,10 @@ class Weights {
     return identity;
   }
   Identity WaitForOther(const Identity& known, double seconds) const {
-    const auto gone = [](void*) -> int {
-      const deltawire::GilHeld held;
-      return PyErr_CheckSignals() != 0 ? 1 : 0;
-    };
-    // Python hands signals to its main thread alone.
-    const bool signals = IsMainThread();
+    const auto gone = deltawire::IsMainThread() ? &deltawire::SignalRaised : nullptr;
     const auto limit = static_cast<uint64_t>(std::clamp(seconds, 0.0, 1e12) * 1000);
     Identity found{};
-    Run([&] {
-      return dw_engine_wait(engine_, &known, limit, signals ? +gone : nullptr, nullptr, &found);
-    });
+    Run([&] { return dw_engine_wait(engine_, &known, limit, gone, nullptr, &found); });
     return found;
   }
 

@@ -50,4 +50,17 @@ class GilHeld {
   std::optional<pybind11::gil_scoped_acquire> held_;
 };
 
+/// Python hands signals to its main thread alone. REQUIRES: the GIL.
+inline bool IsMainThread() {
+  const pybind11::object main = pybind11::module_::import("threading").attr("main_thread")();
+  return main.attr("ident").cast<unsigned long>() == PyThread_get_thread_ident();
+}
+
+/// Takes the GIL in the middle of a wait, and says whether a signal's handler has raised: then the
+/// wait ends, and the exception is there already. On other threads than the main one never.
+inline int SignalRaised(void*) {
+  const GilHeld held;
+  return PyErr_CheckSignals() != 0 ? 1 : 0;
+}
+
 }  // namespace deltawire

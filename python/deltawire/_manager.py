@@ -375,7 +375,8 @@ class WeightManager:
     def wait_published(self, version: int, timeout: float | None = None) -> Published:
         """Blocks until `version` or a newer one is published; `timeout` in seconds.
 
-        Raises AbandonedError, with the reason, as soon as another rank dies, hangs or gives up.
+        Raises AbandonedError, with the reason, as soon as another rank dies, hangs or gives up. On
+        the main thread Ctrl-C ends it at once, as it does where a sender is waited for.
         """
         millis = 0 if timeout is None else max(1, round(timeout * 1000))
         return Published(**self._client.wait_published(version, millis))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 import support
@@ -359,6 +361,43 @@ ready.wait()
                      str(directory.directory)], capture_output=True, text=True, timeout=60,
                     check=False)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_ctrl_c_ends_a_wait_at_once(self):
+        self.manager().offload(weights(1), version=1).wait()
+        for wait in ("manager.wait_published(99, 20)", "nobody.register([('a', 'F32', (3,))])"):
+            with self.subTest(wait):
+                self.interrupt(wait)
+
+    def interrupt(self, wait: str) -> None:
+        script = f"""
+import sys, threading
+import deltawire
+manager = deltawire.WeightManager(sys.argv[1], sys.argv[2])
+nobody = deltawire.WeightManager("/nowhere/trainer.sock", timeout=20)
+begun = threading.Event()
+
+def tell():
+    begun.wait()
+    print("waits", flush=True)
+
+threading.Thread(target=tell).start()
+sys.setswitchinterval(60)  # so that the thread has its turn in the wait and not before
+begun.set()
+try:
+    {wait}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(manager.wait_published(1).version)
+"""
+        with subprocess.Popen([sys.executable, "-c", script, self.cluster.endpoint, self.model],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            self.assertEqual(child.stdout.readline(), "waits\n")
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            self.assertEqual(child.stdout.readline(), "interrupted\n")
+            self.assertLess(time.monotonic() - sent, 1)
+            out, err = child.communicate(timeout=60)
+        self.assertEqual((child.returncode, out, err), (0, "1\n", ""))
 
     def test_no_sender(self):
         manager = deltawire.WeightManager("/nowhere/trainer.sock", timeout=0.2)

@@ -1,6 +1,8 @@
 #include "sender/export/abi/deltawire_export.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "common/base/attempt.h"
 #include "sender/export/abi/c_abi.h"
@@ -325,6 +327,16 @@ int dw_offload_abandon(dw_offload* offload, const char* reason) {
 
 double dw_offload_waited_seconds(const dw_offload* offload) {
   return offload == nullptr ? 0 : offload->offload->waited_seconds();
+}
+
+int dw_client_set_gone(dw_client* client, dw_gone gone, void* context) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Invalid("the client is NULL");
+    std::function<bool()> asked;
+    if (gone != nullptr) asked = [=] { return gone(context) != 0; };
+    client->client.SetGone(std::move(asked));
+    return {};
+  });
 }
 
 int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,

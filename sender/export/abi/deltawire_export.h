@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 8
+#define DW_ABI_VERSION 9
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -69,6 +69,12 @@ typedef struct dw_client_options {
 DW_API int dw_client_create(const dw_client_options* options, dw_client** client);
 /* NULL is allowed. REQUIRES: the client's offloads are destroyed. */
 DW_API void dw_client_destroy(dw_client* client);
+/* `gone` is asked ten times a second, on the caller's thread, while dw_client_register,
+ * dw_offload_begin or dw_wait_published waits for the sender's answer; another number than 0 ends
+ * that call with DW_CANCELLED, as an interpreter does for Ctrl-C. NULL: nobody is asked. Since
+ * DW_ABI_VERSION 9. */
+typedef int (*dw_gone)(void* context);
+DW_API int dw_client_set_gone(dw_client* client, dw_gone gone, void* context);
 
 typedef struct dw_tensor_meta {
   size_t struct_size;    /* sizeof(dw_tensor_meta), in every element of an array */

@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -24,6 +25,7 @@
 namespace deltawire {
 namespace {
 
+constexpr std::chrono::milliseconds kGoneEvery{100};
 constexpr size_t kCopyThreads = 4;  // a few saturate a memory bus, and a node has several ranks
 
 // "[2, 3]", for messages.
@@ -74,6 +76,32 @@ std::string SocketOf(std::string endpoint) {
   return directory ? (path / "trainer.sock").string() : endpoint;
 }
 
+// Returns when the call that `start` begins is over. It is one call all the while, so that the
+// agent counts its caller as waiting. `start` is given what it has gRPC call at the end.
+grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& gone,
+                   const std::function<void(std::function<void(grpc::Status)>)>& start) {
+  std::mutex mu;
+  std::condition_variable cv;
+  std::optional<grpc::Status> done;
+  start([&](grpc::Status status) {
+    std::lock_guard lock(mu);
+    done = std::move(status);
+    cv.notify_all();  // under the lock, since the waiter destroys all this
+  });
+  const auto is_done = [&] { return done.has_value(); };
+  std::unique_lock lock(mu);
+  while (!cv.wait_for(lock, kGoneEvery, is_done)) {
+    lock.unlock();
+    const bool is_gone = gone && gone();
+    if (is_gone) context.TryCancel();
+    lock.lock();
+    if (!is_gone) continue;
+    cv.wait(lock, is_done);
+    return {grpc::StatusCode::CANCELLED, "nobody waits any longer"};
+  }
+  return *done;
+}
+
 }  // namespace
 
 struct TrainerClient::Impl {
@@ -83,6 +111,7 @@ struct TrainerClient::Impl {
   uint32_t rank = 0, world = 1;
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
+  std::function<bool()> gone;
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
   std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
@@ -175,8 +204,10 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   v1::RegisterModelResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
-  DW_RETURN_IF_ERROR(
-      impl_->Check(impl_->stub->RegisterModel(&context, request, &response), "RegisterModel"));
+  const auto start = [&](std::function<void(grpc::Status)> done) {
+    impl_->stub->async()->RegisterModel(&context, &request, &response, std::move(done));
+  };
+  DW_RETURN_IF_ERROR(impl_->Check(Await(context, impl_->gone, start), "RegisterModel"));
   if (response.fingerprint() != layout.fingerprint().Hex()) {
     return Errorf(StatusCode::kInternal,
                   "sender at {} computes another fingerprint ({} against {}); "
@@ -205,8 +236,10 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   v1::BeginOffloadResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
-  DW_RETURN_IF_ERROR(
-      impl_->Check(impl_->stub->BeginOffload(&context, request, &response), "BeginOffload"));
+  const auto start = [&](std::function<void(grpc::Status)> done) {
+    impl_->stub->async()->BeginOffload(&context, &request, &response, std::move(done));
+  };
+  DW_RETURN_IF_ERROR(impl_->Check(Await(context, impl_->gone, start), "BeginOffload"));
   auto state = std::make_unique<Offload::State>();
   state->client = impl_.get();
   state->version = version;
@@ -241,6 +274,8 @@ void TrainerClient::SetTimeout(std::chrono::milliseconds timeout) { impl_->timeo
 
 void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
 
+void TrainerClient::SetGone(std::function<bool()> gone) { impl_->gone = std::move(gone); }
+
 void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }
 
 StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
@@ -259,7 +294,10 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
     grpc::ClientContext context;
     impl_->Prepare(context);
     context.set_deadline(deadline);
-    return impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished");
+    const auto start = [&](std::function<void(grpc::Status)> done) {
+      impl_->stub->async()->WaitPublished(&context, &request, &response, std::move(done));
+    };
+    return impl_->Check(Await(context, impl_->gone, start), "WaitPublished");
   };
   Status asked = ask();
   // A sender that was restarted may have broken the connection, and its new process knows the

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -80,6 +81,9 @@ class TrainerClient {
   void SetCopyThreads(size_t threads);
   /// The name by which the agent tells other publishers who is publishing. Default: ThisProcess().
   void SetPublisher(std::string publisher);
+  /// `gone` is asked ten times a second, on the caller's thread, while Register, Begin or
+  /// WaitPublished waits for the agent's answer; true ends that call with kCancelled.
+  void SetGone(std::function<bool()> gone);
 
   /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
   /// published when all ranks are ready; they need not wait for one another.

@@ -77,6 +77,8 @@ static void write_matrix(dw_offload* offload, uint32_t tensor, float first) {
   REQUIRE(strstr(dw_last_error(), "matrix") != NULL);
 }
 
+static int gone_at_the_second(void* asked) { return ++*(int*)asked == 2; }
+
 int main(int argc, char** argv) {
   dw_client_options options;
   dw_client* client = NULL;
@@ -84,6 +86,7 @@ int main(int argc, char** argv) {
   dw_published published;
   uint32_t matrix = 9, scalar = 9;
   uint64_t bytes = 0, mapped_bytes = 0;
+  int asked = 0;
   void *data = NULL, *mapped = NULL;
   dw_mapping* mapping = NULL;
   int64_t value = -5;
@@ -131,6 +134,10 @@ int main(int argc, char** argv) {
   dw_offload_destroy(offload);
   CHECK(dw_wait_published(client, 3, 5000, &published));
   REQUIRE(published.changed_elements == ROWS * COLUMNS);
+  CHECK(dw_client_set_gone(client, gone_at_the_second, &asked));
+  REQUIRE(dw_wait_published(client, 4, 0, NULL) == DW_CANCELLED && asked == 2);
+  CHECK(dw_client_set_gone(client, NULL, NULL));
+  CHECK(dw_wait_published(client, 3, 0, &published));
   dw_client_destroy(client);
   REQUIRE(dw_mapping_in_use(mapping) == 0);
   value = ((volatile char*)mapped)[mapped_bytes - 1]; /* it is mapped all the same */
