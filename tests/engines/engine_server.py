@@ -18,13 +18,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class EngineServer:
-    """A context manager: the server is up inside. `options` are the server's own."""
+    """A context manager: the server is up inside. `options` are the server's own; `key` is the one
+    that it wants, which each call shows."""
 
-    def __init__(self, model: pathlib.Path, log: pathlib.Path, *options: str):
+    def __init__(self, model: pathlib.Path, log: pathlib.Path, *options: str, key: str = ""):
         self.port = free_port()
         self.log = log
         self.plant = log.with_suffix(".plant")  # see planted_faults.py
-        self._model, self._options = model, options
+        self._model, self._options, self._key = model, options, key
         self._process: subprocess.Popen | None = None
 
     def command(self) -> list[str]:
@@ -100,9 +101,10 @@ class EngineServer:
 
     def open(self, path: str, body: bytes | None, limit: float):
         """The answer, to be read from."""
+        shown = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         return urllib.request.urlopen(urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data=body,
-            headers={"Content-Type": "application/json"}), timeout=limit)
+            headers={"Content-Type": "application/json"} | shown), timeout=limit)
 
     def _call(self, path: str, body: bytes | None, limit: float):
         with self.open(path, body, limit) as answer:

@@ -4,7 +4,7 @@
 Requests run beside the updates. Then the receiver is killed in updates, the engine's memory drifts,
 the receiver's files are cut short and lost while it is down, the trainer begins anew with other
 shapes, the engine's loader raises in the middle of a load, it is killed in the middle of a write,
-and the sender is killed.
+and the sender is killed. SGLang wants a key for every call.
 Each time the engine must come to serve the committed version wholly (after a loader that raised,
 when it is started anew), or go on with the one before; nothing that is half of both may answer, and
 the receiver's log must say what happened. With
@@ -39,6 +39,8 @@ from vllm_server import VllmServer  # noqa: E402
 #: A paused engine answers nothing, however long one waits; so long is waited.
 SILENCE_S = 3
 KILLS = 5
+#: SGLang wants it for every call. vLLM's own key is not for the calls that a receiver makes.
+KEY = "the-key-of-the-engine"
 
 
 class Packed(VllmServer):
@@ -50,7 +52,7 @@ class Packed(VllmServer):
 
 def make_server(policy: Policy, log: str, packed: bool = False):
     if ENGINE == "sglang":
-        return SglangServer(policy.directory, policy.root / log)
+        return SglangServer(policy.directory, policy.root / log, key=KEY)
     return (Packed if packed else VllmServer)(
         policy.directory, policy.root / log, "--weight-transfer-config",
         '{"backend": "deltawire"}')
@@ -63,7 +65,13 @@ class Fleet:
         self.policy = policy
         self.server = make_server(policy, "engine.log", packed)
         policy.daemons.kill("deltawire-receiver")
-        policy.receiver_options = ["--engine", f"{ENGINE}=http://127.0.0.1:{self.server.port}",
+        engine = f"{ENGINE}=http://127.0.0.1:{self.server.port}"
+        if ENGINE == "sglang":
+            key = policy.root / "engine.key"
+            key.touch(0o600)
+            key.write_text(KEY + "\n")
+            engine += f" token_file={key}"
+        policy.receiver_options = ["--engine", engine,
                                    "--engine-timeout-ms", str(1000 * DEADLINE_S)]
         policy.start_receiver()
 
@@ -236,6 +244,8 @@ def run(policy: Policy, versions: int) -> None:
         kill_engine(fleet)
         kill_sender(fleet)
         compare(policy, server)
+    check(all(KEY not in log.read_text() for log in policy.root.glob("deltawire-*.log")),
+          "no log of deltawire's has the engine's key")
     for line in fleet.log_lines():
         print(line)
 

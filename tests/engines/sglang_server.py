@@ -16,9 +16,10 @@ UPDATE = "/update_weights_from_disk"
 
 
 class SglangServer(EngineServer):
-    def __init__(self, model: pathlib.Path, log: pathlib.Path, ranks: int = 1):
-        """`ranks`: of tensor parallelism."""
-        super().__init__(model, log, "--tp-size", str(ranks))
+    def __init__(self, model: pathlib.Path, log: pathlib.Path, ranks: int = 1, key: str = ""):
+        """`ranks`: of tensor parallelism. `key`: the server wants it for every call."""
+        wanted = ["--api-key", key] if key else []
+        super().__init__(model, log, "--tp-size", str(ranks), *wanted, key=key)
         self.ranks = ranks
         self.fault = log.with_suffix(".fault")  # see one_rank_fails.py
 
