@@ -227,14 +227,20 @@ bool Access::MaySee(const grpc::ServerContextBase& context, const std::string& m
 }
 
 StatusOr<std::shared_ptr<const void>> Access::Hold(const grpc::ServerContextBase& context,
-                                                   LongCall kind) const {
+                                                   LongCall kind,
+                                                   const google::protobuf::Message& request) const {
   DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
   const std::string peer = context.peer();
   const std::string caller = who != nullptr ? who->name : peer.substr(0, peer.rfind(':'));
-  auto held = Count(kind).Take(caller);
-  if (!held.ok() && held_.Allow(caller))
-    LogWarn("a call was refused: {}", MessageOf(held.status()));
-  return held;
+  using Held = std::shared_ptr<const void>;
+  StatusOr<Held> call = Count(kind).Take(caller);
+  StatusOr<Held> bytes =
+      call.ok() ? bytes_.TakeBytes(caller, request.SpaceUsedLong()) : call.status();
+  if (bytes.ok())
+    return std::make_shared<std::pair<Held, Held>>(*std::move(call), *std::move(bytes));
+  ++calls_beyond_limits_;
+  if (held_.Allow(caller)) LogWarn("a call was refused: {}", MessageOf(bytes.status()));
+  return bytes.status();
 }
 
 OpenCalls& Access::Count(LongCall kind) const {

@@ -5,6 +5,7 @@
 // secret.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
@@ -29,6 +30,8 @@ struct CallLimits {
   OpenCalls::Limits watches{.most = 4096, .most_per_caller = 512};
   OpenCalls::Limits waits{.most = 4096, .most_per_caller = 512};
   OpenCalls::Limits work{.most = 128, .most_per_caller = 32};
+  /// Bytes of memory that the requests of all these calls hold.
+  OpenCalls::Limits bytes{.most = size_t{256} << 20, .most_per_caller = size_t{64} << 20};
 };
 
 /// True of "127.x.y.z:port", "localhost:port" and "[::1]:port", and of nothing that resembles them.
@@ -54,6 +57,8 @@ class Access {
   bool guards() const { return credentials_->serves_tls() || has_principals(); }
   /// Calls that the gate refused, and calls that named a model which is not theirs.
   uint64_t calls_refused() const { return *calls_refused_; }
+  /// Calls beyond the limits of Hold.
+  uint64_t calls_beyond_limits() const { return calls_beyond_limits_; }
   /// As the principals' file was at the start.
   bool requires_certificate() const { return requires_certificate_; }
 
@@ -70,10 +75,11 @@ class Access {
   /// The same as MayTouch as a yes or no, for lists.
   bool MaySee(const grpc::ServerContextBase& context, const std::string& model) const;
 
-  /// Counts this call of its caller until the result is dropped. kResourceExhausted beyond the
-  /// limits of one principal (or, where there are none, one address) and of all.
-  StatusOr<std::shared_ptr<const void>> Hold(const grpc::ServerContextBase& context,
-                                             LongCall kind) const;
+  /// Counts this call of its caller, and the memory of its request, until the result is dropped.
+  /// kResourceExhausted beyond the limits of one principal (or, where there are none, one address)
+  /// and of all.
+  StatusOr<std::shared_ptr<const void>> Hold(const grpc::ServerContextBase& context, LongCall kind,
+                                             const google::protobuf::Message& request) const;
 
   /// Refuses to be reached from other machines in plaintext or by anybody, unless
   /// `insecure_plaintext` allows that, which it then logs.
@@ -87,13 +93,15 @@ class Access {
   explicit Access(const CallLimits& limits)
       : watches_("watches", limits.watches),
         waits_("waiting calls", limits.waits),
-        work_("calls", limits.work) {}
+        work_("calls", limits.work),
+        bytes_("requests of calls that last", limits.bytes) {}
   OpenCalls& Count(LongCall kind) const;
 
   std::shared_ptr<security::Credentials> credentials_;
   std::shared_ptr<security::Principals> principals_;
   bool requires_certificate_ = false;
-  mutable OpenCalls watches_, waits_, work_;
+  mutable OpenCalls watches_, waits_, work_, bytes_;
+  mutable std::atomic<uint64_t> calls_beyond_limits_{0};
   mutable LogThrottle held_;
   // Shared with the gates, which live as long as their server.
   const std::shared_ptr<std::atomic<uint64_t>> calls_refused_ =

@@ -1,8 +1,10 @@
 #include "proto/control_server.h"
 
+#include <google/protobuf/message_lite.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/support/server_interceptor.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -27,6 +29,11 @@ constexpr int kHandshakeMillis = 5000;
 constexpr int kMostThreads = 512;
 // Of one connection; gRPC's clients keep further ones back.
 constexpr int kMostStreams = 1024;
+// What gRPC takes of a stream's messages that nobody has asked for yet. It would let that grow with
+// the link to 16 MiB and more; ours are small.
+constexpr int kReadAhead = 64 << 10;
+// Methods whose requests are messages of ours, and not bytes.
+constexpr std::string_view kOurs = "/deltawire.";
 
 // Removes a socket file that a killed daemon left; an error if somebody listens on it.
 Status ClearStaleSocket(const std::string& path) {
@@ -77,11 +84,75 @@ void LogGrpc(gpr_log_func_args* line) {
   }
 }
 
+namespace exp = grpc::experimental;
+
+// Tells the connections of each message of one call that is whole.
+class WholeMessages final : public exp::Interceptor {
+ public:
+  WholeMessages(std::shared_ptr<ControlConnections> connections, exp::ServerRpcInfo& call)
+      : connections_(std::move(connections)), call_(call) {}
+  void Intercept(exp::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(exp::InterceptionHookPoints::POST_RECV_MESSAGE)) {
+      if (const void* message = methods->GetRecvMessage()) Tell(message);
+    }
+    methods->Proceed();
+  }
+
+ private:
+  void Tell(const void* message) {
+    size_t bytes = 0;
+    if (peer_.empty()) {  // the call has neither peer nor head yet when this is made
+      peer_ = Unescaped(call_.server_context()->peer());
+      for (const auto& [key, value] : call_.server_context()->client_metadata()) {
+        bytes += key.size() + value.size();
+      }
+    }
+    if (std::string_view(call_.method()).starts_with(kOurs)) {
+      bytes += static_cast<const google::protobuf::MessageLite*>(message)->ByteSizeLong();
+    }
+    connections_->Whole(peer_, bytes);
+  }
+
+  const std::shared_ptr<ControlConnections> connections_;
+  exp::ServerRpcInfo& call_;
+  std::string peer_;
+};
+
+class WholeMessagesOfCalls final : public exp::ServerInterceptorFactoryInterface {
+ public:
+  explicit WholeMessagesOfCalls(std::shared_ptr<ControlConnections> connections)
+      : connections_(std::move(connections)) {}
+  exp::Interceptor* CreateServerInterceptor(exp::ServerRpcInfo* call) override {
+    return new WholeMessages(connections_, *call);  // gRPC owns it
+  }
+
+ private:
+  const std::shared_ptr<ControlConnections> connections_;
+};
+
+// What a peer of a TCP port may have the server keep for it.
+void SetLimits(grpc::ServerBuilder& builder, const std::shared_ptr<ControlConnections>& limited) {
+  builder.SetMaxReceiveMessageSize(kMaxTcpRequest);
+  builder.SetResourceQuota(grpc::ResourceQuota("control").SetMaxThreads(kMostThreads));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kReadAhead);
+  // gRPC compares a compressed message's length with the limit, and then lets it grow by 1,000.
+  for (const auto compressed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(compressed, false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  std::vector<std::unique_ptr<exp::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(std::make_unique<WholeMessagesOfCalls>(limited));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string& address,
                                                               std::vector<grpc::Service*> services,
-                                                              const Access& access) {
+                                                              const Access& access,
+                                                              const ControlLimits& limits) {
   // In gRPC both settings are process-wide and must be made before the first builder.
   static std::once_flag once;
   std::call_once(once, [] {
@@ -101,7 +172,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
     DW_ASSIGN_OR_RETURN(credentials, access.ForServer(IsLoopbackAddress(address)));
   }
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(is_unix ? kMaxControlMessage : kMaxTcpRequest);
+  builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
   // Receivers stay attached through quiet hours; gRPC must not take their keepalives for abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
@@ -114,8 +185,8 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   // A connection that never speaks would hold a descriptor.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
   if (!is_unix) {
-    builder.SetResourceQuota(grpc::ResourceQuota("control").SetMaxThreads(kMostThreads));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+    DW_ASSIGN_OR_RETURN(control->limited_, ControlConnections::Start("control " + address, limits));
+    SetLimits(builder, control->limited_);
   }
   using Experimental = grpc::ServerBuilder::experimental_type;
   control->connections_ = builder.experimental().AddExternalConnectionAcceptor(
@@ -128,7 +199,11 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   const int listening = listener.get();
   control->acceptor_.emplace(
       std::move(listener), "control " + address, Acceptor::kReserve,
-      [handler = control->connections_.get(), listening](int fd) {
+      [handler = control->connections_.get(), limited = control->limited_, listening](int fd) {
+        if (limited != nullptr && !limited->Take(fd)) {
+          close(fd);
+          return;
+        }
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
         connection.listener_fd = listening;
         connection.fd = fd;

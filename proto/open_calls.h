@@ -1,5 +1,6 @@
-// Counts the open calls of one kind that may last long, and refuses further ones beyond two limits:
-// one for each caller (a principal, or an address where callers have no names) and one for all.
+// Counts the open calls of one kind that may last long, or the bytes that they hold, and refuses
+// further ones beyond two limits: one for each caller (a principal, or an address where callers
+// have no names) and one for all.
 // Owner: the Access; what Take returns may outlive it. Threads: any. Cost: a look-up. Errors:
 // kResourceExhausted says whose calls are too many.
 #pragma once
@@ -9,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/human.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 
@@ -25,8 +27,7 @@ class OpenCalls {
   /// Counts a call until the result is dropped.
   StatusOr<std::shared_ptr<const void>> Take(const std::string& caller) {
     std::lock_guard lock(counts_->mu);
-    const auto known = counts_->by_caller.find(caller);
-    const size_t same = known == counts_->by_caller.end() ? 0 : known->second;
+    const size_t same = Of(caller);
     if (same >= limits_.most_per_caller) {
       return Errorf(StatusCode::kResourceExhausted,
                     "{} has {} {} open, which is the most; end some of them first", caller, same,
@@ -38,16 +39,44 @@ class OpenCalls {
                     "ended",
                     counts_->all, what_);
     }
-    ++counts_->all;
-    ++counts_->by_caller[caller];
-    return std::shared_ptr<const void>(nullptr, [counts = counts_, caller](const void*) {
-      std::lock_guard guard(counts->mu);
-      --counts->all;
-      if (--counts->by_caller[caller] == 0) counts->by_caller.erase(caller);
-    });
+    return Count(caller, 1);
+  }
+
+  /// The same with the bytes that a call holds.
+  StatusOr<std::shared_ptr<const void>> TakeBytes(const std::string& caller, size_t bytes) {
+    std::lock_guard lock(counts_->mu);
+    const size_t same = Of(caller);
+    if (same + bytes > limits_.most_per_caller) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "{} of {} would hold {}, and {} is the most of one caller; send smaller "
+                    "requests, or end some calls first",
+                    what_, caller, HumanBytes(same + bytes), HumanBytes(limits_.most_per_caller));
+    }
+    if (counts_->all + bytes > limits_.most) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "{} of all callers would hold {}, and {} is the most; try again when some have "
+                    "ended",
+                    what_, HumanBytes(counts_->all + bytes), HumanBytes(limits_.most));
+    }
+    return Count(caller, bytes);
   }
 
  private:
+  // REQUIRES (here and below): the lock held
+  size_t Of(const std::string& caller) const {
+    const auto known = counts_->by_caller.find(caller);
+    return known == counts_->by_caller.end() ? 0 : known->second;
+  }
+  std::shared_ptr<const void> Count(const std::string& caller, size_t amount) {
+    counts_->all += amount;
+    counts_->by_caller[caller] += amount;
+    return {nullptr, [counts = counts_, caller, amount](const void*) {
+              std::lock_guard guard(counts->mu);
+              counts->all -= amount;
+              if ((counts->by_caller[caller] -= amount) == 0) counts->by_caller.erase(caller);
+            }};
+  }
+
   struct Counts {
     Mutex mu;
     size_t all = 0;

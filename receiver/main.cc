@@ -85,7 +85,13 @@ Status Run(const ReceiverOptions& options) {
                       ControlServer::Start(ToString(options.control), services, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
-    const auto collect = receiver::Probe(daemon, [&access] { return access->calls_refused(); });
+    const auto beyond_limits = [&serving, &control, &access] {
+      return control->refused() + access->calls_beyond_limits() +
+             (serving == nullptr ? 0 : serving->bulk->refused());
+    };
+    const auto collect =
+        receiver::Probe(daemon, {.beyond_limits = beyond_limits,
+                                 .calls_refused = [&access] { return access->calls_refused(); }});
     DW_ASSIGN_OR_RETURN(
         metrics_server,
         metrics::Server::Start(options.metrics, {collect, stages, receiver::StatusPage(daemon)}));

@@ -241,8 +241,8 @@ void AddRelay(const Daemon& daemon, std::vector<Sample>& samples) {
 
 }  // namespace
 
-metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_refused) {
-  return [&daemon, calls_refused = std::move(calls_refused)] {
+metrics::Collect Probe(const Daemon& daemon, PortCounts ports) {
+  return [&daemon, ports = std::move(ports)] {
     Statuses all;
     for (const Replica* r : daemon.Replicas()) all.emplace_back(r->options().model, r->status());
     std::vector<Sample> samples;
@@ -255,11 +255,16 @@ metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_ref
     AddEngines(daemon, all, samples);
     AddRelay(daemon, samples);
     AddForms(all, daemon.coder_rates(), samples);
-    samples.push_back({"deltawire_receiver_peers_refused_total",
-                       "Calls turned away at the control port for want of a role",
-                       Kind::kCounter,
-                       {{"reason", "role"}},
-                       static_cast<double>(calls_refused())});
+    const auto refused = [&samples](const char* reason, uint64_t count) {
+      samples.push_back({"deltawire_receiver_peers_refused_total",
+                         "Peers turned away: beyond the ports' limits, or without a role at the "
+                         "control port",
+                         Kind::kCounter,
+                         {{"reason", reason}},
+                         static_cast<double>(count)});
+    };
+    refused("limit", ports.beyond_limits());
+    refused("role", ports.calls_refused());
     return samples;
   };
 }

@@ -2,13 +2,20 @@
 // Owner: the metrics server keeps the callback; the daemon outlives it. Threads: any. No errors.
 #pragma once
 
+#include <functional>
+
 #include "common/metrics/metrics.h"
 
 namespace deltawire::receiver {
 
 class Daemon;
 
-/// `calls_refused`: the gRPC calls that were refused so far.
-metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_refused);
+/// Who was turned away so far. Both are called at each scrape.
+struct PortCounts {
+  std::function<uint64_t()> beyond_limits;  ///< connections and calls, of all ports
+  std::function<uint64_t()> calls_refused;  ///< gRPC calls, for want of a role or a principal
+};
+
+metrics::Collect Probe(const Daemon& daemon, PortCounts ports);
 
 }  // namespace deltawire::receiver

@@ -206,11 +206,12 @@ StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& cont
   return daemon_.Find(model);
 }
 
-StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& context,
-                                             const std::string& model, LongCall kind,
+template <typename Request>
+StatusOr<Replica*> ReceiverServiceImpl::Hold(const grpc::ServerContextBase& context,
+                                             const Request& request,
                                              std::shared_ptr<const void>* held) const {
-  DW_ASSIGN_OR_RETURN(Replica * replica, Find(context, model));
-  DW_ASSIGN_OR_RETURN(*held, access_->Hold(context, kind));
+  DW_ASSIGN_OR_RETURN(Replica * replica, Find(context, request.model()));
+  DW_ASSIGN_OR_RETURN(*held, access_->Hold(context, LongCall::kWait, request));
   return replica;
 }
 
@@ -264,8 +265,7 @@ grpc::ServerWriteReactor<v1::SyncUpdate>* ReceiverServiceImpl::Sync(
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         std::shared_ptr<const void> held;
-        DW_ASSIGN_OR_RETURN(Replica * replica,
-                            Find(*context, request->model(), LongCall::kWait, &held));
+        DW_ASSIGN_OR_RETURN(Replica * replica, Hold(*context, *request, &held));
         auto source = std::make_unique<SyncSource>(std::move(held), *replica, std::move(news));
         DW_RETURN_IF_ERROR(source->Ask(request->force_full()));
         return source;
@@ -280,8 +280,7 @@ grpc::ServerUnaryReactor* ReceiverServiceImpl::Verify(grpc::CallbackServerContex
       *context, response,
       [&](const std::function<void()>& news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         std::shared_ptr<const void> held;
-        DW_ASSIGN_OR_RETURN(Replica * replica,
-                            Find(*context, request->model(), LongCall::kWait, &held));
+        DW_ASSIGN_OR_RETURN(Replica * replica, Hold(*context, *request, &held));
         Engines* engines = nullptr;
         if (request->engines()) {
           engines = daemon_.EnginesOf(request->model());
@@ -300,8 +299,7 @@ grpc::ServerUnaryReactor* ReceiverServiceImpl::Pause(grpc::CallbackServerContext
       *context, response,
       [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         std::shared_ptr<const void> held;
-        DW_ASSIGN_OR_RETURN(Replica * replica,
-                            Find(*context, request->model(), LongCall::kWait, &held));
+        DW_ASSIGN_OR_RETURN(Replica * replica, Hold(*context, *request, &held));
         return std::make_unique<PauseSource>(std::move(held), *replica, std::move(news));
       });
 }
@@ -320,7 +318,7 @@ grpc::ServerWriteReactor<v1::CommitInfo>* ReceiverServiceImpl::WatchVersions(
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_ASSIGN_OR_RETURN(Replica * replica, Find(*context, request->model()));
-        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         return std::make_unique<ChangeSource<v1::CommitInfo, Commit>>(
             std::move(held), replica->OnCommit(std::move(news)),
             [replica](uint64_t seen) { return replica->CommitAfter(seen); },
@@ -339,7 +337,7 @@ grpc::ServerWriteReactor<v1::ServedInfo>* ReceiverServiceImpl::WatchServed(
         DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
         Engines* const engines = daemon_.EnginesOf(request->model());
         if (engines == nullptr) return NoEngines(request->model());
-        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         return std::make_unique<ChangeSource<v1::ServedInfo, Engines::Served>>(
             std::move(held), engines->OnServed(std::move(news)),
             [engines](uint64_t seen) { return engines->ServedAfter(seen); },

@@ -39,9 +39,10 @@ class ReceiverServiceImpl final
  private:
   /// The replica, if this call may name its model.
   StatusOr<Replica*> Find(const grpc::ServerContextBase& context, const std::string& model) const;
-  /// The same for a call that may last, and counts it until `held` is dropped.
-  StatusOr<Replica*> Find(const grpc::ServerContextBase& context, const std::string& model,
-                          LongCall kind, std::shared_ptr<const void>* held) const;
+  /// The same for a call that waits, and counts it and its request until `held` is dropped.
+  template <typename Request>
+  StatusOr<Replica*> Hold(const grpc::ServerContextBase& context, const Request& request,
+                          std::shared_ptr<const void>* held) const;
 
   Daemon& daemon_;
   const std::shared_ptr<const Access> access_;

@@ -71,7 +71,11 @@ Status Run(const SenderOptions& options) {
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     const sender::PortCounts ports{.bulk_connections = [&bulk] { return bulk->connections(); },
-                                   .bulk_refused = [&bulk] { return bulk->refused(); },
+                                   .beyond_limits =
+                                       [&bulk, &control, &access] {
+                                         return bulk->refused() + control->refused() +
+                                                access->calls_beyond_limits();
+                                       },
                                    .calls_refused = [&access] { return access->calls_refused(); }};
     DW_ASSIGN_OR_RETURN(
         metrics_server,

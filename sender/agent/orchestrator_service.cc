@@ -243,7 +243,7 @@ grpc::ServerWriteReactor<v1::VersionInfo>* SenderServiceImpl::WatchVersions(
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
-        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         Attachments& attachments = agent_.attachments();
         return std::make_unique<ChangeSource<v1::VersionInfo, Attachments::Change>>(
             std::move(held),
@@ -268,7 +268,7 @@ StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> SenderServiceImpl::AskS
     const grpc::ServerContextBase& context, const v1::TriggerSyncRequest& request,
     std::function<void()> news) {
   DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model()));
-  DW_ASSIGN_OR_RETURN(auto held, access_->Hold(context, LongCall::kWait));
+  DW_ASSIGN_OR_RETURN(auto held, access_->Hold(context, LongCall::kWait, request));
   const std::vector<std::string> ids(request.receiver_ids().begin(), request.receiver_ids().end());
   if (request.group().empty()) {
     DW_ASSIGN_OR_RETURN(
@@ -299,7 +299,7 @@ grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* SenderServiceImpl::WaitCommit
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_ASSIGN_OR_RETURN(const auto model, Find(*context, request->model()));
-        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         const CommitWait::For wanted{.version = request->version(),
                                      .at_least = std::max<size_t>(request->at_least(), 1),
                                      .part = model->owned().size() < model->chunks().size(),
@@ -315,7 +315,7 @@ grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
                                          v1::RollbackResponse* response) {
   auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  const auto held = access_->Hold(*context, LongCall::kWork);
+  const auto held = access_->Hold(*context, LongCall::kWork, *request);
   if (!held.ok()) return ToGrpc(held.status());
   auto info = (*model)->Rollback(request->version());
   if (!info.ok()) return ToGrpc(info.status());

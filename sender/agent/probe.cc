@@ -273,14 +273,15 @@ void AddPorts(const Agent& agent, const PortCounts& ports, std::vector<Sample>& 
                      {},
                      static_cast<double>(ports.bulk_connections())});
   const auto refused = [&samples](const char* at, uint64_t count) {
-    samples.push_back({"deltawire_sender_peers_refused_total",
-                       "Peers turned away: beyond the bulk port's limits, with no ticket of theirs "
-                       "there, or without a role at the control port",
-                       Kind::kCounter,
-                       {{"reason", at}},
-                       static_cast<double>(count)});
+    samples.push_back(
+        {"deltawire_sender_peers_refused_total",
+         "Peers turned away: beyond the ports' limits, with no ticket of theirs at the "
+         "bulk port, or without a role at the control port",
+         Kind::kCounter,
+         {{"reason", at}},
+         static_cast<double>(count)});
   };
-  refused("limit", ports.bulk_refused());
+  refused("limit", ports.beyond_limits());
   refused("ticket", agent.streams_refused());
   refused("role", ports.calls_refused());
 }

@@ -13,7 +13,7 @@ namespace deltawire::sender {
 /// What the daemon's ports count. All are called at each scrape.
 struct PortCounts {
   std::function<uint64_t()> bulk_connections;  ///< open now
-  std::function<uint64_t()> bulk_refused;      ///< connections beyond the limits
+  std::function<uint64_t()> beyond_limits;     ///< connections and calls, of both ports
   std::function<uint64_t()> calls_refused;     ///< gRPC calls, for want of a role or a principal
 };
 

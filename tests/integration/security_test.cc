@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <deque>
+#include <thread>
 
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
@@ -223,6 +226,98 @@ TEST_CASE(
   CHECK(receiver->WaitCommitted(2));
   CHECK(trainer.Compare(receiver->dir()) == "");
   for (const int fd : silent) close(fd);
+}
+
+TEST_CASE("who sends giants is cut in bounded memory, known or not, and a sync goes on beside") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 4, 5);
+  REQUIRE(trainer.Publish(1).ok());
+  const auto receiver = s.Receiver("r1", s.authority.Node("rollout-1"));
+  REQUIRE(receiver->WaitCommitted(1));
+  const pid_t pid = s.sender->child().pid();
+  const uint64_t before = AnonymousBytes(pid);
+  const auto stranger = s.PullsAs(s.authority.TokenOnly("x", "a-token-that-nobody-gave-out", true));
+  const auto greedy = v1::SenderService::NewStub(Channel(s.sender->control()));
+  std::atomic<bool> over{false};
+  std::atomic<int> strangers{0}, giants{0};
+  std::atomic<uint64_t> peak{0};
+  const std::string giant(size_t{256} << 20, 'x');
+  std::thread sends([&] {
+    while (!over) {
+      grpc::ClientContext context, of_stranger;
+      Prepare(context);
+      Prepare(of_stranger);
+      v1::OpenPullRequest open;
+      open.set_fingerprint(giant);
+      v1::OpenPullResponse opened;
+      const auto code = stranger->OpenPull(&of_stranger, open, &opened).error_code();
+      strangers += code == grpc::StatusCode::UNAUTHENTICATED;
+      v1::TriggerSyncRequest sync;
+      sync.set_model("m");
+      sync.add_receiver_ids(giant);
+      const auto reader = greedy->TriggerSync(&context, sync);
+      giants += reader->Finish().error_code() == grpc::StatusCode::UNAVAILABLE;
+    }
+  });
+  std::thread looks([&] {
+    while (!over) peak = std::max(peak.load(), AnonymousBytes(pid));
+  });
+  bool committed = true;
+  for (uint64_t version = 2; committed && (version < 8 || (giants < 3 && version < 500));
+       ++version) {
+    trainer.Step();
+    committed = trainer.Publish(version).ok() && receiver->WaitCommitted(version);
+  }
+  over = true;
+  sends.join();
+  looks.join();
+  CHECK(committed);
+  CHECK(strangers > 0);
+  CHECK(giants >= 3);
+  WARN("MiB of the sender before " << (before >> 20) << ", at most " << (peak.load() >> 20));
+  CHECK(peak.load() < before + (uint64_t{160} << 20));
+  CHECK(trainer.Compare(receiver->dir()) == "");
+  const std::string log = ReadText(s.sender->log());
+  CHECK_THAT(log, Contains("a connection of 127.0.0.1 was cut: ") && Contains("is the most"));
+}
+
+TEST_CASE("requests of calls that last have a limit of memory, which is a principal's own") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 1, 6);
+  REQUIRE(trainer.Publish(1).ok());
+  struct Call {
+    Call(v1::SenderService::Stub& stub, const v1::WatchSenderVersionsRequest& request) {
+      Prepare(context);
+      reader = stub.WatchVersions(&context, request);
+      v1::VersionInfo info;
+      if (!reader->Read(&info)) status = reader->Finish();
+    }
+    ~Call() { context.TryCancel(); }
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::VersionInfo>> reader;
+    grpc::Status status;
+  };
+  // A field that nobody knows is kept with the request.
+  v1::WatchSenderVersionsRequest padded;
+  padded.set_model("m");
+  padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
+      999, std::string(1'000'000, 'x'));
+  const auto greedy = v1::SenderService::NewStub(Channel(s.sender->control()));
+  ShowAs(s.authority.Node("rollout-1"));
+  const auto other = v1::SenderService::NewStub(Channel(s.sender->control()));
+  std::deque<Call> calls;
+  while (calls.size() < 100 && (calls.empty() || calls.back().status.ok())) {
+    calls.emplace_back(*greedy, padded);
+  }
+  const grpc::Status refused = calls.back().status;
+  CHECK(refused.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  CHECK_THAT(refused.error_message(),
+             Contains("requests of calls that last of operator would hold") &&
+                 Contains("is the most of one caller; send smaller requests, or end some"));
+  CHECK(calls.size() > 32);
+  CHECK(Call(*other, padded).status.ok());
+  calls.pop_front();
+  CHECK(Eventually([&] { return Call(*greedy, padded).status.ok(); }));
 }
 
 TEST_CASE("a ticket is of no use any more when its principal is taken out of the file") {

@@ -122,6 +122,8 @@ TEST_CASE("metrics say what the daemons did") {
         std::string::npos);
   CHECK(received.find("deltawire_receiver_versions_behind{model=\"m\"} 0") != std::string::npos);
   CHECK(received.find("process_threads ") != std::string::npos);
+  CHECK(received.find("deltawire_receiver_peers_refused_total{reason=\"limit\"} 0") !=
+        std::string::npos);
   CHECK(received.find("deltawire_receiver_codec_chunks_total{model=\"m\",codec=\"dense\"} 0") !=
         std::string::npos);
   CHECK(received.find("deltawire_receiver_decode_seconds_total{codec=\"tight\"} 0") !=

@@ -26,4 +26,21 @@ TEST_CASE("open calls: one caller's limit does not keep others out, and the limi
   calls.reset();  // b1 and a2 outlive it
 }
 
+TEST_CASE("open calls: the bytes that calls hold have a limit for one caller and one for all") {
+  OpenCalls calls("requests", OpenCalls::Limits{.most = 3000, .most_per_caller = 2000});
+  auto a1 = calls.TakeBytes("a", 1500);
+  REQUIRE(a1.ok());
+  const auto a2 = calls.TakeBytes("a", 501);
+  CHECK(absl::IsResourceExhausted(a2.status()));
+  CHECK_THAT(std::string(a2.status().message()),
+             Contains("requests of a would hold 2.00 kB, and 2.00 kB is the most of one caller"));
+  const auto b1 = calls.TakeBytes("b", 1500);
+  REQUIRE(b1.ok());
+  const auto c1 = calls.TakeBytes("c", 1);
+  CHECK(absl::IsResourceExhausted(c1.status()));
+  CHECK_THAT(std::string(c1.status().message()), Contains("requests of all callers would hold"));
+  a1 = absl::CancelledError("over");
+  CHECK(calls.TakeBytes("a", 1500).ok());
+}
+
 }  // namespace deltawire
