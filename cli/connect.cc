@@ -6,8 +6,7 @@
 #include <unistd.h>
 
 #include "common/config/options.h"
-#include "proto/convert.h"
-#include "proto/dial.h"
+#include "proto/client/connect.h"
 
 namespace deltawire::cli {
 namespace {
@@ -23,16 +22,15 @@ Status Tagged(StatusCode code, std::string message, const char* tag) {
   return status;
 }
 
-Status NobodyThere(std::string_view who, const std::string& address, std::string_view why) {
-  return UnreachableError(
-      fmt::format("{0} {1}: {2}; is deltawire-{0} running there? (--{0} HOST:PORT names another)",
-                  who, address, why));
+DialWords WordsFor(std::string_view who) {
+  return {.credentials = "--credentials",
+          .another = fmt::format("(--{} HOST:PORT names another)", who),
+          .more_time = "--timeout SECONDS allows more"};
 }
 
-// gRPC says of a connection that failed no more than that; TLS is what a user may have forgotten.
-std::string_view WhyNot(const security::Credentials& credentials) {
-  return credentials.dials_tls() ? "not reachable, or not by TLS with these --credentials"
-                                 : "not reachable (or it speaks TLS, which takes --credentials)";
+// A daemon that does not answer has an exit code of its own.
+Status ToolsOwn(const Status& s) {
+  return absl::IsUnavailable(s) ? UnreachableError(std::string(MessageOf(s))) : s;
 }
 
 StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::string& address,
@@ -42,27 +40,8 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
   // gRPC would print each failed handshake on stderr, where an error of ours is one line.
   gpr_set_log_function([](gpr_log_func_args*) {});
-  grpc::ChannelArguments args;
-  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel connects by itself
-  DW_ASSIGN_OR_RETURN(auto channel, DialControl(ToString(*endpoint), *credentials, args));
-  if (timeout.count() == 0) timeout = std::chrono::seconds(10);
-  const auto deadline = std::chrono::system_clock::now() + timeout;
-  auto state = channel->GetState(true);
-  for (int failures = 0; state != GRPC_CHANNEL_READY;) {
-    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      // gRPC reads errno some calls after connect (1.51, tcp_client_posix.cc), so that at times it
-      // takes a connection that is being made for one that was refused.
-      if (++failures == 2) return NobodyThere(who, ToString(*endpoint), WhyNot(*credentials));
-      DW_ASSIGN_OR_RETURN(channel, DialControl(ToString(*endpoint), *credentials, args));
-      state = channel->GetState(true);
-      continue;
-    }
-    if (!channel->WaitForStateChange(state, deadline)) {
-      return NobodyThere(who, ToString(*endpoint),
-                         fmt::format("no answer in {} ms", timeout.count()));
-    }
-    state = channel->GetState(true);
-  }
+  auto channel = ConnectControl(who, ToString(*endpoint), *credentials, timeout, WordsFor(who));
+  if (!channel.ok()) return ToolsOwn(channel.status());
   return channel;
 }
 
@@ -134,15 +113,7 @@ void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout
 }
 
 Status Check(const grpc::Status& s, std::string_view who, const std::string& address) {
-  if (s.ok()) return absl::OkStatus();
-  if (s.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return UnreachableError(fmt::format("{} {}: {}", who, address, s.error_message()));
-  }
-  if (s.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return Errorf(StatusCode::kDeadlineExceeded,
-                  "{} {}: not done in time (--timeout SECONDS allows more)", who, address);
-  }
-  return FromGrpc(s, fmt::format("{} {}", who, address));
+  return ToolsOwn(CheckAnswer(s, who, address, WordsFor(who)));
 }
 
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,

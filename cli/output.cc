@@ -1,6 +1,5 @@
 #include "cli/output.h"
 
-#include <google/protobuf/descriptor.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <ctime>
 
 #include "common/base/human.h"
-#include "common/base/trace.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -206,74 +204,13 @@ std::string ClockText(int64_t unix_nanos) {
                      unix_nanos / 1'000'000 % 1000);
 }
 
-namespace {
-
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-
-// One value of `field`: element `i` of a repeated field, or the single value when i < 0.
-Json FieldJson(const Message& m, const FieldDescriptor* field, int i) {
-  const auto* r = m.GetReflection();
-  const bool one = i < 0;
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64:
-      return one ? r->GetInt64(m, field) : r->GetRepeatedInt64(m, field, i);
-    case FieldDescriptor::CPPTYPE_UINT64:
-      if (field->type() == FieldDescriptor::TYPE_FIXED64) {
-        return fmt::format("{:016x}",
-                           one ? r->GetUInt64(m, field) : r->GetRepeatedUInt64(m, field, i));
-      }
-      return one ? r->GetUInt64(m, field) : r->GetRepeatedUInt64(m, field, i);
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return one ? r->GetUInt32(m, field) : r->GetRepeatedUInt32(m, field, i);
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return one ? r->GetDouble(m, field) : r->GetRepeatedDouble(m, field, i);
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return one ? r->GetBool(m, field) : r->GetRepeatedBool(m, field, i);
-    case FieldDescriptor::CPPTYPE_STRING:
-      return one ? r->GetString(m, field) : r->GetRepeatedString(m, field, i);
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      return ToJson(one ? r->GetMessage(m, field) : r->GetRepeatedMessage(m, field, i));
-    default:
-      return nullptr;  // no other type is used in proto/deltawire/v1
-  }
-}
-
-}  // namespace
-
-Json ToJson(const Message& message) {
-  Json json = Json::object();
-  const auto* descriptor = message.GetDescriptor();
-  for (int f = 0; f < descriptor->field_count(); ++f) {
-    const FieldDescriptor* field = descriptor->field(f);
-    if (!field->is_repeated()) {
-      json[field->name()] = FieldJson(message, field, -1);
-      continue;
-    }
-    Json& list = json[field->name()] = Json::array();
-    const int n = message.GetReflection()->FieldSize(message, field);
-    for (int i = 0; i < n; ++i) list.push_back(FieldJson(message, field, i));
-  }
-  // What logs call the state: computed here as the daemons do, since it does not travel.
-  if (const auto* identity = dynamic_cast<const v1::Identity*>(&message)) {
-    json["trace"] = fmt::format("{:016x}", TraceOf(FromProto(*identity)).value);
-  }
-  return json;
-}
-
-Json IdentityJson(const Identity& identity) {
-  v1::Identity message;
-  ToProto(identity, &message);
-  return ToJson(message);
-}
-
 void PrintJson(const Json& json) {
   std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   std::fflush(stdout);
 }
 
 void PrintJsonLine(const Json& json) {
-  std::printf("%s\n", json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  std::printf("%s\n", ToLine(json).c_str());
   std::fflush(stdout);
 }
 

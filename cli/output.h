@@ -4,26 +4,21 @@
 // own.
 #pragma once
 
-#include <google/protobuf/message.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "common/base/identity.h"
+#include "proto/client/json.h"
 #include "proto/deltawire/v1/common.pb.h"
 
 namespace deltawire::cli {
-
-/// Keeps members in the order in which they were set, so that JSON reads like the tables.
-using Json = nlohmann::ordered_json;
 
 enum class Align { kLeft, kRight };
 
@@ -108,12 +103,6 @@ std::string PullTimesText(const v1::PullStats& pull);
 /// Local time of a wall clock instant, "14:03:22.125".
 std::string ClockText(int64_t unix_nanos);
 
-/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt", "trace"}.
-Json IdentityJson(const Identity& identity);
-/// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, except
-/// hashes and tokens (fixed64), which become 16 hex digits, since not every JSON reader keeps 64
-/// bits. An identity also has its `trace` (common/base/trace.h).
-Json ToJson(const google::protobuf::Message& message);
 /// Print to stdout: indented, or in one line for streams of records.
 void PrintJson(const Json& json);
 void PrintJsonLine(const Json& json);

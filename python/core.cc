@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "python/checked.h"
+#include "python/control_core.h"
 #include "python/gil.h"
 #include "sender/export/abi/deltawire_export.h"
 
@@ -18,31 +20,10 @@ namespace py = pybind11;
 
 namespace {
 
+using deltawire::Check;
+using deltawire::Run;
 using Shape = std::vector<uint64_t>;
 using Strides = std::vector<int64_t>;
-
-/// Raises the exception that deltawire/_errors.py makes for `code`. REQUIRES: the GIL.
-void Check(int code, const std::string& text) {
-  if (code == DW_OK) return;
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
-  const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
-  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
-  throw py::error_already_set();
-}
-
-/// Runs a call of the library without the GIL. This thread's next call clears dw_last_error, so its
-/// text is copied at once.
-template <typename Call>
-void Run(Call call) {
-  int code = DW_OK;
-  std::string text;
-  {
-    const deltawire::GilReleased released;
-    code = call();
-    if (code != DW_OK) text = dw_last_error();
-  }
-  Check(code, text);
-}
 
 struct TensorMeta {
   std::string name, dtype;
@@ -531,4 +512,5 @@ PYBIND11_MODULE(_core, m) {
       .def("check", &Megatron::Check)
       .def("place", &Megatron::Place)
       .def("gather", &Megatron::Gather);
+  deltawire::BindControl(m);
 }

@@ -9,6 +9,8 @@ SHARE_BLOCK: int
 COLLECTIVE_GLOO: int
 COLLECTIVE_NCCL: int
 HOST_MEMORY: int
+DAEMON_SENDER: int
+DAEMON_RECEIVER: int
 BUCKET_AUTO: int
 
 def draw_attempt() -> int: ...
@@ -128,3 +130,13 @@ class Megatron:
         params: Sequence[Param],
         bucket_bytes: int,
     ) -> dict[str, Any]: ...
+
+class ControlCall:
+    def next(self) -> str | None: ...
+    def cancel(self) -> None: ...
+
+class Control:
+    def __init__(
+        self, daemon: int, address: str, credentials: str | None, timeout_ms: int
+    ) -> None: ...
+    def start(self, method: str, request: str, timeout_ms: int) -> ControlCall: ...

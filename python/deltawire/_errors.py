@@ -10,7 +10,7 @@ class Error(RuntimeError):
 
 
 class UnavailableError(Error):
-    """No sender answers at the endpoint, or it is stopping."""
+    """Nobody answers at the endpoint, or the daemon there is stopping."""
 
     code = "UNAVAILABLE"
 
@@ -22,13 +22,14 @@ class DeadlineError(Error):
 
 
 class AbandonedError(Error):
-    """The offload is over for all ranks: one died, hung or gave up. Offload again."""
+    """What was begun is over for all: an offload, as a rank died, hung or gave up (offload again); or
+    a sync, as a receiver could not (its message says which)."""
 
     code = "ABORTED"
 
 
 class RefusedError(Error):
-    """The sender's state does not allow it: another layout, an old version, missing tensors."""
+    """The daemon's state does not allow it: another layout, an old version, missing tensors."""
 
     code = "FAILED_PRECONDITION"
 
@@ -71,6 +72,7 @@ _NAMES = {
     12: "UNIMPLEMENTED",
     13: "INTERNAL",
     15: "DATA_LOSS",
+    16: "UNAUTHENTICATED",
 }
 _CLASSES = {4: DeadlineError, 9: RefusedError, 10: AbandonedError, 14: UnavailableError}
 

@@ -104,6 +104,11 @@ class Alone(WheelTest):
     def test_it_moves_versions_without_torch(self):
         self.assertIn("ok: ", self.follow(self.venv / "bin" / "python3"))
 
+    def test_it_directs_daemons(self):
+        """Also over TLS, by the gRPC and OpenSSL that it brings."""
+        run(self.venv / "bin" / "python3", "-B", ROOT / "tests" / "python" / "control_test.py",
+            "PlainTest", "TlsTest")  # fmt: skip
+
     def test_it_moves_versions_where_the_system_has_none_of_its_libraries(self):
         if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
             self.skipTest("hiding the system's libraries wants root and a mount namespace")

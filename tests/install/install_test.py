@@ -3,8 +3,9 @@
     install_test.py BUILD CONSUMER CMAKE
 
 The program publishes through the installed library to the installed sender; the installed receiver
-follows, and its safetensors file is read back here, byte by byte. A second program is an engine:
-its memory follows the receiver through the engine's installed library.
+follows, and its safetensors file is read back here, byte by byte. A second program directs both, as
+an orchestrator. A third one is an engine: its memory follows the receiver through the engine's
+installed library.
 """
 
 import pathlib
@@ -33,6 +34,7 @@ def follow(binary, root):
         run(root / "consumer" / "publish", root / "s")  # the data directory stands for the socket
         receiver = daemons.start_receiver([control], "m", root / "r")
         receiver.await_version(3)
+        run(root / "consumer" / "direct", control, receiver.address)
         content = receiver.content()
         run(root / "consumer" / "engine", root / "s", receiver.directory)
         return content

@@ -1,8 +1,8 @@
-// The trainer's library as a stable C ABI: writes versions of a model into the sender's memory.
-// Structs begin with their size, so that they can grow. Owner of handles: the caller, who destroys
-// each. Threads: a client has one caller at a time; of an offload, dw_offload_write, _data and
-// _tensor may run at once. Cost of a write: one copy. Errors: a call returns DW_OK or a code, and
-// dw_last_error() says what happened and what to do.
+// The trainer's library as a stable C ABI: writes versions of a model into the sender's memory, and
+// directs the daemons. Structs begin with their size, so that they can grow. Owner of handles: the
+// caller, who destroys each. Threads: a client has one caller at a time; of an offload,
+// dw_offload_write, _data and _tensor may run at once. Cost of a write: one copy. Errors: a call
+// returns DW_OK or a code, and dw_last_error() says what happened and what to do.
 #pragma once
 
 #include <stddef.h>
@@ -39,7 +39,8 @@ typedef enum dw_status {
   DW_UNIMPLEMENTED = 12,
   DW_INTERNAL = 13,
   DW_UNAVAILABLE = 14, /* no sender at the endpoint, or it is stopping */
-  DW_DATA_LOSS = 15
+  DW_DATA_LOSS = 15,
+  DW_UNAUTHENTICATED = 16 /* since DW_ABI_VERSION 9 */
 } dw_status;
 
 typedef struct dw_client dw_client;
@@ -374,6 +375,52 @@ typedef struct dw_gathered {
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,
                               uint64_t bucket_bytes, dw_gathered* result);
+
+/* ---- Control: for programs that direct the daemons ------------------------------------------ */
+
+/* All of this is there since DW_ABI_VERSION 9. A dw_control has callers in any threads; of a call,
+ * dw_control_next has one at a time. */
+typedef struct dw_control dw_control;
+typedef struct dw_control_call dw_control_call;
+
+typedef enum dw_daemon {
+  DW_DAEMON_SENDER = 1,  /* SenderService of proto/deltawire/v1/sender.proto */
+  DW_DAEMON_RECEIVER = 2 /* ReceiverService of receiver.proto */
+} dw_daemon;
+
+typedef struct dw_control_options {
+  size_t struct_size;
+  int32_t daemon;          /* dw_daemon */
+  const char* address;     /* control address: HOST:PORT, [IPv6]:PORT or :PORT (loopback) */
+  const char* credentials; /* credentials.toml; NULL: plaintext is dialled, and nothing is shown */
+  uint32_t timeout_ms;     /* of connecting; 0: 10000 */
+} dw_control_options;
+
+/* Reads the credentials; nobody is dialled yet. They and the files that they name are looked at
+ * again with each call, at most once a second, and a call after a change shows the new ones, over a
+ * new connection. What cannot be read is logged, and the old ones stay in use. */
+DW_API int dw_control_open(const dw_control_options* options, dw_control** control);
+/* NULL is allowed. Calls that run go on. */
+DW_API void dw_control_close(dw_control* control);
+
+#define DW_WAIT_FOREVER UINT32_MAX
+
+/* Connects where there is no connection, and begins a call. `method`: a name, such as "GetStatus".
+ * `request`: a JSON object with fields of the method's request (NULL: all have their defaults); a
+ * field that it does not have is refused. `timeout_ms`: of the whole call; 0: none.
+ * DW_UNAVAILABLE: nobody answers. */
+DW_API int dw_control_start(dw_control* control, const char* method, const char* request,
+                            uint32_t timeout_ms, dw_control_call** call);
+/* The call's next answer, a JSON object in one line in the form of docs/json.md, valid until the
+ * call's next dw_control_next. A call that streams has many answers, another one has one. NULL:
+ * there is none any more, and the call has ended well. "": none has come within `wait_ms` (0: it
+ * does not wait); ask again. A code says why the call has ended. */
+DW_API int dw_control_next(dw_control_call* call, uint32_t wait_ms, const char** answer);
+/* The call ends with DW_CANCELLED, if it has not ended, and a dw_control_next that waits returns.
+ * From any thread. */
+DW_API void dw_control_cancel(dw_control_call* call);
+/* Cancels it, too. NULL is allowed. REQUIRES: no dw_control_next of it waits. */
+DW_API void dw_control_call_destroy(dw_control_call* call);
 
 #ifdef __cplusplus
 }

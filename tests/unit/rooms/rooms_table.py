@@ -90,6 +90,11 @@ ROOMS = {
         rooms=(BASE, "common/layout", "common/delta", "common/security"),
         outside=GROUND + MESSAGES,
     ),
+    # What directs daemons, in messages and in JSON.
+    "proto/client": Room(
+        rooms=(BASE, "common/config", "common/security", "proto"),
+        outside=GROUND + MESSAGES + ("json",),
+    ),
     # The service for receivers, over what common/serving grants.
     "proto/serving": Room(
         rooms=(
@@ -125,7 +130,9 @@ ROOMS = {
         ),
         outside=GROUND,
     ),
-    "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
+    "sender/export/abi": Room(
+        rooms=("common", "kernels", "proto/client", "sender/export"), outside=GROUND
+    ),
     "receiver": Room(
         rooms=(
             "common", "kernels", "proto", "proto/serving", "receiver/engine", "receiver/relay"
@@ -151,7 +158,7 @@ ROOMS = {
     ),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
-        rooms=("common", "kernels", "proto", "sender/export", "cli/synth"),
+        rooms=("common", "kernels", "proto", "proto/client", "sender/export", "cli/synth"),
         outside=GROUND + MESSAGES + ("cli11", "json", "ncurses"),
     ),
     # A model and a trainer that nobody has: for the demo, and for benchmarks and tests.

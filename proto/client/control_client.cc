@@ -1,0 +1,240 @@
+#include "proto/client/control_client.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "common/config/endpoint.h"
+#include "common/security/credentials.h"
+#include "proto/client/connect.h"
+#include "proto/client/json.h"
+#include "proto/deltawire/v1/receiver.pb.h"
+#include "proto/deltawire/v1/sender.pb.h"
+
+namespace deltawire {
+namespace {
+
+using google::protobuf::Message;
+using google::protobuf::MethodDescriptor;
+using google::protobuf::ServiceDescriptor;
+using std::chrono::milliseconds;
+using Stream = grpc::ClientAsyncReaderWriter<Message, Message>;
+
+// Tags of a call's completion queue.
+constexpr intptr_t kWritten = 1, kRead = 2, kFinished = 3;
+void* Tag(intptr_t tag) { return reinterpret_cast<void*>(tag); }
+
+std::unique_ptr<Message> New(const google::protobuf::Descriptor* type) {
+  auto* const factory = google::protobuf::MessageFactory::generated_factory();
+  return std::unique_ptr<Message>(factory->GetPrototype(type)->New());
+}
+
+StatusOr<const MethodDescriptor*> Find(const ServiceDescriptor& service, const std::string& name) {
+  if (const MethodDescriptor* found = service.FindMethodByName(name)) return found;
+  std::string all;
+  for (int i = 0; i < service.method_count(); ++i) {
+    all += (all.empty() ? "" : ", ") + service.method(i)->name();
+  }
+  return Errorf(StatusCode::kInvalidArgument, "{} has no method \"{}\"; it has {}", service.name(),
+                name, all);
+}
+
+StatusOr<std::unique_ptr<Message>> ParseRequest(const MethodDescriptor& method,
+                                                const std::string& json) {
+  auto request = New(method.input_type());
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, request.get());
+  if (parsed.ok()) return request;
+  const auto why = parsed.message();
+  return Errorf(StatusCode::kInvalidArgument, "{}: this is no {} in JSON: {}", method.name(),
+                method.input_type()->name(), std::string_view(why.data(), why.size()));
+}
+
+}  // namespace
+
+/// The channel of a client's calls. It is made when a call needs it, and left where a new one would
+/// do better; calls that run keep theirs.
+class ControlClient::Connection {
+ public:
+  Connection(Daemon daemon, std::string at, std::shared_ptr<security::Credentials> credentials,
+             milliseconds timeout)
+      : service(*(
+            daemon == Daemon::kSender
+                ? v1::SenderStatusRequest::descriptor()->file()->FindServiceByName("SenderService")
+                : v1::ReceiverStatusRequest::descriptor()->file()->FindServiceByName(
+                      "ReceiverService"))),
+        who(daemon == Daemon::kSender ? "sender" : "receiver"),
+        address(std::move(at)),
+        credentials_(std::move(credentials)),
+        timeout_(timeout) {}
+
+  StatusOr<std::shared_ptr<grpc::Channel>> Channel(milliseconds timeout) {
+    const auto material = credentials_->Now();
+    {
+      std::lock_guard lock(mu_);
+      // Where there is no connection any more, gRPC's own would come after a pause of up to two
+      // minutes, and would show the token of before.
+      if (channel_ != nullptr && material == material_ &&
+          channel_->GetState(false) == GRPC_CHANNEL_READY) {
+        return channel_;
+      }
+    }
+    const milliseconds most = timeout.count() == 0 ? timeout_ : std::min(timeout, timeout_);
+    DW_ASSIGN_OR_RETURN(auto channel, ConnectControl(who, address, *credentials_, most));
+    std::lock_guard lock(mu_);
+    material_ = material;
+    return channel_ = std::move(channel);
+  }
+
+  /// A call over `channel` has ended so.
+  void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status) {
+    // The channel shows the token that was there when it was made. And one that a flipped bit has
+    // upset may be silent for ever while it counts as connected.
+    const bool useless = status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
+                         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    std::lock_guard lock(mu_);
+    if (useless && channel == channel_) channel_ = nullptr;
+  }
+
+  const ServiceDescriptor& service;
+  const std::string who, address;
+
+ private:
+  const std::shared_ptr<security::Credentials> credentials_;
+  const milliseconds timeout_;
+  std::mutex mu_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<const security::CredentialMaterial> material_;  // that channel_ was made of
+};
+
+struct ControlCall::State {
+  // Reading -> HasAnswer -> Reading or, where there is no answer any more, -> Ending -> Ended.
+  enum class Phase : uint8_t { kReading, kHasAnswer, kEnding, kEnded };
+
+  State(std::shared_ptr<ControlClient::Connection> to, std::shared_ptr<grpc::Channel> over)
+      : connection(std::move(to)), channel(std::move(over)), stub(channel) {}
+
+  void Start(const MethodDescriptor& method, std::unique_ptr<Message> asked, milliseconds timeout) {
+    request = std::move(asked);
+    answer = New(method.output_type());
+    if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+    context.set_initial_metadata_corked(true);  // they go with the request; StartCall has no tag
+    stream = stub.PrepareCall(
+        &context, fmt::format("/{}/{}", method.service()->full_name(), method.name()), &queue);
+    stream->StartCall(nullptr);
+    stream->WriteLast(*request, grpc::WriteOptions(), Tag(kWritten));
+    ++open;
+    Read();
+  }
+  void Read() {
+    phase = Phase::kReading;
+    stream->Read(answer.get(), Tag(kRead));
+    ++open;
+  }
+  void End() {
+    phase = Phase::kEnding;
+    stream->Finish(&status, Tag(kFinished));
+    ++open;
+  }
+  /// Takes one tag. False where none came before `until`.
+  bool Await(std::chrono::system_clock::time_point until) {
+    void* tag = nullptr;
+    bool good = false;
+    if (queue.AsyncNext(&tag, &good, until) != grpc::CompletionQueue::GOT_EVENT) return false;
+    --open;
+    if (tag == Tag(kRead) && good) phase = Phase::kHasAnswer;
+    if (tag == Tag(kRead) && !good) End();
+    if (tag == Tag(kFinished)) {
+      phase = Phase::kEnded;
+      connection->Ended(channel, status);
+    }
+    return true;
+  }
+
+  const std::shared_ptr<ControlClient::Connection> connection;
+  const std::shared_ptr<grpc::Channel> channel;
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  grpc::TemplatedGenericStub<Message, Message> stub;
+  std::unique_ptr<Message> request, answer;
+  std::unique_ptr<Stream> stream;
+  Phase phase = Phase::kReading;
+  int open = 0;         // tags that are still to come
+  grpc::Status status;  // once ended
+};
+
+ControlCall::ControlCall(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+ControlCall::~ControlCall() {
+  constexpr auto kForEver = std::chrono::system_clock::time_point::max();
+  Cancel();
+  // gRPC writes to the call's memory until its last tag.
+  while (state_->open > 0) state_->Await(kForEver);
+  if (state_->phase == State::Phase::kHasAnswer) {
+    state_->End();
+    while (state_->open > 0) state_->Await(kForEver);
+  }
+  state_->queue.Shutdown();
+  void* tag = nullptr;
+  bool good = false;
+  while (state_->queue.Next(&tag, &good)) {
+  }
+}
+
+StatusOr<ControlCall::Turn> ControlCall::Next(milliseconds patience, std::string* answer) {
+  using Phase = State::Phase;
+  State& s = *state_;
+  const auto until = patience.count() < 0 ? std::chrono::system_clock::time_point::max()
+                                          : std::chrono::system_clock::now() + patience;
+  if (s.phase == Phase::kHasAnswer) s.Read();  // the last one was returned
+  while (s.phase == Phase::kReading || s.phase == Phase::kEnding) {
+    if (!s.Await(until)) return Turn::kNotYet;
+  }
+  if (s.phase == Phase::kHasAnswer) {
+    *answer = ToLine(ToJson(*s.answer));
+    return Turn::kAnswer;
+  }
+  DW_RETURN_IF_ERROR(CheckAnswer(s.status, s.connection->who, s.connection->address));
+  return Turn::kEnd;
+}
+
+void ControlCall::Cancel() { state_->context.TryCancel(); }
+
+ControlClient::ControlClient() = default;
+ControlClient::~ControlClient() = default;
+
+StatusOr<std::unique_ptr<ControlClient>> ControlClient::Create(const Options& options) {
+  DW_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options.address));
+  auto credentials = security::Credentials::None();
+  if (!options.credentials.empty()) {
+    DW_ASSIGN_OR_RETURN(credentials, security::Credentials::Load(options.credentials));
+  }
+  std::unique_ptr<ControlClient> client(new ControlClient());
+  client->connection_ = std::make_shared<Connection>(options.daemon, ToString(endpoint),
+                                                     std::move(credentials), options.timeout);
+  return client;
+}
+
+StatusOr<std::unique_ptr<ControlCall>> ControlClient::Start(const std::string& method,
+                                                            const std::string& request,
+                                                            milliseconds timeout) {
+  const auto begun = std::chrono::steady_clock::now();
+  DW_ASSIGN_OR_RETURN(const MethodDescriptor* found, Find(connection_->service, method));
+  DW_ASSIGN_OR_RETURN(auto message, ParseRequest(*found, request));
+  DW_ASSIGN_OR_RETURN(auto channel, connection_->Channel(timeout));
+  if (timeout.count() > 0) {
+    const auto took = std::chrono::steady_clock::now() - begun;
+    timeout = std::max(milliseconds(1), timeout - std::chrono::ceil<milliseconds>(took));
+  }
+  auto state = std::make_unique<ControlCall::State>(connection_, std::move(channel));
+  state->Start(*found, std::move(message), timeout);
+  return std::unique_ptr<ControlCall>(new ControlCall(std::move(state)));
+}
+
+}  // namespace deltawire

@@ -1,0 +1,38 @@
+// Calls of the trainer's library from Python. Threads: any that holds the GIL. Cost: none beyond
+// the call's. Errors: the exception that deltawire/_errors.py makes for the call's code.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "python/gil.h"
+#include "sender/export/abi/deltawire_export.h"
+
+namespace deltawire {
+
+/// Raises the exception for `code`. REQUIRES: the GIL.
+inline void Check(int code, const std::string& text) {
+  namespace py = pybind11;
+  if (code == DW_OK) return;
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
+  const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
+  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
+  throw py::error_already_set();
+}
+
+/// Runs a call of the library without the GIL. This thread's next call clears dw_last_error, so its
+/// text is copied at once.
+template <typename Call>
+void Run(Call call) {
+  int code = DW_OK;
+  std::string text;
+  {
+    const GilReleased released;
+    code = call();
+    if (code != DW_OK) text = dw_last_error();
+  }
+  Check(code, text);
+}
+
+}  // namespace deltawire
