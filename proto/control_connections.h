@@ -1,8 +1,8 @@
 // The connections of one control port: how many each address has, and how many bytes each has sent
-// that are part of no whole message yet. gRPC buffers a message of any length before it looks at the
-// limit, so who sends too much is cut off here. Owner: the ControlServer. Threads: any, and one of
-// its own, which sleeps while nothing comes. Cost: a look-up per message, and per connection three
-// system calls at most 50 times a second. Errors: those of epoll.
+// that are part of no whole message yet. gRPC buffers a message of any length before it looks at
+// the limit, so who sends too much is cut off here. Owner: the ControlServer. Threads: any, and one
+// of its own, which sleeps while nothing comes. Cost: a look-up per message, and per connection
+// three system calls at most 50 times a second. Errors: those of epoll.
 #pragma once
 
 #include <atomic>
