@@ -1,4 +1,4 @@
-// Calls of the trainer's library from Python. Threads: any that holds the GIL. Cost: none beyond
+// Calls of our two libraries from Python. Threads: any that holds the GIL. Cost: none beyond
 // the call's. Errors: the exception that deltawire/_errors.py makes for the call's code.
 #pragma once
 
@@ -21,16 +21,16 @@ inline void Check(int code, const std::string& text) {
   throw py::error_already_set();
 }
 
-/// Runs a call of the library without the GIL. This thread's next call clears dw_last_error, so its
+/// Runs a call of a library without the GIL. This thread's next call clears `last_error`, so its
 /// text is copied at once.
 template <typename Call>
-void Run(Call call) {
+void Run(Call call, const char* (*last_error)() = dw_last_error) {
   int code = DW_OK;
   std::string text;
   {
     const GilReleased released;
     code = call();
-    if (code != DW_OK) text = dw_last_error();
+    if (code != DW_OK) text = last_error();
   }
   Check(code, text);
 }

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/gil.h"
+#include "python/checked.h"
 #include "receiver/engine_client/abi/deltawire_engine.h"
 
 namespace py = pybind11;
@@ -24,28 +24,13 @@ namespace {
 using Shape = std::vector<uint64_t>;
 using Strides = std::vector<int64_t>;
 using Identity = dw_engine_identity;
+using deltawire::Check;
 
-/// Raises what deltawire/_errors.py makes of the code. REQUIRES: the GIL.
-void Check(int code, const std::string& text) {
-  if (code == DW_ENGINE_OK) return;
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
-  const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
-  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
-  throw py::error_already_set();
-}
+static_assert(DW_ENGINE_OK == DW_OK);
 
-/// Runs a call of the library without the GIL. The error's text belongs to this thread, so it is
-/// taken before another call.
 template <typename Call>
 void Run(Call call) {
-  int code = DW_ENGINE_OK;
-  std::string text;
-  {
-    const deltawire::GilReleased released;
-    code = call();
-    if (code != DW_ENGINE_OK) text = dw_engine_last_error();
-  }
-  Check(code, text);
+  deltawire::Run(std::move(call), dw_engine_last_error);
 }
 
 std::string LineageOf(const Identity& identity) {

@@ -162,7 +162,8 @@ class CheckIncludesTest(unittest.TestCase):
         for name, cell in table.items():
             inside, outside = set(), set()
             for word in re.split(r"[,;] ", re.sub(r" \(.*?\)|`", "", cell)):
-                paths = (word, f"common/{word}", f"sender/export/{word}", f"receiver/{word}")
+                within = ("common", "sender/export", "receiver", "cli")
+                paths = (word, *(f"{room}/{word}" for room in within))
                 if own := next((path for path in paths if rooms_named(path)), None):
                     inside.add(own)
                 else:
