@@ -151,7 +151,8 @@ bool ControlConnections::Take(int fd) {
       Arm(connections_.emplace(number, std::move(taken)).first);
       return true;
     }
-    same = of_address_[taken.address].connections;
+    const auto its = of_address_.find(taken.address);
+    same = its == of_address_.end() ? 0 : its->second.connections;
     all = connections_.size();
   }
   ++refused_;

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
+#include <cstdio>
 #include <deque>
 
 #include "proto/control_server.h"
@@ -73,12 +74,12 @@ class SizeOf final : public v1::SenderService::Service {
   }
 };
 
-std::shared_ptr<grpc::Channel> Dial(int port) {
+std::shared_ptr<grpc::Channel> Dial(int port, const std::string& host = "127.0.0.1") {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetMaxSendMessageSize(-1);
-  return grpc::CreateCustomChannel(fmt::format("127.0.0.1:{}", port),
+  return grpc::CreateCustomChannel(fmt::format("{}:{}", host, port),
                                    grpc::InsecureChannelCredentials(), args);
 }
 
@@ -188,11 +189,21 @@ TEST_CASE("control connections: peers have the names that gRPC gives them") {
 }
 
 TEST_CASE("control connections: calls go on without end on one connection, and giants do not") {
+  // gRPC names the peers of these in three ways. A name that was not found would count whole
+  // messages as if they never were.
+  const auto [listen, host] = GENERATE(table<std::string, std::string>(
+      {{"127.0.0.1:0", "127.0.0.1"}, {"[::1]:0", "[::1]"}, {"[::]:0", "127.0.0.1"}}));
+  CAPTURE(listen);
   SizeOf service;
   const auto access = Access::Open();
-  const auto server = Made(ControlServer::Start("127.0.0.1:0", {&service}, *access,
-                                                {.bytes_per_connection = 4 * kMega}));
-  const auto stub = v1::SenderService::NewStub(Dial(server->port()));
+  auto started =
+      ControlServer::Start(listen, {&service}, *access, {.bytes_per_connection = 4 * kMega});
+  if (!started.ok() && listen.front() == '[') {
+    std::puts("SKIPPED: no IPv6 here");
+    return;
+  }
+  const auto server = Made(std::move(started));
+  const auto stub = v1::SenderService::NewStub(Dial(server->port(), host));
   for (int i = 0; i < 40; ++i) REQUIRE(Ask(*stub, kMega / 2).ok());  // 20 MiB
   CHECK(Ask(*stub, 2 * kMega).error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
   CHECK(server->refused() == 0);
@@ -200,7 +211,7 @@ TEST_CASE("control connections: calls go on without end on one connection, and g
   const grpc::Status giant = Ask(*stub, 512 * kMega);
   CHECK(giant.error_code() == grpc::StatusCode::UNAVAILABLE);
   CHECK(server->refused() == 1);
-  const auto again = v1::SenderService::NewStub(Dial(server->port()));
+  const auto again = v1::SenderService::NewStub(Dial(server->port(), host));
   CHECK(Ask(*again, kMega / 2).ok());
 }
 
