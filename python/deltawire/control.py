@@ -30,7 +30,18 @@ _LONGEST_MS = 2**32 - 2
 
 def _milliseconds(seconds: float | None) -> int:
     """None: 0, which the library takes for no limit."""
-    return 0 if seconds is None else min(max(1, int(seconds * 1000)), _LONGEST_MS)
+    return 0 if seconds is None else max(1, int(min(seconds * 1000, _LONGEST_MS)))
+
+
+def _is_over(held: dict[str, Any], at_start: dict[str, Any]) -> bool:
+    """Whether the receiver knew at the start that the history of `held` is over: a rollback, or a
+    model that starts anew, uses numbers again."""
+    newest = at_start["newest"]
+    if not newest["epoch"]:
+        return False
+    if held["lineage"] == newest["lineage"]:
+        return held["epoch"] < newest["epoch"]
+    return held["lineage"] == at_start["committed"]["lineage"]
 
 
 class Answers(Iterator[dict[str, Any]]):
@@ -57,6 +68,7 @@ class Answers(Iterator[dict[str, Any]]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.cancel()  # who waits in another thread holds the call
         self._call = None
 
 
@@ -75,15 +87,17 @@ class _Daemon:
         )
         self._address, self._timeout = address, timeout
         self._model = model
+        self._found: str | None = None  # the only one, where none was named
 
     def stream(self, method: str, request: dict[str, Any] | None = None, *,
                timeout: float | None = None) -> Answers:
         """Begins a call of a method by its name in proto/deltawire/v1. `timeout`: seconds of the
         whole call; None: no limit."""
-        if self._control is None:
+        control = self._control
+        if control is None:
             raise ValueError(f"{self._address}: this was closed")
         text = json.dumps(request or {})
-        return Answers(self._control.start(method, text, _milliseconds(timeout)))
+        return Answers(control.start(method, text, _milliseconds(timeout)))
 
     def call(self, method: str, request: dict[str, Any] | None = None, *,
              timeout: float | None = None) -> dict[str, Any]:
@@ -103,15 +117,15 @@ class _Daemon:
 
     def model(self) -> str:
         """The name of the model that calls are about."""
-        if self._model is None:
+        if (known := self._model or self._found) is None:
             names = [m["model"] for m in self.status()["models"]]
             if not names:
                 raise RefusedError(f"{self._address} has no model yet")
             if len(names) > 1:
                 raise ValueError(f"{self._address} has several models: choose one with model= "
                                  f"({', '.join(names)})")
-            self._model = names[0]
-        return self._model
+            known = self._found = names[0]
+        return known
 
     def close(self) -> None:
         """Closes the connection when the calls that still run have ended."""
@@ -147,6 +161,8 @@ class Sender(_Daemon):
         has committed: `{"receivers": [...], "group": ...}`, the last that each has said. `group`:
         all its members commit on one word, or none (docs/groups.md). AbandonedError: some did not.
         """
+        if isinstance(receivers, str):
+            raise ValueError(f"receivers is a list of ids, as in receivers=[{receivers!r}]")
         request = {"model": self.model(), "receiver_ids": list(receivers), "force_full": force_full,
                    "group": group}
         last: dict[str, dict[str, Any]] = {}
@@ -206,24 +222,32 @@ class Receiver(_Daemon):
         """What each engine serves at once (if it is known), then each change of it."""
         return self.stream("WatchServed", {"model": self.model()}, timeout=timeout)
 
-    def wait(self, version: int, *, served: bool = False,
+    def wait(self, version: int, *, epoch: int = 0, served: bool = False,
              timeout: float | None = None) -> dict[str, Any]:
         """Returns when the version, or a later one, is committed; with `served` when each engine
-        serves it or a later one. DeadlineError says how things stand."""
+        serves it or a later one. `epoch`: of what a rollback returned, since it uses a number again
+        and the receiver may not have heard of it yet. DeadlineError says how things stand."""
+        model = self.model()
+        at_start = self._of(model)
         try:
             with (self.watch_served if served else self.watch)(timeout=timeout) as news:
                 for told in news:
                     reached = told["oldest" if served else "id"]
-                    if reached["epoch"] and reached["version"] >= version:
+                    if (reached["epoch"] >= max(epoch, 1) and reached["version"] >= version
+                            and not _is_over(reached, at_start)):
                         return told
         except DeadlineError as error:
-            raise DeadlineError(f"{error}: {self._standing()}") from None
+            raise DeadlineError(f"{error}: {self._standing(model)}") from None
         raise UnavailableError(f"the receiver at {self._address} ended the watch")
 
-    def _standing(self) -> str:
+    def _of(self, model: str) -> dict[str, Any]:
+        """The status of a model that the receiver has."""
+        return self._ask("GetStatus", {"model": model})["models"][0]
+
+    def _standing(self, model: str) -> str:
         """In the words of `deltawire wait`."""
         try:
-            (m,) = (m for m in self.status()["models"] if m["model"] == self._model)
+            m = self._of(model)
         except (DeadlineError, UnavailableError) as error:
             return str(error)
         held = {k: m[k]["version"] if m[k]["epoch"] else "none" for k in ("committed", "newest")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import array
 import inspect
 import json
+import math
 import pathlib
 import shutil
 import signal
@@ -142,8 +143,18 @@ class PlainTest(unittest.TestCase):
         result = self.sender.sync(timeout=DEADLINE_S)
         self.assertEqual([r["phase"] for r in result["receivers"]], ["committed"])
         self.assertIsNone(result["group"])
+        # A rollback uses a number again, of which the receiver holds a later one.
+        self.receiver.pause()
         back = self.sender.rollback(newest - 1)
         self.assertTrue(back["rollback"])
+        until(lambda: self.receiver.status()["models"][0]["newest"]["epoch"] == back["id"]["epoch"],
+              "the receiver has heard of it")
+        for epoch in (0, back["id"]["epoch"]):
+            with self.assertRaisesRegex(deltawire.DeadlineError, f"committed: {newest}, "):
+                self.receiver.wait(newest - 1, epoch=epoch, timeout=0.5)
+        self.receiver.resume()
+        done = self.receiver.wait(newest - 1, epoch=back["id"]["epoch"], timeout=DEADLINE_S)
+        self.assertEqual(done["id"]["root"], back["id"]["root"])
         state = until(lambda: (m := self.receiver.status()["models"][0])["committed"]["root"]
                       == back["id"]["root"] and m, "the rollback is committed")  # fmt: skip
         self.assertEqual(state["committed"]["epoch"], back["id"]["epoch"])
@@ -170,6 +181,20 @@ class PlainTest(unittest.TestCase):
             Sender("nowhere")
         self.sender.close()
         self.assertRaises(ValueError, self.sender.status)
+
+    def test_a_watch_that_is_left_ends_for_who_waits_in_another_thread(self):
+        watch = self.receiver.watch()
+        next(watch)
+        waits = threading.Thread(target=lambda: refusal(lambda: list(watch)))
+        with watch:
+            waits.start()
+        waits.join(DEADLINE_S / 2)
+        self.assertFalse(waits.is_alive())
+
+    def test_what_is_no_list_of_ids_is_said(self):
+        with self.assertRaisesRegex(ValueError, r"receivers=\['rollout-0'\]"):
+            self.sender.sync("rollout-0")
+        self.sender.wait_committed(1, timeout=math.inf)
 
     def test_a_wait_ends_by_a_cancel_or_a_signal(self):
         with self.sender.watch() as published:
