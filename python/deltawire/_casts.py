@@ -57,10 +57,14 @@ def stored(
     `said`: names whose dtype the caller has said himself, and keeps. `keep`: names, or patterns of
     names, of tensors that keep theirs whatever the others say.
     """
-    said = {*said, *(m.name for m in metas if _is_one_of(m.name, keep))}
+    kept = {m.name for m in metas if _is_one_of(m.name, keep)}
+    for pattern in keep:
+        if not any(fnmatch.fnmatchcase(m.name, pattern) for m in metas):
+            logger.warning("keep_dtype has %r, which is the name of no tensor; a pattern matches "
+                           "whole names, as *norm.weight does", pattern)
     if dtype is not None:
-        kept = said if keep else ()
         return [m if m.name in kept else _as(m, dtype_name(dtype, m.name)) for m in metas]
+    said = {*said, *kept}
     if hf_dir is None or not os.path.isdir(hf_dir):  # the library says what is wrong with the path
         return list(metas)
     if all(m.name in said for m in metas):

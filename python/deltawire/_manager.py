@@ -82,7 +82,7 @@ class WeightManager:
     it is until the next one is handed over: a collective that gathers into the same memory again
     would publish a mixture. Parameters, and what is not of torch, are copied before the generator
     goes on. False: so is everything. `keep_dtype`: names of tensors, or patterns such as
-    "*.norm.weight", that are registered in the dtype that they are given in, whatever `dtype` and
+    "*norm.weight", that are registered in the dtype that they are given in, whatever `dtype` and
     `hf_dir` say.
     """
 

@@ -331,6 +331,15 @@ class TorchTest(unittest.TestCase):
         self.check({n: t.bfloat16() if n == "w" else t for n, t in masters.items()})
         with self.assertRaisesRegex(deltawire.Error, "is a list of names"):
             self.manager(keep_dtype="bias")
+        # Entries say names and shapes; what is cast is said by `dtype`, but for what is kept.
+        entries = [("model.norm.weight", "F32", (4,)), ("w.weight", "F32", (8, 8))]
+        manager = self.manager(keep_dtype=["*norm.weight"])
+        manager.register(entries, dtype="bfloat16", replace=True)
+        self.assertEqual({m.name: m.dtype for m in manager.tensors_meta},
+                         {"model.norm.weight": "F32", "w.weight": "BF16"})
+        with self.assertLogs("deltawire", "WARNING") as log:
+            self.manager(keep_dtype=["*.norm"]).register(entries, dtype="bfloat16", replace=True)
+        self.assertIn("'*.norm', which is the name of no tensor", log.output[0])
 
     def test_what_the_library_reads_of_other_devices_in_pieces(self):
         torch.manual_seed(5)
