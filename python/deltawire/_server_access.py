@@ -78,14 +78,16 @@ class ServerAccess:
         return words + f"; it does not take the key in {self._token_file}"
 
     def _read_again(self) -> None:
-        """A file that somebody is just replacing must not end an update in the middle."""
+        """A file that somebody is just replacing, or writing anew, must not end an update in the
+        middle."""
         try:
             self._token, self._unread = self._read(), ""
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
             if not self._unread:
-                logger.warning("%s cannot be read (%s): the key that was read before stays in use; "
-                               "each request tries again", self._token_file, error.strerror)
-            self._unread = f"which cannot be read now ({error.strerror})"
+                logger.warning("%s cannot be used (%s): the key that was read before stays in use; "
+                               "each request tries again", self._token_file, why)
+            self._unread = f"which cannot be used now ({why})"
 
     def _read(self) -> str:
         if self._token_file is None:

@@ -93,6 +93,12 @@ class AdapterTest(unittest.TestCase):
         self.assertIn(f"{self.links} could be written by others than this user (mode 0775)",
                       said.getvalue())
 
+    def test_a_name_may_have_levels(self):
+        folder = self.links / "org" / "tuned" / "v7"
+        adapter.own_links(self.links, folder)
+        way = (self.links, folder.parent.parent, folder.parent, folder)
+        self.assertEqual([path.stat().st_mode & 0o777 for path in way], [0o700] * 4)
+
     def test_what_another_user_may_have_put_there_is_refused(self):
         folder = self.links / "tuned" / "v7"
         for way, why in ((self.links, "links"), (folder.parent, "tuned"), (folder, "v7")):

@@ -175,12 +175,23 @@ class TrlTest(Case):
         key_file.write_text("the-key\n")
         key_file.chmod(0o600)
         transfer = self.start(key="the-key", token_file=key_file)
-        key_file.unlink()
-        with self.assertLogs("deltawire._server_access", "WARNING") as logged:
-            self.sync(transfer)
-        self.assertEqual(len(logged.output), 1, logged.output)
-        self.assertIn(f"{key_file} cannot be read (No such file or directory)", logged.output[0])
-        self.weights = changed(self.weights, 2)
+        # Written anew in place, too: cut first, or readable by all for a moment.
+        for seed, (breaks, why) in enumerate((
+                (lambda: key_file.write_text(""), "is not one line"),
+                (lambda: key_file.chmod(0o644), "holds a secret"),
+                (key_file.unlink, "No such file or directory"))):
+            breaks()
+            with self.assertLogs("deltawire._server_access", "WARNING") as logged:
+                self.sync(transfer)
+            self.assertEqual(len(logged.output), 1, logged.output)
+            self.assertIn(f"{key_file} cannot be used (", logged.output[0])
+            self.assertIn(why, logged.output[0])
+            self.weights = changed(self.weights, seed + 2)
+            if key_file.exists():
+                key_file.write_text("the-key\n")
+                key_file.chmod(0o600)
+                self.sync(transfer)
+                self.weights = changed(self.weights, seed + 12)
         self.server.key = "the-next-one"
         with self.assertRaisesRegex(deltawire.Error, f"401: .*last key of {key_file}, which cannot"):
             self.sync(transfer)

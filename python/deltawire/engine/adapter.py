@@ -71,8 +71,10 @@ def own_links(links: pathlib.Path, folder: pathlib.Path) -> None:
     """Of each folder from `links` to a version's, from above: what others can have put into one
     while they could write it is found in the next. Raises as `own`."""
     own(links)
-    own(folder.parent)
-    own(folder)
+    at = links
+    for part in folder.relative_to(links).parts:
+        at = at / part
+        own(at)
     for entry in folder.iterdir():
         if entry.lstat().st_uid != os.getuid():
             raise RuntimeError(f"{entry} is of another user, and the server would load it; {_ELSE}")

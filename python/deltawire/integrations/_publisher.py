@@ -133,11 +133,11 @@ class Publisher:
         try:
             published = self._weights.offload(
                 self._cast(whole), wanted, unchanged=carried).wait(self._timeout)
-        except BaseException as error:
+        except BaseException:
             self._left_out.given_up()
-            # What was written may be published after a wait was given up, or interrupted; offered
-            # again, it would be refused for ever.
-            self._unsure = isinstance(error, (Error, KeyboardInterrupt))
+            # What was written may be published after a wait was given up, or ended by a signal;
+            # offered again, it would be refused for ever.
+            self._unsure = True
             raise
         self._published = published.version
         self._at = (published.epoch, published.version)
