@@ -8,9 +8,11 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
+#include "common/base/sync.h"
 #include "common/config/endpoint.h"
 #include "common/security/credentials.h"
 #include "proto/client/connect.h"
@@ -58,7 +60,30 @@ StatusOr<std::unique_ptr<Message>> ParseRequest(const MethodDescriptor& method,
 
 }  // namespace
 
-/// The channel of a client's calls. It is made when a call needs it, and left where a new one would
+/// A channel, and a thread that waits in gRPC for as long as somebody holds it. Only who waits
+/// there reads the connection, and a daemon cuts one whose pings it sees unanswered for some
+/// seconds; a call's reader may take longer than that over an answer.
+struct ControlClient::Line {
+  explicit Line(std::shared_ptr<grpc::Channel> made)
+      : channel(std::move(made)), reader([this] {
+          while (!over) {
+            channel->WaitForStateChange(channel->GetState(false),
+                                        std::chrono::system_clock::now() + milliseconds(200));
+          }
+        }) {}
+  ~Line() {
+    over = true;
+    reader.join();
+  }
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
+
+  const std::shared_ptr<grpc::Channel> channel;
+  std::atomic<bool> over{false};
+  Thread reader;  // uses the others
+};
+
+/// The line of a client's calls. It is made when a call needs it, and left where a new one would
 /// do better; calls that run keep theirs.
 class ControlClient::Connection {
  public:
@@ -74,32 +99,37 @@ class ControlClient::Connection {
         credentials_(std::move(credentials)),
         timeout_(timeout) {}
 
-  StatusOr<std::shared_ptr<grpc::Channel>> Channel(milliseconds timeout) {
+  StatusOr<std::shared_ptr<Line>> Connected(milliseconds timeout) {
     const auto material = credentials_->Now();
     {
       std::lock_guard lock(mu_);
       // Where there is no connection any more, gRPC's own would come after a pause of up to two
       // minutes, and would show the token of before.
-      if (channel_ != nullptr && material == material_ &&
-          channel_->GetState(false) == GRPC_CHANNEL_READY) {
-        return channel_;
+      if (line_ != nullptr && material == material_ &&
+          line_->channel->GetState(false) == GRPC_CHANNEL_READY) {
+        return line_;
       }
     }
     const milliseconds most = timeout.count() == 0 ? timeout_ : std::min(timeout, timeout_);
     DW_ASSIGN_OR_RETURN(auto channel, ConnectControl(who, address, *credentials_, most));
-    std::lock_guard lock(mu_);
-    material_ = material;
-    return channel_ = std::move(channel);
+    auto line = std::make_shared<Line>(std::move(channel));
+    std::shared_ptr<Line> before;  // ends outside of the lock
+    {
+      std::lock_guard lock(mu_);
+      material_ = material;
+      before = std::exchange(line_, line);
+    }
+    return line;
   }
 
-  /// A call over `channel` has ended so.
-  void Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status) {
+  /// A call over `line` has ended so.
+  void Ended(const std::shared_ptr<Line>& line, const grpc::Status& status) {
     // The channel shows the token that was there when it was made. And one that a flipped bit has
     // upset may be silent for ever while it counts as connected.
     const bool useless = status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
                          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     std::lock_guard lock(mu_);
-    if (useless && channel == channel_) channel_ = nullptr;
+    if (useless && line == line_) line_ = nullptr;  // the call holds it on
   }
 
   const ServiceDescriptor& service;
@@ -109,16 +139,16 @@ class ControlClient::Connection {
   const std::shared_ptr<security::Credentials> credentials_;
   const milliseconds timeout_;
   std::mutex mu_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::shared_ptr<const security::CredentialMaterial> material_;  // that channel_ was made of
+  std::shared_ptr<Line> line_;
+  std::shared_ptr<const security::CredentialMaterial> material_;  // that line_ was made with
 };
 
 struct ControlCall::State {
   // Reading -> HasAnswer -> Reading or, where there is no answer any more, -> Ending -> Ended.
   enum class Phase : uint8_t { kReading, kHasAnswer, kEnding, kEnded };
 
-  State(std::shared_ptr<ControlClient::Connection> to, std::shared_ptr<grpc::Channel> over)
-      : connection(std::move(to)), channel(std::move(over)), stub(channel) {}
+  State(std::shared_ptr<ControlClient::Connection> to, std::shared_ptr<ControlClient::Line> over)
+      : connection(std::move(to)), line(std::move(over)), stub(line->channel) {}
 
   void Start(const MethodDescriptor& method, std::unique_ptr<Message> asked, milliseconds timeout) {
     request = std::move(asked);
@@ -152,13 +182,13 @@ struct ControlCall::State {
     if (tag == Tag(kRead) && !good) End();
     if (tag == Tag(kFinished)) {
       phase = Phase::kEnded;
-      connection->Ended(channel, status);
+      connection->Ended(line, status);
     }
     return true;
   }
 
   const std::shared_ptr<ControlClient::Connection> connection;
-  const std::shared_ptr<grpc::Channel> channel;
+  const std::shared_ptr<ControlClient::Line> line;
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
   grpc::TemplatedGenericStub<Message, Message> stub;
@@ -227,12 +257,12 @@ StatusOr<std::unique_ptr<ControlCall>> ControlClient::Start(const std::string& m
   const auto begun = std::chrono::steady_clock::now();
   DW_ASSIGN_OR_RETURN(const MethodDescriptor* found, Find(connection_->service, method));
   DW_ASSIGN_OR_RETURN(auto message, ParseRequest(*found, request));
-  DW_ASSIGN_OR_RETURN(auto channel, connection_->Channel(timeout));
+  DW_ASSIGN_OR_RETURN(auto line, connection_->Connected(timeout));
   if (timeout.count() > 0) {
     const auto took = std::chrono::steady_clock::now() - begun;
     timeout = std::max(milliseconds(1), timeout - std::chrono::ceil<milliseconds>(took));
   }
-  auto state = std::make_unique<ControlCall::State>(connection_, std::move(channel));
+  auto state = std::make_unique<ControlCall::State>(connection_, std::move(line));
   state->Start(*found, std::move(message), timeout);
   return std::unique_ptr<ControlCall>(new ControlCall(std::move(state)));
 }

@@ -1,7 +1,7 @@
 // A daemon's service for orchestrators, called by a method's name and in JSON (docs/json.md), for
 // programs that have no messages of ours: the C ABI and, over it, Python. Owner: the caller; a call
 // may outlive its client. Threads: a client's from any; a call's Next from one at a time, Cancel
-// from any. Cost: one connection, made anew where the credentials' files have changed or it broke.
+// from any. Cost: one connection and a thread, made anew where credentials change or it breaks.
 // Errors: as the tool's, with the daemon's name and address; kInvalidArgument of a bad request.
 #pragma once
 
@@ -61,6 +61,7 @@ class ControlClient {
 
  private:
   class Connection;
+  struct Line;
   friend class ControlCall;
   ControlClient();
   std::shared_ptr<Connection> connection_;

@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -190,6 +191,16 @@ class PlainTest(unittest.TestCase):
             waits.start()
         waits.join(DEADLINE_S / 2)
         self.assertFalse(waits.is_alive())
+
+    def test_a_reader_may_be_slow(self):
+        # A daemon cuts a connection whose pings are unanswered after 5 and 3 seconds.
+        with self.receiver.watch() as watch, self.sender.watch() as published:
+            held, newest = next(watch), next(published)
+            time.sleep(10)
+            self.assertEqual(self.receiver.status()["models"][0]["committed"], held["id"])
+            self.fleet.publish(newest["id"]["version"] + 1)
+            self.assertEqual(next(published)["id"]["version"], newest["id"]["version"] + 1)
+            self.assertEqual(next(watch)["id"]["version"], newest["id"]["version"] + 1)
 
     def test_what_is_no_list_of_ids_is_said(self):
         with self.assertRaisesRegex(ValueError, r"receivers=\['rollout-0'\]"):
