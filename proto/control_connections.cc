@@ -135,16 +135,23 @@ bool ControlConnections::Take(int fd) {
   taken.settled = kAllowance;
   taken.looked = SteadyClock::now();
   size_t same = 0, all = 0;
+  bool twin = false;
   {
     std::lock_guard lock(mu_);
     if (const auto before = by_fd_.find(fd); before != by_fd_.end()) {
       Forget(connections_.find(before->second));
     }
-    if (const auto before = by_peer_.find(taken.peer); before != by_peer_.end()) {
-      Forget(connections_.find(before->second));
+    const auto before = by_peer_.find(taken.peer);
+    if (before != by_peer_.end()) {
+      // From one port to another address of this host: gRPC names both alike, so that what of them
+      // is whole could not be counted.
+      const auto entry = connections_.find(before->second);
+      const Connection& first = entry->second;
+      twin = CookieOf(first.fd) == first.cookie && PeerOf(first.fd) == first.peer;
+      if (!twin) Forget(entry);
     }
-    if (!HasRoom(taken.address) && taken.looked - swept_ >= kSweepEvery) Sweep();
-    if (HasRoom(taken.address)) {
+    if (!twin && !HasRoom(taken.address) && taken.looked - swept_ >= kSweepEvery) Sweep();
+    if (!twin && HasRoom(taken.address)) {
       const uint64_t number = next_++;
       by_fd_[fd] = by_peer_[taken.peer] = number;
       ++of_address_[taken.address].connections;
@@ -157,6 +164,11 @@ bool ControlConnections::Take(int fd) {
   }
   ++refused_;
   if (!log_.Allow(taken.address)) return false;
+  if (twin) {
+    LogWarn("{}: a connection was refused: {} has one from the same port to another address here",
+            name_, Plain(taken.peer));
+    return false;
+  }
   const bool its = same >= limits_.connections_per_address;
   LogWarn("{}: a connection was refused: {} are open{}, which is the most; end some of them first",
           name_, its ? same : all, its ? fmt::format(" from {}", Plain(taken.address)) : "");

@@ -2,8 +2,10 @@
 // whole; over plain sockets, and with gRPC between.
 #include "proto/control_connections.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -126,6 +128,39 @@ TEST_CASE("control connections: an address and all have a limit, and one that en
   const UniqueFd same(fcntl(next.server.get(), F_DUPFD_CLOEXEC, number));
   REQUIRE(same.get() == number);
   CHECK(one->Take(number));
+}
+
+TEST_CASE("control connections: a second one from the same port does not hide the first") {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const uint16_t port = Listen(listener.get(), "0.0.0.0", 0);
+  const auto connect_from = [&](uint16_t from, const std::string& to) {
+    Port::Pair pair{UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), UniqueFd()};
+    const int yes = 1;
+    setsockopt(pair.client.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(from);
+    inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+    REQUIRE(bind(pair.client.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+    at.sin_port = htons(port);
+    inet_pton(AF_INET, to.c_str(), &at.sin_addr);
+    REQUIRE(connect(pair.client.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0);
+    pair.server.Reset(accept(listener.get(), nullptr, nullptr));
+    return pair;
+  };
+  const auto limited = Started({.bytes_per_connection = 2 * kMega});
+  const Port::Pair first = connect_from(0, "127.0.0.2");
+  sockaddr_in own{};
+  socklen_t size = sizeof own;
+  REQUIRE(getsockname(first.client.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0);
+  REQUIRE(limited->Take(first.server.get()));
+  {
+    const Port::Pair second = connect_from(ntohs(own.sin_port), "127.0.0.3");
+    REQUIRE(PeerOf(second.server.get()) == PeerOf(first.server.get()));
+    CHECK_FALSE(limited->Take(second.server.get()));
+  }
+  CHECK(limited->refused() == 1);
+  CHECK(first.SendUntilCut(4096 * kMega));
 }
 
 TEST_CASE("control connections: without end is cut, with whole messages not") {
