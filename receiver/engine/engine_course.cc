@@ -234,7 +234,11 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     return Lost(now);
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
-  if (answer.result == Result::kAsleep) return Asleep(answer, now);
+  if (answer.result == Result::kAsleep) {
+    // A pause that was not asked for has paused nothing.
+    if (call == EngineCall::kPause && !condemned_) paused_ = was_paused_;
+    return Asleep(answer, now);
+  }
   if (answer.unasked && !checking_) return Unasked(call, answer, now);
   if (closing_) {
     // What may still be open takes memory in the engine, as much as the chunks that came whole.

@@ -127,7 +127,13 @@ class HttpHook : public EngineHook {
     const auto end = SteadyClock::now() + limit;
     // A gateway may have answered in the place of a server that was starting.
     if (call == EngineCall::kProbe) never_sleeps_ = false;
-    if (LooksFirst(call)) {
+    // Within an update that has paused it vLLM must not be put to sleep, and says that it sleeps.
+    if (call == EngineCall::kReload) {
+      reading_ = true;
+    } else if (call != EngineCall::kAttach && call != EngineCall::kPrepare) {
+      reading_ = false;
+    }
+    if (LooksFirst(call) && !reading_) {
       EngineAnswer asleep = AskSleep(end);
       if (!asleep.done()) return asleep;
       limit = Left(end);
@@ -425,6 +431,7 @@ class HttpHook : public EngineHook {
   const std::shared_ptr<EngineAccess> access_;  // null: none
   HttpClient client_;
   int code_ = 0;               // of the last answer
+  bool reading_ = false;       // this receiver has it paused, and it has read the directory
   bool never_sleeps_ = false;  // it has no /is_sleeping
   bool asleep_ = false;        // as it last said
   bool keeps_encoders_ = false;

@@ -112,6 +112,26 @@ TEST_CASE("an engine that slept without its weights and was lost reads them anew
   CHECK(walk.served() == Version(1));
 }
 
+TEST_CASE("an engine that falls asleep before a pause was never paused, and serves when it wakes") {
+  for (const EngineFailure failure : {EngineFailure::kRetry, EngineFailure::kRollback,
+                                      EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    CAPTURE(ToString(failure));
+    Walk walk(EngineKind::kVllm, {.failure = failure, .retries = 0});
+    walk.Serve(1);
+    walk.answers[EngineCall::kPrepare] = {kUnsure};
+    walk.course.Ready(Version(2));
+    walk.Run();
+    REQUIRE_FALSE(walk.course.view().paused);
+    walk.answers[EngineCall::kPause] = {Asleep(false)};
+    walk.course.Ready(Version(3));
+    walk.Run();
+    REQUIRE(walk.state() == EngineState::kAsleep);
+    walk.Later();
+    CHECK(walk.served() == Version(3));
+    CHECK(walk.state() == EngineState::kServing);
+  }
+}
+
 TEST_CASE("a check of an engine that sleeps ends, and says why") {
   Walk walk(EngineKind::kVllm);
   walk.Serve(1);
