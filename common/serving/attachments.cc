@@ -197,7 +197,18 @@ void Attachments::TellGone(const Attached& a, News& news) {
         [observer = site_observer_, model = a.model] { observer->SiteGone(model); }));
   }
   if (observer_ == nullptr || WordFor(a.model, a.id) == nullptr) return;
-  member_events_.push_back({.model = a.model, .id = a.id, .report = {}});
+  NoteMember(a.model, a.id, std::nullopt);
+}
+
+void Attachments::NoteMember(const std::string& model, const std::string& id,
+                             std::optional<ReceiverReport> report) {
+  const auto [newest, first] = newest_event_.try_emplace({model, id});
+  if (!first && report && newest->second->report) {
+    newest->second->report = std::move(report);
+    return;
+  }
+  member_events_.push_back({.model = model, .id = id, .report = std::move(report)});
+  newest->second = std::prev(member_events_.end());
 }
 
 void Attachments::TellMembers() {
@@ -205,7 +216,10 @@ void Attachments::TellMembers() {
   if (telling_members_) return;  // whoever tells looks again
   telling_members_ = true;
   while (!member_events_.empty()) {
-    const MemberEvent event = std::move(member_events_.front());
+    const auto first = member_events_.begin();
+    const auto newest = newest_event_.find({first->model, first->id});
+    if (newest->second == first) newest_event_.erase(newest);
+    const MemberEvent event = std::move(*first);
     member_events_.pop_front();
     lock.unlock();
     if (event.report) {
@@ -229,7 +243,7 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
       if (kept.serial != 0 && kept.word == word) continue;
       // Of a receiver that went before it had a word nobody was told.
       if (kept.serial == 0 && observer_ != nullptr && !by_name_.contains({model, id})) {
-        member_events_.push_back({.model = model, .id = id, .report = {}});
+        NoteMember(model, id, std::nullopt);
       }
       kept = {std::move(word), next_serial_++};
     }
@@ -306,7 +320,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     ++a.report_serial;
     TellCallers(token, a, news);
     member = observer_ != nullptr && WordFor(a.model, a.id) != nullptr;
-    if (member) member_events_.push_back({.model = a.model, .id = a.id, .report = report});
+    if (member) NoteMember(a.model, a.id, report);
   }
   Call(news);
   if (!site_model.empty()) site_observer_->SiteReported(site_model, site_changed);

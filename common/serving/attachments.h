@@ -8,6 +8,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -249,6 +250,9 @@ class Attachments {
   /// Tells the member observer what it has not heard yet, unless another thread does. REQUIRES: mu_
   /// not held.
   void TellMembers();
+  /// To be told by TellMembers; no report: the receiver has gone. REQUIRES: mu_ held.
+  void NoteMember(const std::string& model, const std::string& id,
+                  std::optional<ReceiverReport> report);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   /// Tells those who asked the receiver to sync what it has just reported, or that it has gone.
   static void TellCallers(uint64_t token, Attached& a, News& news);
@@ -268,7 +272,9 @@ class Attachments {
   MemberObserver* observer_ = nullptr;
   SiteObserver* site_observer_ = nullptr;
   mutable Mutex mu_;
-  std::deque<MemberEvent> member_events_;  // in the order in which they happened
+  std::list<MemberEvent> member_events_;  // in the order in which they happened
+  // The newest of them of each member: one that has not been told is replaced by the next report.
+  std::map<std::pair<std::string, std::string>, std::list<MemberEvent>::iterator> newest_event_;
   bool telling_members_ = false;
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;

@@ -2,6 +2,7 @@
 // waits that a change ends.
 #include "common/serving/attachments.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <condition_variable>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "common/base/call_end.h"
+#include "tests/support/eventually.h"
 #include "tests/support/next_event.h"
 
 namespace deltawire {
@@ -588,6 +590,31 @@ TEST_CASE("attachments: a receiver that is detached for its silence is news of r
   const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
   while (a.TakeEvent(*token).ok()) REQUIRE(SteadyClock::now() < deadline);
   CHECK(receivers == 1);
+}
+
+TEST_CASE("attachments: a slow observer hears a member's newest report, and not each of them") {
+  struct Slow : MemberObserver {
+    void Reported(const std::string&, const std::string&, const ReceiverReport& report) override {
+      heard.push_back(report.bytes_done);
+      entered = true;
+      testing::Eventually([&] { return go.load(); });
+    }
+    void Detached(const std::string&, const std::string&) override {}
+    std::vector<uint64_t> heard;  // by one thread at a time
+    std::atomic<bool> entered{false}, go{false};
+  } slow;
+  Attachments a(kPatient);
+  a.SetMemberObserver(&slow);
+  a.Publish("m", Version(1));
+  a.SetWords("m", {{"r", {.name = "group"}}});
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  std::jthread first([&] { a.Report(*token, {.bytes_done = 1}); });
+  REQUIRE(testing::Eventually([&] { return slow.entered.load(); }));
+  for (uint64_t done = 2; done <= 10'000; ++done) a.Report(*token, {.bytes_done = done});
+  slow.go = true;
+  first.join();
+  CHECK(slow.heard == std::vector<uint64_t>{1, 10'000});
 }
 
 TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
