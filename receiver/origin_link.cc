@@ -79,6 +79,7 @@ void OriginLink::Cancel() {
 }
 
 void OriginLink::Report(const receiver::Report& report) {
+  const std::lock_guard one_at_a_time(send_mu_);
   receiver::Report latest;
   {
     std::lock_guard lock(mu_);
@@ -173,6 +174,18 @@ void OriginLink::KeepAttached() {
   }
 }
 
+void OriginLink::Beat() {
+  const std::lock_guard one_at_a_time(send_mu_);
+  receiver::Report latest;
+  {
+    std::lock_guard lock(mu_);
+    if (!follower_.attached(0)) return;
+    latest = Latest();
+    follower_.Sent(0, Clock::now());
+  }
+  origin_->Send(latest);
+}
+
 void OriginLink::Attend(Follower::Need need, std::unique_lock<Mutex>& lock) {
   const auto now = Clock::now();
   if (need == Follower::Need::kDetach) {
@@ -189,10 +202,8 @@ void OriginLink::Attend(Follower::Need need, std::unique_lock<Mutex>& lock) {
     return;
   }
   if (need == Follower::Need::kBeat) {
-    const receiver::Report latest = Latest();
-    follower_.Sent(0, now);
     lock.unlock();
-    origin_->Send(latest);
+    Beat();
     lock.lock();
     return;
   }

@@ -60,6 +60,8 @@ class OriginLink {
 
   void KeepAttached();
   void Attend(Follower::Need need, std::unique_lock<Mutex>& lock);
+  /// Says again what was said last. REQUIRES: mu_ not held.
+  void Beat();
   void OnEvent(uint64_t attachment, const UpstreamEvent& event);
   void OnEnded(uint64_t attachment, const Status& why);
   // REQUIRES (here and below): mu_ held.
@@ -72,6 +74,7 @@ class OriginLink {
   const std::unique_ptr<Upstream> origin_;
   const std::string model_;
   const std::function<void(const Assignment&)> assigned_;
+  Mutex send_mu_;  // held while a report is made and sent, to keep the order; before mu_
   mutable Mutex mu_;
   CondVar cv_;
   Follower follower_;
