@@ -256,13 +256,19 @@ void ControlConnections::Run() {
   size_t late = 0;
   while (!stopping_) {
     const int wait = late == 0 ? -1 : static_cast<int>(kLookForLate.count());
-    const int n = epoll_wait(epoll_.get(), events.data(), events.size(), wait);
+    const auto taken = [&](size_t before, int limit_ms) {
+      const int n = epoll_wait(epoll_.get(), events.data() + before,
+                               static_cast<int>(events.size() - before), limit_ms);
+      return before + static_cast<size_t>(std::max(n, 0));
+    };
+    size_t n = taken(0, wait);
     // What comes in the next moment is looked at together with what has come.
     pollfd wake{wake_.get(), POLLIN, 0};
     poll(&wake, 1, static_cast<int>(kLookEvery.count()));
-    for (int i = 0; i < n; ++i) {
+    if (n < events.size()) n = taken(n, 0);
+    for (size_t i = 0; i < n; ++i) {
       std::lock_guard lock(mu_);
-      const auto entry = connections_.find(events[static_cast<size_t>(i)].data.u64);
+      const auto entry = connections_.find(events[i].data.u64);
       if (entry == connections_.end() || !Look(entry)) continue;
       CutWhatIsTooMuch(entry);
     }
