@@ -276,6 +276,21 @@ TEST_CASE("a vLLM that does not say whether it sleeps is left alone until it doe
   CHECK(engine.violations().empty());
 }
 
+TEST_CASE("a vLLM that was paused for a reload is not asked whether it sleeps until it resumes") {
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  // A paused vLLM says that it sleeps, and what would tell the two apart is not to be had.
+  engine.Set("/metrics", {.code = 403, .body = R"({"error": "no"})", .times = 1'000'000});
+  rig.Publish();  // so it is at another version, and has to read the directory
+  REQUIRE(rig.Committed());
+  rig.Follow();
+  REQUIRE(rig.Served());
+  CHECK(engine.Called("/collective_rpc"));
+  CHECK(rig.Holds(engine));
+  CHECK_FALSE(engine.paused());
+  CHECK(engine.violations().empty());
+}
+
 TEST_CASE("a vLLM that has no page of sleep, or of metrics, is awake") {
   const std::string page = GENERATE(as<std::string>{}, "/is_sleeping", "/metrics");
   EngineRig rig;
