@@ -1,4 +1,6 @@
-"""The rooms table as data: who may include whom (CONTRIBUTING.md, "Rooms").
+"""The rooms table: each room's purpose, and which rooms and libraries it may include.
+
+    rooms_table.py [FOLDER]      prints the rooms whose path begins with FOLDER, or all
 
 A room is a folder; a file belongs to the room with the longest matching path. Every room may include
 itself. A name in `rooms` that is a room is that room alone, without the rooms in it; one that is none
@@ -6,6 +8,7 @@ itself. A name in `rooms` that is a room is that room alone, without the rooms i
 THIRD_PARTY; the standard library and the headers of SYSTEM are free to all.
 """
 
+import sys
 from typing import NamedTuple
 
 # Third-party headers by path prefix.
@@ -45,6 +48,7 @@ SYSTEM = (
 
 
 class Room(NamedTuple):
+    purpose: str
     rooms: tuple = ()
     outside: tuple = ()
 
@@ -52,51 +56,84 @@ class Room(NamedTuple):
 BASE = "common/base"
 GROUND = ("absl", "fmt", "spdlog")  # what common/base itself stands on
 MESSAGES = ("grpc", "protobuf")  # what proto itself stands on
-ANYTHING = Room(rooms=("",), outside=tuple(THIRD_PARTY))
+
+
+def anything(purpose: str) -> Room:
+    return Room(purpose, rooms=("",), outside=tuple(THIRD_PARTY))
+
 
 ROOMS = {
-    "common/base": Room(outside=GROUND + ("xxhash",)),  # also the thread pool
-    "common/layout": Room(rooms=(BASE,), outside=GROUND + ("json",)),
-    "common/delta": Room(rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("zstd",)),
-    "common/wire": Room(rooms=(BASE, "common/layout"), outside=GROUND),
-    "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
-    "common/security": Room(rooms=(BASE,), outside=GROUND + ("openssl", "tomlplusplus")),
-    "common/net": Room(
-        rooms=(BASE, "common/security", "common/wire"), outside=GROUND + ("asio", "openssl")
+    "common/base": Room(
+        "status, bytes, log, clocks, threads, mutexes", outside=GROUND + ("xxhash",)
     ),
-    # Served pulls over a StateSource, for the sender's agent and for a receiver that relays.
+    "common/layout": Room(
+        "dtypes, tensors_meta, safetensors headers, chunks, fingerprint",
+        rooms=(BASE,), outside=GROUND + ("json",),
+    ),
+    "common/delta": Room(
+        "deltas of a version, the delta log, codecs as rows of a table",
+        rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("zstd",),
+    ),
+    "common/wire": Room(
+        "frames of the bulk protocol to and from bytes; no I/O",
+        rooms=(BASE, "common/layout"), outside=GROUND,
+    ),
+    "common/shm": Room(
+        "buffer files, halves, their state file and lock",
+        rooms=(BASE, "common/layout"), outside=GROUND + ("json",),
+    ),
+    "common/security": Room(
+        "credentials, principals, roles",
+        rooms=(BASE,), outside=GROUND + ("openssl", "tomlplusplus"),
+    ),
+    "common/net": Room(
+        "streams, TLS, deadlines, the pull client and server",
+        rooms=(BASE, "common/security", "common/wire"), outside=GROUND + ("asio", "openssl"),
+    ),
     "common/serving": Room(
+        "served pulls over a StateSource, for the sender's agent and for a relay",
         rooms=(BASE, "common/layout", "common/delta", "common/wire", "common/net", "kernels"),
         outside=GROUND,
     ),
-    # Foretells a fleet's times by the rules that its daemons go by.
     "common/plan": Room(
+        "predicts a fleet's times by the rules that its daemons use",
         rooms=(
             BASE, "common/layout", "common/delta", "common/net", "common/serving", "common/wire",
             "kernels",
         ),
         outside=GROUND + ("tomlplusplus",),
     ),
-    "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
-    "common/daemon": Room(outside=("systemd",)),
-    "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus")),
+    "common/config": Room(
+        "options, parsed once into one const struct",
+        rooms=(BASE, "kernels"), outside=GROUND + ("cli11",),
+    ),
+    "common/daemon": Room("signals, and messages to systemd", outside=("systemd",)),
+    "common/metrics": Room(
+        "counters, histograms, the metrics port",
+        rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus"),
+    ),
     # What CPU and CUDA share stands at the top, so that neither's folder includes from the other's.
-    "kernels": Room(rooms=("kernels/cpu", "kernels/cpu/highway")),  # chooses among them
-    "kernels/cpu": Room(rooms=("kernels",)),
-    "kernels/cpu/highway": Room(rooms=("kernels", "kernels/cpu"), outside=("hwy",)),
-    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
-    # Messages, and what every program shares of serving and translating them.
+    "kernels": Room(
+        "what CPU and CUDA share, and the dispatch between them",
+        rooms=("kernels/cpu", "kernels/cpu/highway"),
+    ),
+    "kernels/cpu": Room("the format's rules, and the scalar oracle", rooms=("kernels",)),
+    "kernels/cpu/highway": Room(
+        "loops in vectors", rooms=("kernels", "kernels/cpu"), outside=("hwy",)
+    ),
+    "kernels/cuda": Room("the twins for CUDA", rooms=("kernels",), outside=("cuda",)),
     "proto": Room(
+        "messages, and the code that serves, dials and translates them in every program",
         rooms=(BASE, "common/layout", "common/delta", "common/security"),
         outside=GROUND + MESSAGES,
     ),
-    # What directs daemons, in messages and in JSON.
     "proto/client": Room(
+        "directs daemons, in messages and in JSON",
         rooms=(BASE, "common/config", "common/security", "proto"),
         outside=GROUND + MESSAGES + ("json",),
     ),
-    # The service for receivers, over what common/serving grants.
     "proto/serving": Room(
+        "the service for receivers, over what common/serving grants",
         rooms=(
             BASE, "common/layout", "common/delta", "common/net", "common/security",
             "common/serving", "common/wire", "proto",
@@ -104,26 +141,34 @@ ROOMS = {
         outside=GROUND + MESSAGES,
     ),
     "sender/agent": Room(
-        rooms=("common", "kernels", "proto", "proto/serving"), outside=GROUND + MESSAGES
+        "the sender's daemon",
+        rooms=("common", "kernels", "proto", "proto/serving"), outside=GROUND + MESSAGES,
     ),
-    "sender/export/client": Room(rooms=("common", "kernels", "proto"), outside=GROUND + MESSAGES),
-    # What is known of a trainer's layouts; pure but for reading files.
+    "sender/export/client": Room(
+        "the trainer's side of the sender's socket",
+        rooms=("common", "kernels", "proto"), outside=GROUND + MESSAGES,
+    ),
     "sender/export/mcore": Room(
-        rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")
+        "model families and layout plans; pure, except for reading files",
+        rooms=(BASE, "common/layout", "kernels"),
+        outside=GROUND + ("json", "muparser", "tomlplusplus"),
     ),
     "sender/export/shards": Room(
+        "directories of shards",
         rooms=(BASE, "common/layout", "common/shm", "kernels", "sender/export/mcore"),
         outside=GROUND + ("json",),
     ),
     "sender/export/gather": Room(
-        rooms=(BASE, "kernels", "kernels/cuda"), outside=GROUND + ("cuda", "gloo", "nccl")
+        "gathers many ranks to one",
+        rooms=(BASE, "kernels", "kernels/cuda"), outside=GROUND + ("cuda", "gloo", "nccl"),
     ),
     "sender/export/device": Room(
+        "tensors on a GPU",
         rooms=(BASE, "common/layout", "kernels", "sender/export/gather", "sender/export/mcore"),
         outside=GROUND + ("cuda",),
     ),
-    # Where shards, ways to gather them and the agent's halves come together.
     "sender/export/megatron": Room(
+        "joins shards, the ways to gather them, and the agent's halves",
         rooms=(
             "common", "kernels", "sender/export/client", "sender/export/mcore",
             "sender/export/gather", "sender/export/device",
@@ -131,48 +176,78 @@ ROOMS = {
         outside=GROUND,
     ),
     "sender/export/abi": Room(
-        rooms=("common", "kernels", "proto/client", "sender/export"), outside=GROUND
+        "the trainer's shared library, with a C ABI",
+        rooms=("common", "kernels", "proto/client", "sender/export"), outside=GROUND,
     ),
+    # Never includes the sender.
     "receiver": Room(
+        "the receiver's daemon",
         rooms=(
             "common", "kernels", "proto", "proto/serving", "receiver/engine", "receiver/relay"
         ),
         outside=GROUND + MESSAGES,
     ),
-    # Serves what replicas have committed; knows of them what receiver/downstream.h says.
-    "receiver/relay": Room(rooms=("common", "kernels", "receiver"), outside=GROUND),
+    # Knows of replicas only what receiver/downstream.h says.
+    "receiver/relay": Room(
+        "serves what replicas have committed",
+        rooms=("common", "kernels", "receiver"), outside=GROUND,
+    ),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
     "receiver/engine": Room(
+        "drives engines over HTTP",
         rooms=(BASE, "common/config", "common/security", "receiver/disk_delta"),
         outside=GROUND + ("asio", "json", "openssl"),
     ),
     "receiver/disk_delta": Room(
-        rooms=(BASE, "common/layout"), outside=GROUND + ("json", "zstd")
+        "versions as a chain of files on a disk",
+        rooms=(BASE, "common/layout"), outside=GROUND + ("json", "zstd"),
     ),
-    # What runs in an engine's process: nothing that opens a socket.
     "receiver/engine_client": Room(
-        rooms=(BASE, "common/layout", "common/delta", "common/shm", "kernels"), outside=GROUND
+        "what runs in an engine's process; opens no socket",
+        rooms=(BASE, "common/layout", "common/delta", "common/shm", "kernels"), outside=GROUND,
     ),
     "receiver/engine_client/abi": Room(
-        rooms=(BASE, "common/layout", "kernels", "receiver/engine_client"), outside=GROUND
+        "the engine's shared library, with a C ABI",
+        rooms=(BASE, "common/layout", "kernels", "receiver/engine_client"), outside=GROUND,
     ),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
+        "the deltawire tool",
         rooms=("common", "kernels", "proto", "proto/client", "sender/export", "cli/synth"),
         outside=GROUND + MESSAGES + ("cli11", "json", "ncurses"),
     ),
-    # A model and a trainer that nobody has: for the demo, and for benchmarks and tests.
-    "cli/synth": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
+    "cli/synth": Room(
+        "a made-up model and trainer, for the demo, benchmarks and tests",
+        rooms=(BASE, "common/layout"), outside=GROUND + ("json",),
+    ),
     # Both sides over their C ABIs alone: docs/decisions.md.
     "python": Room(
-        rooms=("sender/export/abi", "receiver/engine_client/abi"), outside=("pybind11",)
+        "the Python extensions of trainers and engines",
+        rooms=("sender/export/abi", "receiver/engine_client/abi"), outside=("pybind11",),
     ),
-    "bench": ANYTHING,
-    "tests": ANYTHING,
-}
+    "bench": anything("benchmarks; no other room includes it"),
+    "tests": anything("tests; no other room includes it"),
+}  # fmt: skip
 
 # Under `#ifdef DELTAWIRE_SIMULATION` alone: what the simulation puts in a header's place.
 SIMULATED = {
     ("common/base/of_this_thread.h", "simulated_thread_local.h"),
     ("common/base/sync.h", "simulated_sync.h"),
 }
+
+
+def table(folder: str = "") -> str:
+    """The rooms under `folder`, each with its purpose and its own line of permitted includes."""
+    lines = []
+    for name, room in ROOMS.items():
+        if not name.startswith(folder):
+            continue
+        rooms = ", ".join(room.rooms) if "" not in room.rooms else "every room"
+        free = room.outside if set(room.outside) < set(THIRD_PARTY) else ("every library",)
+        lines.append(f"{name}: {room.purpose}")
+        lines.append(f"    rooms: {rooms or 'none'}; libraries: {', '.join(free) or 'none'}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(*sys.argv[1:2]))
