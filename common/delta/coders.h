@@ -61,12 +61,12 @@ struct Coder {
   /// A payload is of use while it is smaller than the chunk, even if it is larger than fast's.
   bool may_outgrow_fast = false;
 
-  // For the choice by speeds (codec_choice.h), and for what is foretold of a fleet (common/plan).
+  // For the choice by speeds (codec_choice.h), and for what is predicted of a fleet (common/plan).
   /// The work on one chunk, in the unit in which the codec's speed is measured.
   double (*work)(size_t chunk_bytes, size_t fast_bytes);
   /// Size over fast's, until it is measured: what a training step's deltas showed on average.
   double usual_ratio = 1;
-  /// For who cannot measure, as where a fleet is only foretold: docs/benchmarks.md, machine A.
+  /// For who cannot measure, as where a fleet is only predicted: docs/benchmarks.md, machine A.
   ThreadSpeeds usual_speeds{};
   /// Not tried where the fast payload takes less than this share of the chunk.
   double from_share = 0;

@@ -260,7 +260,7 @@ class FleetReader {
   void ReadSite(Keys& in) {
     Site s;
     ReadNode(in, s);
-    in.Refuse("memory", "only the trainer's diff is foretold by the bandwidth of memory");
+    in.Refuse("memory", "only the trainer's diff is predicted by the bandwidth of memory");
     ReadServing(in, s);
     in.Text("name", &s.name);
     in.Text("upstream", &s.upstream);
@@ -296,7 +296,7 @@ class FleetReader {
     constexpr uint32_t kMostAssigned = 10'000;
     if (s.fan_out > 0 && s.receivers > kMostAssigned) {
       in.Fail(*in.Find("fan-out"),
-              fmt::format("site {}: a sender that assigns upstreams is foretold for at most {} "
+              fmt::format("site {}: a sender that assigns upstreams is predicted for at most {} "
                           "receivers of a site; make several sites of them by `count`",
                           s.name, kMostAssigned));
     }

@@ -5,7 +5,7 @@
 A sender and receivers run in namespaces that a bridge joins, each behind a token bucket (tbf). The
 speeds that the prediction wants are measured first, in set-ups of their own: none of the cases
 below has a part in them. Each case then publishes some versions, and the median of the times from
-ready to the last commit stands beside what the tool foretold. Wants root
+ready to the last commit stands beside what the tool predicted. Wants root
 and numpy; the case with a round trip also tests/support's link_emulator, as
 DELTAWIRE_LINK_EMULATOR. DELTAWIRE_CHECK_VERBOSE=1 prints stages. Ends with 1 where a case is
 further off than --within. Nothing else may run on the machine; where something does, --urgent
@@ -42,7 +42,7 @@ CONTROL, BULK, METRICS = 7700, 7701, 9700
 PIECE = 1 << 22  # elements
 # What tbf counts of a full packet of 1,500 bytes, and what TCP's payload is of it.
 LINK_PAYLOAD = 1448 / 1514
-# Versions whose pulls are not counted. What is foretold is a version after many, where the estimates
+# Versions whose pulls are not counted. The tool predicts a version after many, where the estimates
 # of links, by which `auto` takes a codec, have settled; here they have so many to do that in.
 WARM_UP = 1
 WARM_UP_AUTO = 8
@@ -501,7 +501,7 @@ rate-limit-per-site = {case.site_limit}
     )
 
 
-def foretell(text: str, root: pathlib.Path, name: str) -> dict:
+def predict(text: str, root: pathlib.Path, name: str) -> dict:
     file = root / f"{name}.toml"
     file.write_text(text)
     return json.loads(run(programs() / "deltawire", "simulate", file, "--json"))
@@ -535,7 +535,7 @@ def main() -> int:
             speeds = calibrate(root / "calibration", options.repeats, typical)
         (keep / "speeds.json").write_text(json.dumps(speeds))
         print("speeds " + ", ".join(f"{k} {v:.4g}" for k, v in speeds.items()), flush=True)
-        print(f"{'case':48} {'foretold':>9} {'measured':>9} {'ratio':>6}  range with median, bytes")
+        print(f"{'case':48} {'predicted':>9} {'measured':>9} {'ratio':>6}  range, median, bytes")
         for i, case in enumerate(CASES, 1):
             if options.cases and i not in options.cases:
                 continue
@@ -548,17 +548,17 @@ def main() -> int:
             counted = versions[1 + case.warm_up :]
             elements = case.mib << 19
             density = statistics.median(v.changed for v in counted) / elements
-            told = foretell(fleet(case, density, speeds), keep, f"case-{i}")
+            told = predict(fleet(case, density, speeds), keep, f"case-{i}")
             seconds = sorted(v.seconds for v in counted)
-            measured, foretold = typical(seconds), told["delta"]["seconds"]
-            ratio = foretold / measured
+            measured, predicted = typical(seconds), told["delta"]["seconds"]
+            ratio = predicted / measured
             worst = max(worst, abs(ratio - 1))
             last = counted[-1]
             sent = [s["payload_bytes"] for s in last.stats.values()]
             print(
-                f"{case.name:48} {foretold:8.3f}s {measured:8.3f}s {ratio:6.2f}  "
+                f"{case.name:48} {predicted:8.3f}s {measured:8.3f}s {ratio:6.2f}  "
                 f"{seconds[0]:.3f} .. {statistics.median(seconds):.3f} .. {seconds[-1]:.3f}, "
-                f"{sent}, foretold {[r['payload_bytes'] for r in told['delta']['receivers']]}",
+                f"{sent}, predicted {[r['payload_bytes'] for r in told['delta']['receivers']]}",
                 flush=True,
             )
             if os.environ.get("DELTAWIRE_CHECK_VERBOSE"):

@@ -120,7 +120,7 @@ TEST_CASE("fleet file: what would do nothing is refused, with what to do instead
   const std::string model = "[model]\nbytes = \"2 GB\"\n", site = "[[site]]\nname = \"rollout\"\n";
   const std::string beside = "machine = \"here\"\ncores = 8\n";
   CHECK(Refusal(model + site + "memory = \"1 GB/s\"\n") ==
-        "f.toml:5: site.memory: only the trainer's diff is foretold by the bandwidth of memory; "
+        "f.toml:5: site.memory: only the trainer's diff is predicted by the bandwidth of memory; "
         "leave it out");
   CHECK(
       Refusal(model + machine + machine + site) ==
@@ -143,7 +143,7 @@ TEST_CASE("fleet file: a missing file is reported as not found") {
   CHECK(absl::IsNotFound(ReadFleet("/no/such/fleet.toml").status()));
 }
 
-TEST_CASE("fleet file: samples are read, and foretold") {
+TEST_CASE("fleet file: samples are read, and predicted") {
   size_t read = 0;
   for (const std::filesystem::path folder : {DELTAWIRE_SAMPLE_DIR, DELTAWIRE_FLEETS_DIR}) {
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {

@@ -43,7 +43,7 @@ TEST_CASE("pull cost: every codec takes some time at both ends") {
   }
 }
 
-TEST_CASE("pull cost: a version in any codec is foretold to arrive") {
+TEST_CASE("pull cost: a version in any codec is predicted to arrive") {
   for (const Coder& coder : Coders()) {
     CAPTURE(kernels::NameOf(coder.codec));
     const Fleet fleet = Pinned(coder);
