@@ -4,10 +4,10 @@
     nemo_rl_refit.py --endpoint /dev/shm/deltawire --directory /dev/shm/policy
 
 The engines are made by NeMo RL's own `create_checkpoint_engine`, configured as in
-docs/howto/nemo_rl.md, and called in the order of its CheckpointEngineWeightSynchronizer, here in
-one process: the policy is some tensors that change a little at each step, and a generation worker
-keeps what it is handed. The sender and the receiver must run already; see docs/howto/nemo_rl.md.
-No release on the package index has NeMo RL's part yet: it wants a checkout on PYTHONPATH.
+docs/howto/rl_frameworks.md, which also has the commands for the sender and the receiver. They are
+called in the order of its CheckpointEngineWeightSynchronizer, here in one process: the policy is
+some tensors that change a little at each step, and a generation worker keeps what it is handed. No
+release on the package index has NeMo RL's part yet: it wants a checkout on PYTHONPATH.
 """
 
 from __future__ import annotations

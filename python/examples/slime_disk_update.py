@@ -8,7 +8,7 @@ part of it that the hook lives in: at each step the whole checkpoint goes into a
 `weight_vNNNNNN`, the function that --custom-update-weight-post-write-path names is called with
 slime's arguments, that folder and the handles of the engines, and then each engine loads the
 folder by its name. Here an engine is an actor of Ray that reads safetensors. The sender and the
-receiver must run already; see docs/howto/slime.md.
+receiver must run already; see docs/howto/rl_frameworks.md.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(weights: dict[str, torch.Tensor], folder: pathlib.Path) -> None:
 
 
 def run(options: argparse.Namespace, disk: pathlib.Path) -> None:
-    # What slime's parser makes of docs/howto/slime.md.
+    # What slime's parser makes of docs/howto/rl_frameworks.md.
     args = argparse.Namespace(
         update_weight_mode="full", update_weight_transport="disk", update_weight_disk_dir=str(disk),
         custom_update_weight_post_write_path=HOOK, deltawire_directory=options.directory,

@@ -5,9 +5,9 @@
     trl_async_grpo.py train --checkpoint /tmp/tiny --server http://127.0.0.1:8000 \\
         --directory /dev/shm/policy
 
-docs/howto/trl.md has the commands for the sender, the receiver and vLLM. All of it runs on a
-CPU: there a few lines of torch do what TRL's attention kernel does on a GPU (Flash Attention 3),
-and TRL is not asked how fast the GPU is.
+docs/howto/rl_frameworks.md has the commands for the sender, the receiver and vLLM. All of it runs
+on a CPU: there a few lines of torch do what TRL's attention kernel does on a GPU (Flash Attention
+3), and TRL is not asked how fast the GPU is.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     verl_checkpoint_engine.py --endpoint /dev/shm/deltawire --directory /dev/shm/policy
 
 verl's own manager, worker groups and rollout workers run in Ray's processes on a CPU, configured as
-in docs/howto/verl.md. Two ends are this example's, since verl's need a GPU: the actor, which is no
-model in training but some tensors that change a little at each step, and the rollout's server
-adapter, which keeps what verl hands it. The sender and the receiver must run already; see
-docs/howto/verl.md.
+in docs/howto/rl_frameworks.md, which also has the commands for the sender and the receiver. Two
+ends are this example's, since verl's need a GPU: the actor, which is no model in training but some
+tensors that change a little at each step, and the rollout's server adapter, which keeps what verl
+hands it.
 """
 
 from __future__ import annotations
