@@ -19,7 +19,7 @@ namespace {
 constexpr auto kTrainerTimeout = std::chrono::seconds(60);
 
 /// One row: figures of a version from trainer, sender and receivers.
-struct Row {
+struct DemoRow {
   PublishedVersion published;
   uint64_t moved_bytes = 0;      // of the receiver that committed last
   double committed_seconds = 0;  // from ready to committed, of the same receiver
@@ -44,9 +44,9 @@ class Show {
   Status Prepare();
   Status Introduce() const;
   Status PublishNext(uint64_t version);
-  StatusOr<Row> Measure(uint64_t version, const PublishedVersion& published);
+  StatusOr<DemoRow> Measure(uint64_t version, const PublishedVersion& published);
   Status VerifyBytes(uint64_t version);
-  void Print(const Row& row);
+  void Print(const DemoRow& row);
   void Summarize() const;
   Status SecondReader();
   void SayWhatIsKept() const;
@@ -58,7 +58,7 @@ class Show {
   std::unique_ptr<DemoSource> source_;
   std::unique_ptr<DemoDaemons> daemons_;
   std::unique_ptr<TrainerClient> trainer_;
-  std::vector<Row> rows_;
+  std::vector<DemoRow> rows_;
 };
 
 std::vector<Column> Show::Columns() {
@@ -111,7 +111,7 @@ Status Show::Prepare() {
 }
 
 Status Show::PublishNext(uint64_t version) {
-  Row row;
+  DemoRow row;
   {
     Progress progress(fmt::format("version {}: training step", version));
     if (version > 1) source_->Step(pool_);
@@ -130,8 +130,8 @@ Status Show::PublishNext(uint64_t version) {
   return absl::OkStatus();
 }
 
-StatusOr<Row> Show::Measure(uint64_t version, const PublishedVersion& published) {
-  Row row{.published = published};
+StatusOr<DemoRow> Show::Measure(uint64_t version, const PublishedVersion& published) {
+  DemoRow row{.published = published};
   for (size_t r = 0; r < daemons_->receivers(); ++r) {
     DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, daemons_->WaitCommit(r, version));
     if (FromProto(commit.id()) != published.identity) {
@@ -161,7 +161,7 @@ Status Show::VerifyBytes(uint64_t version) {
   return absl::OkStatus();
 }
 
-void Show::Print(const Row& row) {
+void Show::Print(const DemoRow& row) {
   const PublishedVersion& v = row.published;
   const bool whole = rows_.size() == 1;
   const auto ratio = [](uint64_t part, uint64_t all) {
@@ -199,11 +199,11 @@ void Show::Summarize() const {
   double part = 0, wait = 0;
   std::vector<double> seconds;
   for (size_t i = 1; i < rows_.size(); ++i) {
-    const Row& row = rows_[i];
+    const DemoRow& row = rows_[i];
     part += static_cast<double>(row.moved_bytes) / static_cast<double>(row.published.model_bytes);
     seconds.push_back(row.committed_seconds);
   }
-  for (const Row& row : rows_) wait = std::max(wait, row.published.trainer_wait_seconds);
+  for (const DemoRow& row : rows_) wait = std::max(wait, row.published.trainer_wait_seconds);
   const double median = Median(seconds);
   const double deltas = static_cast<double>(seconds.size());
   if (plan_.json) {

@@ -47,7 +47,7 @@ void DiffChunk(const kernels::DigestKey& key, const Chunk& chunk, Bytes before, 
   out.delta_bytes += std::min<uint64_t>(r.bytes, chunk.bytes);
 }
 
-struct Row {
+struct DiffRow {
   size_t tensor = 0;
   uint64_t elements = 0;
   uint64_t changed = 0;
@@ -57,7 +57,7 @@ struct Row {
   }
 };
 
-StatusOr<std::vector<Row>> DiffAll(const ModelDir& a, const ModelDir& b) {
+StatusOr<std::vector<DiffRow>> DiffAll(const ModelDir& a, const ModelDir& b) {
   const Layout& layout = b.layout();
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
   std::vector<TensorDiff> diffs(layout.size());
@@ -75,7 +75,7 @@ StatusOr<std::vector<Row>> DiffAll(const ModelDir& a, const ModelDir& b) {
       progress.Add(c.bytes);
     });
   }
-  std::vector<Row> rows(layout.size());
+  std::vector<DiffRow> rows(layout.size());
   for (size_t i = 0; i < layout.size(); ++i) {
     rows[i] = {i, layout.bytes(i) / DTypeBytes(layout.tensor(i).dtype), diffs[i].changed,
                diffs[i].delta_bytes};
@@ -83,9 +83,9 @@ StatusOr<std::vector<Row>> DiffAll(const ModelDir& a, const ModelDir& b) {
   return rows;
 }
 
-void Sort(std::vector<Row>& rows, const std::string& by) {
+void Sort(std::vector<DiffRow>& rows, const std::string& by) {
   if (by == "stored") return;
-  std::stable_sort(rows.begin(), rows.end(), [&](const Row& x, const Row& y) {
+  std::stable_sort(rows.begin(), rows.end(), [&](const DiffRow& x, const DiffRow& y) {
     return by == "density" ? x.density() > y.density() : x.delta_bytes > y.delta_bytes;
   });
 }
@@ -100,12 +100,12 @@ bool SameTensors(const Layout& a, const Layout& b) {
   return true;
 }
 
-void ShowJson(const DiffOptions& o, const Layout& layout, const std::vector<Row>& rows,
-              const Row& sum) {
+void ShowJson(const DiffOptions& o, const Layout& layout, const std::vector<DiffRow>& rows,
+              const DiffRow& sum) {
   Json tensors = Json::array();
   const size_t shown = o.limit == 0 ? rows.size() : std::min(o.limit, rows.size());
   for (size_t i = 0; i < shown; ++i) {
-    const Row& r = rows[i];
+    const DiffRow& r = rows[i];
     tensors.push_back({{"name", layout.tensor(r.tensor).name},
                        {"elements", r.elements},
                        {"changed_elements", r.changed},
@@ -125,8 +125,8 @@ void ShowJson(const DiffOptions& o, const Layout& layout, const std::vector<Row>
              {"tensors", tensors}});
 }
 
-void ShowTable(const DiffOptions& o, const Layout& layout, const std::vector<Row>& rows,
-               const Row& sum) {
+void ShowTable(const DiffOptions& o, const Layout& layout, const std::vector<DiffRow>& rows,
+               const DiffRow& sum) {
   constexpr Align kRight = Align::kRight;
   Table table({{"TENSOR"},
                {"CHANGED", kRight},
@@ -139,10 +139,10 @@ void ShowTable(const DiffOptions& o, const Layout& layout, const std::vector<Row
     return Percent(static_cast<double>(part), static_cast<double>(whole));
   };
   size_t changed_tensors = 0;
-  for (const Row& r : rows) changed_tensors += r.changed > 0;
+  for (const DiffRow& r : rows) changed_tensors += r.changed > 0;
   const size_t shown = o.limit == 0 ? rows.size() : std::min(o.limit, rows.size());
   for (size_t i = 0; i < shown && sum.changed > 0; ++i) {
-    const Row& r = rows[i];
+    const DiffRow& r = rows[i];
     const uint64_t full = layout.bytes(r.tensor);
     table.Add({layout.tensor(r.tensor).name, Grouped(r.changed), Grouped(r.elements),
                ratio(r.changed, r.elements), HumanBytes(full), HumanBytes(r.delta_bytes),
@@ -181,9 +181,9 @@ StatusOr<Exit> Diff(const DiffOptions& o) {
     }
     return Exit::kDiffers;
   }
-  DW_ASSIGN_OR_RETURN(std::vector<Row> rows, DiffAll(a, b));
-  Row sum;
-  for (const Row& r : rows) {
+  DW_ASSIGN_OR_RETURN(std::vector<DiffRow> rows, DiffAll(a, b));
+  DiffRow sum;
+  for (const DiffRow& r : rows) {
     sum.elements += r.elements;
     sum.changed += r.changed;
     sum.delta_bytes += r.delta_bytes;

@@ -118,7 +118,7 @@ std::string FormsText(const plan::PullCost& pull) {
   return text.empty() ? "-" : text;
 }
 
-std::string StagesText(const Forecast& f) {
+std::string ForecastStagesText(const Forecast& f) {
   Table table(
       {{"STAGE"}, {"AT"}, {"BEGINS", Align::kRight}, {"TAKES", Align::kRight}, {"BOUND BY"}});
   for (size_t i = 0; i < f.path.size(); ++i) {
@@ -130,7 +130,7 @@ std::string StagesText(const Forecast& f) {
   return table.Text();
 }
 
-std::string ReceiversText(const Prediction& p, const Forecast& f) {
+std::string ForecastReceiversText(const Prediction& p, const Forecast& f) {
   Table table({{"RECEIVERS"},
                {"NUMBER", Align::kRight},
                {"FROM"},
@@ -145,7 +145,7 @@ std::string ReceiversText(const Prediction& p, const Forecast& f) {
   return table.Text();
 }
 
-std::string LinksText(const Forecast& f) {
+std::string ForecastLinksText(const Forecast& f) {
   Table table({{"LINK"},
                {"NUMBER", Align::kRight},
                {"PAYLOAD RATE", Align::kRight},
@@ -159,7 +159,7 @@ std::string LinksText(const Forecast& f) {
   return table.rows() == 0 ? "" : "\n" + table.Text();
 }
 
-std::string NodesText(const Fleet& fleet, const Forecast& f) {
+std::string ForecastNodesText(const Fleet& fleet, const Forecast& f) {
   Table table({{"NODES"},
                {"NUMBER", Align::kRight},
                {"CORES", Align::kRight},
@@ -183,8 +183,8 @@ void Show(const Fleet& fleet, const Prediction& p, const Forecast& f) {
   std::printf("%s from ready to the last commit, at %s\nMost of it: %s\n\n",
               HumanSeconds(f.timeline.seconds).c_str(), p.hops[f.timeline.last].name.c_str(),
               MostText(f).c_str());
-  std::printf("%s\n%s%s\n%s", StagesText(f).c_str(), ReceiversText(p, f).c_str(),
-              LinksText(f).c_str(), NodesText(fleet, f).c_str());
+  std::printf("%s\n%s%s\n%s", ForecastStagesText(f).c_str(), ForecastReceiversText(p, f).c_str(),
+              ForecastLinksText(f).c_str(), ForecastNodesText(fleet, f).c_str());
   if (f.price <= 0) return;
   std::printf("\nA version's traffic costs %.4g", f.price);
   if (fleet.step_seconds > 0) {

@@ -36,7 +36,7 @@ struct TopOptions : Common {
   double interval = 1;
 };
 
-SenderAnswer AskSender(const std::string& address, std::chrono::milliseconds timeout) {
+SenderAnswer AskOneSender(const std::string& address, std::chrono::milliseconds timeout) {
   SenderAnswer answer{.address = address, .status = absl::UnknownError(""), .attached = {}};
   auto sender = DialSender(address, timeout);
   answer.status = sender.ok() ? GetStatus(*sender, "", timeout)
@@ -51,7 +51,7 @@ SenderAnswer AskSender(const std::string& address, std::chrono::milliseconds tim
   return answer;
 }
 
-ReceiverAnswer AskReceiver(const std::string& address, std::chrono::milliseconds timeout) {
+ReceiverAnswer AskOneReceiver(const std::string& address, std::chrono::milliseconds timeout) {
   ReceiverAnswer answer{.address = address, .status = absl::UnknownError("")};
   auto receiver = DialReceiver(address, timeout);
   answer.status = receiver.ok() ? GetStatus(*receiver, "", timeout)
@@ -73,8 +73,8 @@ TopLook Ask(const TopOptions& o) {
     return answers;
   };
   TopLook look;
-  look.senders = all(o.senders, o.sender.c_str(), AskSender);
-  look.receivers = all(o.receivers, o.receiver.c_str(), AskReceiver);
+  look.senders = all(o.senders, o.sender.c_str(), AskOneSender);
+  look.receivers = all(o.receivers, o.receiver.c_str(), AskOneReceiver);
   // A daemon that nobody named may be missing as long as another one answers.
   const bool sender = look.senders.front().status.ok();
   const bool receiver = look.receivers.front().status.ok();

@@ -71,7 +71,7 @@ bool Has(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
 }
 
 /// A receiver, and how it stands to the sender that it is attached to.
-struct Row {
+struct ReceiverRow {
   const v1::ReceiverInfo* receiver;
   Standing standing;
   size_t depth = 0;  ///< in the tree
@@ -95,8 +95,8 @@ std::tuple<int, uint64_t> Trouble(const Standing& s) {
   return {0, 0};
 }
 
-std::vector<Row> RowsOf(const TopLook& look, const std::string& model, TopOrder order) {
-  std::vector<Row> rows;
+std::vector<ReceiverRow> RowsOf(const TopLook& look, const std::string& model, TopOrder order) {
+  std::vector<ReceiverRow> rows;
   for (const SenderAnswer& s : look.senders) {
     const v1::SenderModelStatus* const m = ModelOf(s, model);
     if (m == nullptr) continue;
@@ -109,14 +109,16 @@ std::vector<Row> RowsOf(const TopLook& look, const std::string& model, TopOrder 
     }
   }
   if (order == TopOrder::kTree) return rows;
-  std::ranges::stable_sort(rows, {}, [](const Row& r) { return r.receiver->receiver_id(); });
+  std::ranges::stable_sort(rows, {},
+                           [](const ReceiverRow& r) { return r.receiver->receiver_id(); });
   if (order == TopOrder::kBehind) {
     std::ranges::stable_sort(rows, std::greater<>(),
-                             [](const Row& r) { return Trouble(r.standing); });
+                             [](const ReceiverRow& r) { return Trouble(r.standing); });
   }
   if (order == TopOrder::kSlowest) {
-    std::ranges::stable_sort(rows, std::greater<>(),
-                             [](const Row& r) { return r.receiver->last_pull().seconds(); });
+    std::ranges::stable_sort(rows, std::greater<>(), [](const ReceiverRow& r) {
+      return r.receiver->last_pull().seconds();
+    });
   }
   return rows;
 }
@@ -220,9 +222,9 @@ std::string SlowestStage(const v1::PullStats& pull) {
 }
 
 // What receivers say of their last failures, a line each, in the rows' order.
-std::vector<std::string> Failures(const std::vector<Row>& rows) {
+std::vector<std::string> Failures(const std::vector<ReceiverRow>& rows) {
   std::vector<std::string> lines;
-  for (const Row& row : rows) {
+  for (const ReceiverRow& row : rows) {
     const v1::ReceiverInfo& r = *row.receiver;
     if (!r.message().empty()) lines.push_back(fmt::format("{}: {}", r.receiver_id(), r.message()));
   }
@@ -230,7 +232,8 @@ std::vector<std::string> Failures(const std::vector<Row>& rows) {
 }
 
 // The receivers from `view.scroll` on, as many as fit above `kept` further lines.
-void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view, size_t kept) {
+void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopView& view,
+                  size_t kept) {
   if (rows.empty()) {
     picture.Add("No receiver is attached.");
     return;
@@ -244,7 +247,7 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view,
   if (tree) columns.insert(columns.end(), {{"SITE"}, {"FOLLOWS"}});
   Table table(columns);
   std::set<size_t> warned;
-  for (const Row& row : rows) {
+  for (const ReceiverRow& row : rows) {
     const v1::ReceiverInfo& r = *row.receiver;
     const v1::PullStats& pull = r.last_pull();
     if (std::get<0>(Trouble(row.standing)) > 2 || !r.message().empty()) warned.insert(table.rows());
@@ -396,7 +399,7 @@ std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopVie
     return picture.Close(Footer(view, models.size(), 0));
   }
   for (const std::string& line : Silent(now)) picture.Add(line, TopStyle::kWarning);
-  const std::vector<Row> receivers = RowsOf(now, model, view.order);
+  const std::vector<ReceiverRow> receivers = RowsOf(now, model, view.order);
   if (!model.empty()) {
     picture.Add("");
     AddSenders(picture, now, before, model);

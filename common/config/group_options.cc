@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "common/base/model_name.h"
+#include "common/base/receiver_id.h"
 
 namespace deltawire {
 namespace {
-
-constexpr size_t kMaxReceiverId = 128;
 
 bool SameModel(const GroupOptions& a, const GroupOptions& b) {
   return a.model.empty() || b.model.empty() || a.model == b.model;

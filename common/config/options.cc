@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/model_name.h"
+#include "common/base/receiver_id.h"
 #include "common/config/command_line.h"
 #include "common/config/option_kinds.h"
 #include "common/config/options_parts.h"
@@ -16,7 +17,6 @@ namespace {
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxHistory = 8;  // of the codec tight
-constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;

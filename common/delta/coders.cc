@@ -19,11 +19,11 @@ struct Scratch {
   std::vector<std::byte> dense;
 };
 
-Scratch& ThisThread() { return OfThisThread<Scratch>(); }
+Scratch& ThreadScratch() { return OfThisThread<Scratch>(); }
 
 // The kernel keeps to the limit, which is the fast payload's size, by itself.
 Bytes EncodeTight(const CodedChunk& c, Bytes fast, size_t) {
-  Scratch& s = ThisThread();
+  Scratch& s = ThreadScratch();
   const MutableBytes out = s.out.Sized(fast.size());
   size_t bytes = 0;
   const auto done = c.backend.tight_encode(c.old_data, fast, c.width, c.function, c.history,
@@ -33,7 +33,8 @@ Bytes EncodeTight(const CodedChunk& c, Bytes fast, size_t) {
 
 DecodeStatus DecodeTight(const CodedChunk& c, Bytes payload, MutableBytes out, size_t* bytes) {
   return c.backend.tight_decode(c.old_data, payload, c.width, c.history,
-                                ThisThread().tight.Sized(kernels::kTightScratchBytes), out, bytes);
+                                ThreadScratch().tight.Sized(kernels::kTightScratchBytes), out,
+                                bytes);
 }
 
 DecodeStatus ReadTightNeed(Bytes payload, HistoryNeed* need) {
@@ -49,7 +50,7 @@ double TightWork(size_t chunk_bytes, size_t fast_bytes) {
 }
 
 Bytes EncodeDense(const CodedChunk& c, Bytes fast, size_t limit) {
-  std::vector<std::byte>& out = ThisThread().dense;
+  std::vector<std::byte>& out = ThreadScratch().dense;
   const size_t bytes = DenseEncode(c.backend, fast, c.bytes, c.width, limit, out);
   return Bytes(out).first(bytes);
 }

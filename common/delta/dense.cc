@@ -33,7 +33,7 @@ struct Contexts {
   std::vector<std::byte> differences, planes;
 };
 
-Contexts& ThisThread() { return OfThisThread<Contexts>(); }
+Contexts& ThreadContexts() { return OfThisThread<Contexts>(); }
 
 // The kernels below update a digest as well, which nobody reads here, so any key will do.
 const kernels::DigestKey& AnyKey() {
@@ -101,7 +101,7 @@ DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
 size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes, unsigned width,
                    size_t limit, std::vector<std::byte>& out) {
   if (limit <= kDenseHeadBytes) return 0;
-  Contexts& t = ThisThread();
+  Contexts& t = ThreadContexts();
   // Applying a delta to zeros gives its differences.
   t.differences.assign(raw_bytes, std::byte{0});
   uint64_t digest = 0;
@@ -131,7 +131,7 @@ DecodeStatus DenseDecode(const kernels::Backend& backend, Bytes dense, size_t ra
   *bytes = 0;
   if (const DecodeStatus s = CheckHead(dense, raw_bytes, width); s != DecodeStatus::kOk) return s;
   const Bytes frame = dense.subspan(kDenseHeadBytes);
-  Contexts& t = ThisThread();
+  Contexts& t = ThreadContexts();
   t.planes.resize(raw_bytes);
   const size_t got = ZSTD_decompressDCtx(t.decompress.get(), t.planes.data(), raw_bytes,
                                          frame.data(), frame.size());

@@ -19,14 +19,6 @@ Status Failed(std::string_view doing) {
   return Errorf(StatusCode::kInternal, "{}: {}", doing, OpensslError());
 }
 
-std::string PemOf(X509* certificate) {
-  const OwnedBio out(BIO_new(BIO_s_mem()));
-  PEM_write_bio_X509(out.get(), certificate);
-  char* text = nullptr;
-  const long size = BIO_get_mem_data(out.get(), &text);
-  return {text, static_cast<size_t>(size)};
-}
-
 std::string PemOf(EVP_PKEY* key) {
   const OwnedBio out(BIO_new(BIO_s_mem()));
   PEM_write_bio_PrivateKey(out.get(), key, nullptr, nullptr, 0, nullptr, nullptr);

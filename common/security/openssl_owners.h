@@ -30,6 +30,14 @@ inline OwnedBio ReadFrom(const std::string& text) {
   return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
+inline std::string PemOf(X509* certificate) {
+  const OwnedBio out(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509(out.get(), certificate);
+  char* text = nullptr;
+  const long size = BIO_get_mem_data(out.get(), &text);
+  return {text, static_cast<size_t>(size)};
+}
+
 /// OpenSSL's oldest queued error; empties the queue.
 inline std::string OpensslError() {
   const unsigned long code = ERR_get_error();

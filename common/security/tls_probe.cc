@@ -22,14 +22,6 @@ std::string OneLine(const X509_NAME* name) {
   return text.data();
 }
 
-std::string PemOf(X509* certificate) {
-  const OwnedBio out(BIO_new(BIO_s_mem()));
-  PEM_write_bio_X509(out.get(), certificate);
-  char* text = nullptr;
-  const long size = BIO_get_mem_data(out.get(), &text);
-  return {text, static_cast<size_t>(size)};
-}
-
 std::vector<std::string> NamesOf(X509* certificate) {
   std::vector<std::string> names;
   const OwnedNames all(static_cast<GENERAL_NAMES*>(

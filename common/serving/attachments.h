@@ -18,6 +18,7 @@
 #include "common/base/assignment.h"
 #include "common/base/group_word.h"
 #include "common/base/incoming_news.h"
+#include "common/base/receiver_id.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
 #include "common/base/status.h"
@@ -86,8 +87,6 @@ struct AttachmentLimits {
 
 /// The most bytes of a report's message that are kept: operators see it, in lists of all receivers.
 inline constexpr size_t kMaxReportMessage = 4096;
-/// Limit of a receiver's id in bytes. Link estimates, pulls and messages are keyed by the id.
-inline constexpr size_t kMaxReceiverId = 128;
 /// kInvalidArgument unless it has 1 .. kMaxReceiverId bytes.
 Status CheckReceiverId(const std::string& id);
 

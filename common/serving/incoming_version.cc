@@ -8,9 +8,7 @@
 namespace deltawire {
 namespace {
 
-constexpr uint64_t kUnknown = ~uint64_t{0};  // as wire::Have says it of a chunk's version
-
-bool Known(const wire::Have::Entry& entry) { return entry.version != kUnknown; }
+bool Known(const wire::Have::Entry& entry) { return entry.version != wire::Have::kUnknown; }
 
 }  // namespace
 

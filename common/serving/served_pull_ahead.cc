@@ -13,8 +13,6 @@ using Clock = SteadyClock;
 using Step = IncomingVersion::Step;
 using kernels::Codec;
 
-constexpr uint64_t kUnknown = ~uint64_t{0};  // as wire::Have says it of a chunk's version
-
 /// A state of which no more than the name is known here.
 std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
   auto state = std::make_shared<Published>();
@@ -241,7 +239,7 @@ std::optional<ChunkPayload> ServedPull::CodeAhead(const AheadTask& task) const {
 bool ServedPull::Fits(AheadTask& task) const {
   const wire::FrameHeader& header = task.piece.header;
   const wire::Have::Entry& have = task.before;
-  const bool known = have.version != kUnknown;
+  const bool known = have.version != wire::Have::kUnknown;
   if (known && have.digest == header.digest_after) return false;  // the receiver has it
   // A suspect waits until the version is settled: its bytes are then compared with their digest.
   if (Suspect(header.chunk)) return false;

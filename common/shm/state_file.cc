@@ -16,11 +16,11 @@ namespace {
 
 // The byte table of docs/lifecycle.md, "State file". Little-endian, as bytes.h asserts.
 
-constexpr char kMagic[9] = "DWSTATE2";
-constexpr char kFirstMagic[9] = "DWSTATE1";
-constexpr uint32_t kFormatVersion = 2;
+constexpr char kStateMagic[9] = "DWSTATE2";
+constexpr char kFirstStateMagic[9] = "DWSTATE1";
+constexpr uint32_t kStateFormat = 2;
 
-struct StoredIdentity {
+struct StateIdentity {
   uint64_t epoch;
   uint64_t version;
   uint64_t lineage_lo;
@@ -31,14 +31,14 @@ struct StoredIdentity {
 struct StoredSlot {
   uint64_t sequence;
   uint64_t phase;  // a SlotPhase, plus kPickSecond when identities[1] counts
-  StoredIdentity identities[2];
+  StateIdentity identities[2];
   uint64_t attempts[2];
   uint64_t inode;
   uint64_t reserved;
 };
 static_assert(sizeof(StoredSlot) == 128);
 
-struct Header {
+struct StateHeader {
   char magic[8];
   uint32_t format;
   uint32_t header_bytes;
@@ -55,17 +55,17 @@ struct Header {
   uint64_t reserved[5];
   StoredSlot slot[2];
 };
-constexpr size_t kHeaderBytes =
+constexpr size_t kStateHeaderBytes =
     8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(StoredSlot);
-static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes == 384);
+static_assert(sizeof(StateHeader) == kStateHeaderBytes && kStateHeaderBytes == 384);
 /// The header size of format 1. A file needs this many bytes for its format to be recognised.
 constexpr size_t kFirstHeaderBytes = 256;
 
-struct Entry {
+struct StateEntry {
   uint64_t version;
   uint64_t digest;
 };
-static_assert(sizeof(Entry) == 16);
+static_assert(sizeof(StateEntry) == 16);
 
 constexpr uint64_t kPhaseMask = 0xff;
 constexpr uint64_t kPickSecond = 0x100;
@@ -76,17 +76,17 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 
-Header& HeaderOf(const Mapping& map) { return *reinterpret_cast<Header*>(map.base()); }
+StateHeader& HeaderOf(const Mapping& map) { return *reinterpret_cast<StateHeader*>(map.base()); }
 
 StoredSlot& SlotOf(const Mapping& map, uint32_t slot) {
   assert(slot < HeaderOf(map).slots);
   return HeaderOf(map).slot[slot];
 }
 
-Entry& EntryOf(const Mapping& map, uint32_t slot, uint32_t chunk) {
-  const Header& header = HeaderOf(map);
+StateEntry& EntryOf(const Mapping& map, uint32_t slot, uint32_t chunk) {
+  const StateHeader& header = HeaderOf(map);
   assert(slot < header.slots && chunk < header.chunks);
-  auto* entries = reinterpret_cast<Entry*>(map.base() + kHeaderBytes);
+  auto* entries = reinterpret_cast<StateEntry*>(map.base() + kStateHeaderBytes);
   return entries[uint64_t{slot} * header.chunks + chunk];
 }
 
@@ -96,7 +96,7 @@ SlotPhase PhaseOf(uint64_t word) { return static_cast<SlotPhase>(word & kPhaseMa
 
 Identity IdentityOf(StoredSlot& slot, uint64_t phase) {
   const size_t pick = (phase & kPickSecond) != 0;
-  StoredIdentity& stored = slot.identities[pick];
+  StateIdentity& stored = slot.identities[pick];
   return {.lineage = {.hi = Load(stored.lineage_hi), .lo = Load(stored.lineage_lo)},
           .id = {Load(stored.epoch), Load(stored.version)},
           .root = Load(stored.root),
@@ -117,11 +117,11 @@ uint64_t CombinedSequence(const Mapping& map) {
 }
 
 uint64_t FileBytes(const StateShape& shape) {
-  return kHeaderBytes + uint64_t{shape.slots} * shape.chunks * sizeof(Entry);
+  return kStateHeaderBytes + uint64_t{shape.slots} * shape.chunks * sizeof(StateEntry);
 }
 
-uint64_t ShapeChecksum(const Header& header) {
-  return Xxh3({reinterpret_cast<const std::byte*>(&header), offsetof(Header, checksum)});
+uint64_t ShapeChecksum(const StateHeader& header) {
+  return Xxh3({reinterpret_cast<const std::byte*>(&header), offsetof(StateHeader, checksum)});
 }
 
 /// Differs after every start of the machine.
@@ -136,23 +136,24 @@ Status Damaged(const std::filesystem::path& path, std::string_view what) {
                 path.native(), what);
 }
 
-Status CheckHeader(const Header& header, uint64_t file_bytes, const std::filesystem::path& path) {
-  if (std::memcmp(header.magic, kFirstMagic, sizeof header.magic) == 0) {
-    return Damaged(path,
-                   fmt::format("has format 1 instead of {}: it was made by an older deltawire",
-                               kFormatVersion));
+Status CheckHeader(const StateHeader& header, uint64_t file_bytes,
+                   const std::filesystem::path& path) {
+  if (std::memcmp(header.magic, kFirstStateMagic, sizeof header.magic) == 0) {
+    return Damaged(
+        path,
+        fmt::format("has format 1 instead of {}: it was made by an older deltawire", kStateFormat));
   }
-  if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0) {
+  if (std::memcmp(header.magic, kStateMagic, sizeof header.magic) != 0) {
     return Damaged(path, "is not a deltawire state file");
   }
-  if (header.format != kFormatVersion) {
-    return Damaged(path, fmt::format("has format {}, and this program knows {}", header.format,
-                                     kFormatVersion));
+  if (header.format != kStateFormat) {
+    return Damaged(
+        path, fmt::format("has format {}, and this program knows {}", header.format, kStateFormat));
   }
   if (header.checksum != ShapeChecksum(header)) {
     return Damaged(path, "has a header that does not match its checksum");
   }
-  if (header.header_bytes != kHeaderBytes || header.slots < 1 || header.slots > 2) {
+  if (header.header_bytes != kStateHeaderBytes || header.slots < 1 || header.slots > 2) {
     return Damaged(path, fmt::format("claims {} header bytes and {} slots", header.header_bytes,
                                      header.slots));
   }
@@ -166,7 +167,7 @@ Status CheckHeader(const Header& header, uint64_t file_bytes, const std::filesys
 }
 
 Status CheckWords(const Mapping& map, const std::filesystem::path& path) {
-  Header& header = HeaderOf(map);
+  StateHeader& header = HeaderOf(map);
   if (Load(header.active) >= header.slots) {
     return Damaged(
         path, fmt::format("claims slot {} of {} as active", Load(header.active), header.slots));
@@ -207,7 +208,7 @@ StatusOr<Opened> OpenAndCheck(const std::filesystem::path& path, bool writable) 
     return Damaged(path, "is too short for a deltawire state file");
   }
   DW_ASSIGN_OR_RETURN(opened.map, Mapping::Map(fd.get(), bytes, writable, path));
-  const Header& header = HeaderOf(opened.map);
+  const StateHeader& header = HeaderOf(opened.map);
   DW_RETURN_IF_ERROR(CheckHeader(header, bytes, path));
   opened.shape = {header.chunks,
                   header.slots,
@@ -231,10 +232,10 @@ StatusOr<StateFile> StateFile::Create(const std::filesystem::path& path, const S
   StateFile state;
   state.shape_ = shape;
   DW_ASSIGN_OR_RETURN(state.map_, Mapping::Map(file.fd(), bytes, true, path));
-  Header& header = HeaderOf(state.map_);
-  std::memcpy(header.magic, kMagic, sizeof header.magic);
-  header.format = kFormatVersion;
-  header.header_bytes = kHeaderBytes;
+  StateHeader& header = HeaderOf(state.map_);
+  std::memcpy(header.magic, kStateMagic, sizeof header.magic);
+  header.format = kStateFormat;
+  header.header_bytes = kStateHeaderBytes;
   header.chunks = shape.chunks;
   header.slots = shape.slots;
   header.fingerprint_hi = shape.fingerprint.hi;
@@ -317,7 +318,7 @@ void StateFile::FinishWrite(uint32_t slot, const Identity& identity) {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // after every write to the buffer
   // The identity that counts stays untouched until one store of the phase word picks the other.
   const uint64_t pick = ~phase.load(kRelaxed) & kPickSecond;
-  StoredIdentity& next = words.identities[pick != 0];
+  StateIdentity& next = words.identities[pick != 0];
   Word(next.epoch).store(identity.id.epoch, kRelaxed);
   Word(next.version).store(identity.id.version, kRelaxed);
   Word(next.lineage_lo).store(identity.lineage.lo, kRelaxed);
@@ -336,7 +337,7 @@ void StateFile::MarkUnknown(uint32_t slot, uint32_t chunk) {
 
 void StateFile::SetChunk(uint32_t slot, uint32_t chunk, uint64_t version, uint64_t digest) {
   assert(phase(slot) == SlotPhase::kWriting);
-  Entry& entry = EntryOf(map_, slot, chunk);
+  StateEntry& entry = EntryOf(map_, slot, chunk);
   // seq_cst, because the copy and apply kernels may use non-temporal stores, which release does not
   // order.
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -37,10 +37,12 @@ inline constexpr size_t kMaxHistory = 8;
 inline constexpr size_t kMaxSuspects = 65'536;
 
 /// What the receiver holds, one entry per chunk, so that each pull itself says which bytes its
-/// deltas apply to. version = ~0 (unknown content) asks for the chunk whole.
+/// deltas apply to.
 struct Have {
+  /// A chunk of this version has unknown content: it is asked for whole.
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
   struct Entry {
-    uint64_t version = ~uint64_t{0};
+    uint64_t version = kUnknown;
     uint64_t digest = 0;
     uint8_t depth = 0;  ///< how many deltas of `history` the receiver has for this chunk
     friend bool operator==(const Entry&, const Entry&) = default;

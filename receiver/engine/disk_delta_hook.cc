@@ -24,7 +24,7 @@ class DiskDeltaHook : public EngineHook {
       return cancelled_.load() || SteadyClock::now() >= end;
     });
     if (written.ok()) return {};
-    if (cancelled_) return {EngineAnswer::Result::kUnsure, "the receiver is stopping", {}};
+    if (cancelled_) return {EngineAnswer::Result::kUnsure, kStopping, {}};
     return {EngineAnswer::Result::kRefused, std::string(MessageOf(written)), {}};
   }
 

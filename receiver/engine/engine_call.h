@@ -12,6 +12,9 @@
 
 namespace deltawire::receiver {
 
+/// The answer of a call that ends because the daemon does.
+inline constexpr const char* kStopping = "the receiver is stopping";
+
 enum class EngineCall : uint8_t {
   kProbe,     ///< does it answer, and which version does it name?
   kClear,     ///< forget an update that was begun; a refusal means that there was none

@@ -28,7 +28,6 @@ using Result = EngineAnswer::Result;
 
 using std::chrono::milliseconds;
 
-constexpr const char* kStopping = "the receiver is stopping";
 /// For the end of a program that was killed, and for its parent to be told.
 constexpr milliseconds kEndLimit{1000};
 /// Between two looks at one that has ended, but is not given to its parent yet.

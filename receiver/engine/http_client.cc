@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "common/base/sync.h"
+#include "receiver/engine/engine_call.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -28,7 +29,6 @@ constexpr size_t kMaxBody = 16 << 20;  // metrics have some 100 KB for each of v
 /// For the name and the connection. An engine that is there answers within the first repetition of
 /// a lost packet (1 s), and until it does the receiver may hold the directory for it.
 constexpr milliseconds kConnectLimit{5000};
-constexpr const char* kStopping = "the receiver is stopping";
 
 /// Looks one name up, on a thread of its own: the C library's search has no time limit of ours and
 /// cannot be ended. Shared with that thread, which may outlive the client.

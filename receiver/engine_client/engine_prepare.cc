@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr std::chrono::milliseconds kPrepareLookEvery{2};
 /// A receiver commits first and then begins to write the delta's file. One that keeps no file for
 /// this version costs a wait of this length.
 constexpr std::chrono::milliseconds kFileGrace{100};
@@ -77,7 +77,7 @@ StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) co
     const bool last =
         SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder, unreadable);
     if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPrepareLookEvery);
   }
 }
 

@@ -15,7 +15,7 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kFirstLine = "deltawire groups 1";
+constexpr std::string_view kGroupsFirstLine = "deltawire groups 1";
 constexpr size_t kMostBytes = 16 << 20;
 // What the lines after the first begin with.
 constexpr std::string_view kLineage = "lineage ", kGroup = "group ", kMember = "member ",
@@ -66,7 +66,7 @@ StatusOr<KeptGroup> ParseGroup(std::string_view line, const Hash128& lineage) {
 }  // namespace
 
 std::string GroupFileText(const KeptGroups& kept) {
-  std::string text = fmt::format("{}\n{}{}\n", kFirstLine, kLineage, kept.lineage.Hex());
+  std::string text = fmt::format("{}\n{}{}\n", kGroupsFirstLine, kLineage, kept.lineage.Hex());
   for (const KeptGroup& g : kept.groups) {
     const Identity& state = g.decision.state;
     text += fmt::format("{}{} {} {} {} {} {:016x} {:016x}\n", kGroup, g.name,
@@ -85,7 +85,7 @@ StatusOr<KeptGroups> ParseGroupFile(std::string_view text) {
     return Bad("does not match its checksum");
   }
   std::string_view rest = text.substr(0, sum);
-  if (TakeLine(rest) != kFirstLine) return Bad("is not of format 1");
+  if (TakeLine(rest) != kGroupsFirstLine) return Bad("is not of format 1");
   KeptGroups kept;
   const auto lineage = TakeLine(rest);
   if (!lineage || !lineage->starts_with(kLineage)) return Bad("names no lineage");

@@ -13,7 +13,7 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kFirstLine = "deltawire owned 1";
+constexpr const char* kOwnedFirstLine = "deltawire owned 1";
 
 Status Damaged(const fs::path& path, std::string_view what) {
   return Errorf(StatusCode::kDataLoss, "{} {}; register the model anew", path.native(), what);
@@ -28,7 +28,7 @@ Status WriteOwnedFile(const fs::path& path, const Coverage& coverage) {
     return ec ? Errorf(StatusCode::kInternal, "remove {}: {}", path.native(), ec.message())
               : absl::OkStatus();
   }
-  std::string text = fmt::format("{}\nchunks {}\n", kFirstLine, coverage.chunks());
+  std::string text = fmt::format("{}\nchunks {}\n", kOwnedFirstLine, coverage.chunks());
   for (const ChunkRange& r : coverage.ranges()) text += fmt::format("{} {}\n", r.first, r.last);
   text += fmt::format("xxh3 {:016x}\n", Xxh3(AsBytes(text)));
   const fs::path hidden = path.native() + ".new";
@@ -55,7 +55,7 @@ StatusOr<Coverage> ReadOwnedFile(const fs::path& path, uint32_t chunks) {
   std::istringstream lines(text.substr(0, sum));
   std::string line, word;
   uint32_t of = 0;
-  if (!std::getline(lines, line) || line != kFirstLine || !(lines >> word >> of) ||
+  if (!std::getline(lines, line) || line != kOwnedFirstLine || !(lines >> word >> of) ||
       word != "chunks" || of != chunks) {
     return Damaged(path, fmt::format("is not of format 1, or not of a model of {} chunks", chunks));
   }

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kUseNames[] = {"half-0", "half-1", "next"};
-constexpr const char* kFirstLine = "deltawire side 1";
+constexpr const char* kSideFirstLine = "deltawire side 1";
 constexpr const char* kHidden = ".new";
 
 /// Syncs the content, since on a disk's file system a rename may else be stored before the bytes.
@@ -59,14 +59,14 @@ StatusOr<std::string> ReadFile(const fs::path& path) {
 std::string Hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 std::string UseText(uint64_t hash) {
-  std::string text = fmt::format("{}\n{}\n", kFirstLine, Hex(hash));
+  std::string text = fmt::format("{}\n{}\n", kSideFirstLine, Hex(hash));
   return text + fmt::format("xxh3 {}\n", Hex(Xxh3(AsBytes(text))));
 }
 
 /// The hash in the text of a use; kDataLoss where that is not what UseText made.
 StatusOr<uint64_t> ParseUse(const fs::path& name, const std::string& text) {
   uint64_t hash = 0;
-  const size_t at = std::string_view(kFirstLine).size() + 1;
+  const size_t at = std::string_view(kSideFirstLine).size() + 1;
   if (text.size() > at + 16) hash = std::strtoull(text.substr(at, 16).c_str(), nullptr, 16);
   if (text == UseText(hash)) return hash;
   return Errorf(StatusCode::kDataLoss, "{} does not match its checksum; register the model anew",

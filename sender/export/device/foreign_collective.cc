@@ -11,9 +11,11 @@ namespace {
 
 // Size of the host memory between a callback and memory that the callback cannot write.
 constexpr uint64_t kHopBytes = 8 << 20;
-constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kSourceAlignment = 64;
 
-uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kSourceAlignment - 1) / kSourceAlignment * kSourceAlignment;
+}
 
 }  // namespace
 

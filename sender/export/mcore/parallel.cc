@@ -12,7 +12,7 @@
 namespace deltawire::mcore {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint32_t kMaxRanks = 1 << 20;
 
@@ -168,13 +168,14 @@ Status SetByText(Setter& to, std::string_view text) {
 Status SetByJson(Setter& to, std::string_view text) {
   std::set<std::string> keys;
   std::string twice;
-  const auto note_keys = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::key && !keys.insert(parsed.get<std::string>()).second) {
+  const auto note_keys = [&](int, OrderedJson::parse_event_t event, OrderedJson& parsed) {
+    if (event == OrderedJson::parse_event_t::key &&
+        !keys.insert(parsed.get<std::string>()).second) {
       twice = parsed.get<std::string>();
     }
     return true;
   };
-  const Json tree = Json::parse(text, note_keys, /*allow_exceptions=*/false);
+  const OrderedJson tree = OrderedJson::parse(text, note_keys, /*allow_exceptions=*/false);
   if (!tree.is_object()) {
     return absl::InvalidArgumentError("parallel config: not a JSON object of keys and values");
   }
@@ -232,7 +233,7 @@ StatusOr<ParallelConfig> ParallelConfig::Open(const std::string& text_or_path) {
 }
 
 std::string ParallelConfig::ToJson() const {
-  Json tree;
+  OrderedJson tree;
   for (const Field& field : kFields) {
     std::visit(
         [&](auto member) {
