@@ -12,10 +12,12 @@ that is marked `booted` is run there as it stands, and must end and say as its m
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -112,6 +114,17 @@ def missing() -> str | None:
     return None
 
 
+def make_checkpoints(folder: pathlib.Path) -> None:
+    """The guide's step-1 and step-2, of one tensor."""
+    head = json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
+    for step in (1, 2):
+        at = folder / f"step-{step}"
+        at.mkdir(parents=True)
+        weights = struct.pack("<Q", len(head)) + head + bytes([step] * 36)
+        (at / "model.safetensors").write_bytes(weights)
+        (at / "config.json").write_text("{}")
+
+
 def make_root(root: pathlib.Path, shared: pathlib.Path) -> None:
     """Of either machine: with the packages' dependencies in apt's cache, since no machine of the two
     reaches a mirror."""
@@ -119,6 +132,7 @@ def make_root(root: pathlib.Path, shared: pathlib.Path) -> None:
     for name, version in (("debs", "0.0.0+test"), ("newer", "0.0.1+test")):
         (shared / name).mkdir(parents=True)
         stand_in_packages.make(programs(), shared / name, version)
+    make_checkpoints(shared / "checkpoints")
     for daemon in stand_in_packages.DAEMONS:
         run("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--pipe",
             f"--bind-ro={shared}:/shared", "-D", root, "sh", "-ec",
