@@ -6,6 +6,9 @@
 #include <sstream>
 #include <vector>
 
+#include "common/base/similar_word.h"
+#include "common/config/unknown_option.h"
+
 namespace deltawire {
 namespace {
 
@@ -68,6 +71,15 @@ class OptionFile : public CLI::ConfigTOML {
   }
 
  private:
+  std::vector<std::string> Keys() const {
+    std::vector<std::string> keys;
+    for (const CLI::Option* option : app_.get_options()) {
+      if (option->get_configurable() && !option->get_lnames().empty()) {
+        keys.push_back(option->get_lnames().front());
+      }
+    }
+    return keys;
+  }
   void CheckEntry(const std::string& entry, int line) const {
     static const std::string value = R"re(("[^"\\]*"|'[^'\\]*'|true|false|0|[1-9][0-9]*))re";
     static const std::regex form(R"re(([\w-]+)\s*=\s*()re" + value + R"re(|\[\s*()re" + value +
@@ -86,8 +98,8 @@ class OptionFile : public CLI::ConfigTOML {
     if (option == nullptr || option->get_lnames().front() != key || !option->get_configurable()) {
       throw CLI::ConfigError(
           fmt::format("{}{}: there is no such option; keys are the names that --help lists, "
-                      "without --",
-                      source, key));
+                      "without --{}",
+                      source, key, DidYouMean(key, Keys())));
     }
     const bool is_switch = option->get_expected_min() == 0;
     if (is_switch != (match[2] == "true" || match[2] == "false")) {
@@ -133,7 +145,9 @@ CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* 
     app.exit(asked, text, text);
     return {false, text.str(), 0};
   } catch (const CLI::Error& error) {
-    return Failure(file->NameSource(error.what()) + "\nRun with --help for the options.");
+    const std::string unknown = UnknownOption(app, {argv + 1, argv + argc});
+    return Failure((unknown.empty() ? file->NameSource(error.what()) : unknown) +
+                   "\nRun with --help for the options.");
   }
   const Status status = check();
   if (!status.ok()) return Failure(file->NameSource(std::string(MessageOf(status))));

@@ -1,5 +1,7 @@
 #include "common/config/option_kinds.h"
 
+#include "common/config/size_text.h"
+
 namespace deltawire {
 namespace {
 
@@ -59,9 +61,15 @@ void AddMillis(CLI::App& app, const std::string& name, const std::string& help, 
 }
 
 void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target) {
+  const auto to_bytes = [](std::string& text) -> std::string {
+    const auto bytes = ParseSize(text, /*kb_is_1000=*/true);
+    if (!bytes.ok()) return std::string(MessageOf(bytes.status()));
+    if (*bytes > kMaxSize) return fmt::format("{} is more than 1 PiB", text);
+    text = std::to_string(*bytes);
+    return "";
+  };
   app.add_option(name, *target, help)
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(uint64_t{0}, kMaxSize))  // CLI11 takes -1 for the largest uint64_t
+      ->transform(CLI::Validator(to_bytes, ""))
       ->option_text(*target % (1 << 30) == 0 ? fmt::format("SIZE [{}GiB]", *target >> 30)
                                              : fmt::format("SIZE [{}MiB]", *target >> 20));
 }

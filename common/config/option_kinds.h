@@ -35,7 +35,7 @@ void AddNumber(CLI::App& app, const std::string& name, const std::string& help, 
 /// From `min` to a day.
 void AddMillis(CLI::App& app, const std::string& name, const std::string& help, uint64_t min,
                std::chrono::milliseconds* target);
-/// Bytes, also with a unit: 512MiB.
+/// Bytes, also with a unit and decimals: 512MiB, 1.5GiB.
 void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target);
 /// --name and --no-name.
 void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, bool* target);

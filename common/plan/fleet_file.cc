@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/base/similar_word.h"
 #include "common/plan/fleet.h"
 #include "common/plan/quantity.h"
 
@@ -96,7 +97,8 @@ class Keys {
       if (known_.contains(key.str())) continue;
       std::string all;
       for (const std::string& one : known_) all += (all.empty() ? "" : ", ") + one;
-      Fail(node, fmt::format("unknown key \"{}{}\"; the keys here are {}", where_, key.str(), all));
+      Fail(node, fmt::format("unknown key \"{}{}\"; the keys here are {}{}", where_, key.str(), all,
+                             DidYouMean(key.str(), {known_.begin(), known_.end()})));
     }
   }
 

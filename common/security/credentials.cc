@@ -5,6 +5,7 @@
 #include <ctime>
 #include <utility>
 
+#include "common/base/similar_word.h"
 #include "common/security/openssl_owners.h"
 #include "common/security/secret_file.h"
 
@@ -43,6 +44,10 @@ Status CheckPair(const CredentialMaterial& m, const CredentialPaths& at) {
   return {};
 }
 
+std::vector<std::string> CredentialKeys() {
+  return {"ca", "certificate", "key", "token-file", "server-name"};
+}
+
 StatusOr<CredentialPaths> ParseFile(const std::string& file) {
   DW_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(file));
   CredentialPaths paths;
@@ -61,8 +66,9 @@ StatusOr<CredentialPaths> ParseFile(const std::string& file) {
       if (target == nullptr || !value.is_string()) {
         return Errorf(StatusCode::kInvalidArgument,
                       "{}:{}: {} is not one of the keys ca, certificate, key, token-file and "
-                      "server-name with a string",
-                      file, value.source().begin.line, key.str());
+                      "server-name with a string{}",
+                      file, value.source().begin.line, key.str(),
+                      target == nullptr ? DidYouMean(key.str(), CredentialKeys()) : "");
       }
       *target = *value.value<std::string>();
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/similar_word.h"
 #include "common/security/secret_file.h"
 #include "common/security/token_proof.h"
 
@@ -60,9 +61,12 @@ class Reader {
         if (all == nullptr) return At(value, "each principal begins with [[principal]]");
         for (const toml::node& one : *all) DW_RETURN_IF_ERROR(ReadPrincipal(one));
       } else {
-        return At(value, fmt::format("{} is not one of the keys anonymous-roles, "
-                                     "require-certificate and [[principal]]",
-                                     key.str()));
+        return At(value,
+                  fmt::format("{} is not one of the keys anonymous-roles, require-certificate and "
+                              "[[principal]]{}",
+                              key.str(),
+                              DidYouMean(key.str(),
+                                         {"anonymous-roles", "require-certificate", "principal"})));
       }
     }
     return {};
@@ -88,8 +92,10 @@ class Reader {
         DW_ASSIGN_OR_RETURN(p.token, ReadTokenFile(files_.back()));
       } else {
         return At(value, fmt::format("{} is not one of a principal's keys: name, roles, models, "
-                                     "certificate, token-file",
-                                     key.str()));
+                                     "certificate, token-file{}",
+                                     key.str(),
+                                     DidYouMean(key.str(), {"name", "roles", "models",
+                                                            "certificate", "token-file"})));
       }
     }
     return Add(*table, std::move(p));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/base/similar_word.h"
 #include "sender/export/mcore/family.h"
 
 namespace deltawire::mcore {
@@ -103,7 +104,8 @@ class Reader {
   void RefuseOthers() const {
     for (const auto& [key, node] : table_) {
       if (std::find(known_.begin(), known_.end(), key.str()) == known_.end()) {
-        Fail(node, fmt::format("unknown key \"{}\"", key.str()));
+        Fail(node, fmt::format("unknown key \"{}\"{}", key.str(),
+                               DidYouMean(key.str(), {known_.begin(), known_.end()})));
       }
     }
   }

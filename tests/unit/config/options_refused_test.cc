@@ -21,7 +21,7 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--gpu=yes"}), {"--gpu", "yes", "resident"});
   CheckError(Sender({"--codec=zip"}), {"--codec", "zip", "tight"});
   CheckError(Sender({"--history=9"}), {"--history", "9"});
-  CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});
+  CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "\"2X\" is no size", "1.5GiB"});
   CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
   CheckError(Sender({"--stream-timeout-ms=999"}), {"--stream-timeout-ms: "});
   CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
@@ -81,7 +81,7 @@ TEST_CASE("errors in the file name file, line and key") {
     const char* content;
     std::vector<std::string> parts;
   } const cases[] = {
-      {"\n\nstreamz = 4\n", {":3: streamz: ", "no such option"}},
+      {"\n\nstreamz = 4\n", {":3: streamz: ", "no such option", "did you mean \"streams\"?"}},
       {"config = \"other.toml\"\n", {":1: config: ", "no such option"}},
       {"help = true\n", {":1: help: ", "no such option"}},
       {"version = true\n", {":1: version: ", "no such option"}},
@@ -95,7 +95,7 @@ TEST_CASE("errors in the file name file, line and key") {
       {"data-dir = true\n", {":1: data-dir: ", "not true"}},
       {"data-dir = ''\n", {":1: data-dir: ", "empty"}},
       {"log-level = \"loud\"\n", {":1: log-level: ", "loud", "debug"}},
-      {"staging = \"2X\"\n", {":1: staging: ", "unit", "mib"}},
+      {"staging = \"2X\"\n", {":1: staging: ", "unit", "MiB"}},
       {"follow = 1\n", {":1: follow: ", "true or false", "not 1"}},
       {"follow = \"true\"\n", {":1: follow: ", "true or false"}},
       {"\nmodel = [\"ok\",\n \".m\"]\n", {":2: model: ", "\".m\""}},

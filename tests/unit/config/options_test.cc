@@ -537,6 +537,10 @@ TEST_CASE("sizes take decimal and binary units") {
                     {"5kB", 5000},
                     {"500MB", 500000000},
                     {"2GB", 2000000000},
+                    {"1.5GiB", 1610612736},
+                    {"0.1kB", 100},
+                    {"1.3 KiB", 1331},
+                    {"2.5m", 2500000},
                     {"1024TiB", uint64_t{1} << 50}};
   for (const auto& c : good) {
     CAPTURE(c.text);
@@ -544,8 +548,9 @@ TEST_CASE("sizes take decimal and binary units") {
     REQUIRE(parsed.run);
     CHECK(parsed.options.delta_log_bytes == c.bytes);
   }
-  for (const std::string text : {"", "-1", "1.5GiB", "2GiBx", "x", "18446744073709551616",
-                                 "16777216TiB", "1025TiB", "-1GiB", "2GiB 3"}) {
+  for (const std::string text :
+       {"", "-1", "1.GiB", ".5GiB", "1.5.1GiB", "2GiBx", "x", "18446744073709551616", "16777216TiB",
+        "1025TiB", "-1GiB", "2GiB 3"}) {
     CAPTURE(text);
     CheckError(Sender({"--delta-log", text.c_str()}), {"--delta-log"});
   }

@@ -1,0 +1,18 @@
+// Errors about options that a program does not have. Pure functions of a CLI::App. Threads: one.
+// Cost: linear in the options. Errors: none.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace deltawire {
+
+/// The first of `arguments` that looks like an option and is none of `app`'s, with a suggestion:
+/// `there is no option --reciever; did you mean "--receiver"?`. "": all are known.
+std::string UnknownOption(const CLI::App& app, const std::vector<std::string>& arguments);
+
+/// `app`'s options by their long names, without dashes.
+std::vector<std::string> LongNames(const CLI::App& app);
+
+}  // namespace deltawire
