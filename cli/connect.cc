@@ -5,6 +5,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "common/config/options.h"
 #include "proto/client/connect.h"
 
@@ -22,15 +24,12 @@ Status Tagged(StatusCode code, std::string message, const char* tag) {
   return status;
 }
 
-DialWords WordsFor(std::string_view who) {
-  return {.credentials = "--credentials",
-          .another = fmt::format("(--{} HOST:PORT names another)", who),
-          .more_time = "--timeout SECONDS allows more"};
-}
-
 // A daemon that does not answer has an exit code of its own.
 Status ToolsOwn(const Status& s) {
-  return absl::IsUnavailable(s) ? UnreachableError(std::string(MessageOf(s))) : s;
+  if (!absl::IsUnavailable(s)) return s;
+  Status own = s;
+  own.SetPayload(kUnreachableTag, absl::Cord());
+  return own;
 }
 
 StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::string& address,
@@ -40,7 +39,7 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
   // gRPC would print each failed handshake on stderr, where an error of ours is one line.
   gpr_set_log_function([](gpr_log_func_args*) {});
-  auto channel = ConnectControl(who, ToString(*endpoint), *credentials, timeout, WordsFor(who));
+  auto channel = ConnectControl({who, ToString(*endpoint), *credentials, WordsFor(who)}, timeout);
   if (!channel.ok()) return ToolsOwn(channel.status());
   return channel;
 }
@@ -69,13 +68,21 @@ Status UsageError(std::string message) {
 bool IsUnreachable(const Status& s) { return s.GetPayload(kUnreachableTag).has_value(); }
 bool IsUsage(const Status& s) { return s.GetPayload(kUsageTag).has_value(); }
 
+DialWords WordsFor(std::string_view who) {
+  return {.pass_credentials = "pass --credentials FILE, or set DELTAWIRE_CREDENTIALS",
+          .credentials = "--credentials (or DELTAWIRE_CREDENTIALS)",
+          .pass_address = fmt::format("pass its control address: --{} HOST:PORT", who),
+          .more_time = "--timeout SECONDS allows more"};
+}
+
 void UseCredentials(std::string file) { credentials_file = std::move(file); }
 
 StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials() {
   if (credentials_file.empty()) return security::Credentials::None();
   auto credentials = security::Credentials::Load(credentials_file);
-  if (!credentials.ok()) return UsageError(std::string(MessageOf(credentials.status())));
-  return credentials;
+  if (credentials.ok()) return credentials;
+  return UsageError(
+      fmt::format("--credentials {}: {}", credentials_file, MessageOf(credentials.status())));
 }
 
 StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout) {
@@ -86,6 +93,17 @@ StatusOr<Sender> DialSender(const std::string& address, std::chrono::millisecond
 StatusOr<Receiver> DialReceiver(const std::string& address, std::chrono::milliseconds timeout) {
   DW_ASSIGN_OR_RETURN(auto channel, Dial(Receiver::kName, address, timeout));
   return Receiver{address, v1::ReceiverService::NewStub(channel)};
+}
+
+Status NeitherAnswers(const Common& o, const Status& sender, const Status& receiver) {
+  if (IsAbsent(sender) && IsAbsent(receiver)) {
+    return UnreachableError(
+        fmt::format("no sender listens at {}, and no receiver at {}; start one, or name others: "
+                    "--sender HOST:PORT, --receiver HOST:PORT",
+                    o.sender, o.receiver));
+  }
+  if (IsAbsent(sender) || !IsUnreachable(receiver)) return receiver;
+  return sender;
 }
 
 Status ProbeSocket(const std::string& path) {
@@ -103,9 +121,16 @@ Status ProbeSocket(const std::string& path) {
   close(fd);
   if (rc == 0) return absl::OkStatus();
   return UnreachableError(
-      fmt::format("no sender listens at {}: {}; is deltawire-sender running on this machine? "
-                  "(--socket PATH names another)",
+      fmt::format("no sender listens at {} ({}); start deltawire-sender on this machine, or pass "
+                  "--socket PATH",
                   path, std::strerror(err)));
+}
+
+std::chrono::milliseconds TimeBudget::left() const {
+  if (total_.count() == 0) return total_;
+  const auto gone = std::chrono::steady_clock::now() - start_;
+  return std::max(std::chrono::milliseconds(1),
+                  total_ - std::chrono::floor<std::chrono::milliseconds>(gone));
 }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout) {
@@ -113,7 +138,9 @@ void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout
 }
 
 Status Check(const grpc::Status& s, std::string_view who, const std::string& address) {
-  return ToolsOwn(CheckAnswer(s, who, address, WordsFor(who)));
+  if (s.ok()) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
+  return ToolsOwn(CheckAnswer(s, {who, address, *credentials, WordsFor(who)}));
 }
 
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,

@@ -1,6 +1,7 @@
 // Connections to the two daemons, with errors that a user can act on. Owner: one command, of each
-// dialled channel and its stub. Threads: one at a time. Cost: a TCP connection. Errors:
-// UnreachableError (exit code 3) when nobody answers, else the daemon's message.
+// dialed channel and its stub. Threads: one at a time. Cost: a TCP connection. Errors:
+// UnreachableError (exit code 3) when no daemon answers, with the reason; else the daemon's
+// message.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -12,6 +13,7 @@
 #include "cli/command.h"
 #include "common/base/status.h"
 #include "common/security/credentials.h"
+#include "proto/client/diagnosis.h"
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 
@@ -40,6 +42,8 @@ struct Receiver {
 /// Names the file of the tool's certificate, token and authorities, for all further dials. Empty:
 /// plaintext, and nothing is shown.
 void UseCredentials(std::string file);
+/// The tool's words for its options about a "sender" or "receiver".
+DialWords WordsFor(std::string_view who);
 /// What that file holds.
 StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials();
 
@@ -48,8 +52,24 @@ StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials();
 StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout);
 StatusOr<Receiver> DialReceiver(const std::string& address, std::chrono::milliseconds timeout);
 
+/// The error of a command that asks whichever daemon runs here, where neither answered.
+Status NeitherAnswers(const Common& o, const Status& sender, const Status& receiver);
+
 /// Fails at once, as UnreachableError, when nobody listens on the trainer socket.
 Status ProbeSocket(const std::string& path);
+
+/// The time that a command has for all of its calls together.
+class TimeBudget {
+ public:
+  /// 0: without an end.
+  explicit TimeBudget(std::chrono::milliseconds total) : total_(total) {}
+  /// What is left, at least 1 ms; 0: without an end.
+  std::chrono::milliseconds left() const;
+
+ private:
+  const std::chrono::milliseconds total_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 /// Sets the deadline; 0 sets none.
 void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout);

@@ -178,36 +178,11 @@ void Clock(const PeerFacts& p, const std::string& about, std::vector<Finding>& a
        "the dates of certificates, depend on them"});
 }
 
-// Why a daemon does not answer: its port is closed, or TLS stands between, at either end.
 Finding NotReached(const PeerFacts& p, const std::string& about) {
-  const auto problem = [&about](std::string text, std::string remedy) {
-    return Finding{Level::kProblem, about, std::move(text), std::move(remedy)};
-  };
-  if (!p.port.ok()) {
-    return problem(std::string(MessageOf(p.port)),
-                   "start it there, give it a control-listen that this machine can reach, and "
-                   "open that port");
-  }
-  if (!p.tls_failed.ok()) {
-    return problem(std::string(MessageOf(p.tls_failed)),
-                   "give that daemon --credentials with a certificate, or ask without a `ca`; or "
-                   "another program has this port");
-  }
-  if (!p.tls) return problem(std::string(MessageOf(p.reached)), "look at its log");
-  if (!p.tls->disbelieved.empty()) {
-    return problem(fmt::format("its certificate {} is not believed: {} (issued by {} for {})",
-                               p.tls->certificate.subject, p.tls->disbelieved, p.tls->issuer,
-                               fmt::join(p.tls->names, ", ")),
-                   p.tls->remedy);
-  }
-  if (!p.tls->refused.empty()) {
-    return problem(fmt::format("it does not believe our certificate: {}", p.tls->refused),
-                   fmt::format("if ours has ended: {}; else both ends need certificates of one "
-                               "authority, and clocks that agree",
-                               kRenew));
-  }
-  return problem(std::string(MessageOf(p.reached)),
-                 "its port speaks TLS: name --credentials, or look at its log");
+  if (p.diagnosis) return {Level::kProblem, about, p.diagnosis->why, p.diagnosis->remedy};
+  std::string text(MessageOf(p.reached));
+  if (text.starts_with(about + ": ")) text.erase(0, about.size() + 2);
+  return {Level::kProblem, about, text, "look at its log"};
 }
 
 void PeerCertificate(const PeerFacts& p, const std::string& about, std::vector<Finding>& all) {

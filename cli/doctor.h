@@ -13,6 +13,7 @@
 
 #include "common/base/status.h"
 #include "common/security/tls_probe.h"
+#include "proto/client/diagnosis.h"
 
 namespace deltawire::cli {
 
@@ -21,11 +22,9 @@ struct PeerFacts {
   std::string kind;     ///< "sender" or "receiver"
   std::string address;  ///< of its gRPC service
   Status reached;
-  Status port;  ///< whether its port takes TCP connections; asked where it was not reached
-  /// What its port says when it is asked for TLS; nullopt: not asked, or `tls_failed` says why not.
-  std::optional<security::PeerTls> tls;
-  Status tls_failed;
-  double certificate_days = 0;  ///< for which the certificate in `tls` is still valid
+  std::optional<Diagnosis> diagnosis;    ///< of a connection that failed
+  std::optional<security::PeerTls> tls;  ///< of a peer that was reached by TLS
+  double certificate_days = 0;           ///< for which the certificate in `tls` is still valid
   std::string program_version;
   bool exposed = false;      ///< it listens beyond loopback, unencrypted
   std::string security;      ///< how its ports are guarded; empty: by nothing

@@ -16,7 +16,6 @@
 #include "cli/connect.h"
 #include "cli/doctor.h"
 #include "cli/logind.h"
-#include "cli/tcp.h"
 #include "common/base/human.h"
 #include "common/base/machine.h"
 #include "common/base/unique_fd.h"
@@ -25,6 +24,7 @@
 #include "common/shm/file_lease.h"
 #include "common/shm/mapped_file.h"
 #include "kernels/kernels.h"
+#include "proto/client/tcp.h"
 
 namespace deltawire::cli {
 namespace fs = std::filesystem;
@@ -117,18 +117,22 @@ void LookAtLogind(MachineFacts& f) {
   if (LogindRemovesIpc()) f.logind_removes = user->pw_name;
 }
 
-// What gRPC does not tell of a peer: whether its port is open, and what TLS makes of it.
-void LookAtTls(PeerFacts& p, std::chrono::milliseconds timeout) {
+// What gRPC does not tell of a peer: why the connection failed, or the certificate of one that
+// was reached.
+void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
   const auto endpoint = ParseEndpoint(p.address);
   const auto credentials = ToolCredentials();
   if (!endpoint.ok() || !credentials.ok()) return;
-  if (p.reached.ok() && !(*credentials)->dials_tls()) return;  // it is reached in plaintext
+  if (IsUnreachable(p.reached)) {
+    const DialedPeer peer{p.kind, p.address, **credentials, WordsFor(p.kind)};
+    p.diagnosis = WhyNotReached(LookAtPort(peer, timeout), peer);
+    return;
+  }
+  if (!(*credentials)->dials_tls()) return;
   const auto fd = ConnectTcp(p.address, timeout);
-  p.port = fd.status();
   if (!fd.ok()) return;
   SetTimeout(fd->get(), timeout);
   auto tls = security::ProbeTls(fd->get(), endpoint->host, *(*credentials)->Now());
-  p.tls_failed = tls.status();
   if (!tls.ok()) return;
   p.tls = *std::move(tls);
   p.certificate_days = DaysUntil(p.tls->certificate.to);
@@ -150,7 +154,7 @@ auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::millis
   }();
   facts->address = address;
   facts->reached = answer.status();
-  LookAtTls(*facts, timeout);
+  LookAtConnection(*facts, timeout);
   if (!answer.ok()) return answer;
   facts->program_version = answer->program_version();
   facts->exposed = answer->plaintext_exposed();

@@ -14,9 +14,9 @@
 #include <optional>
 #include <thread>
 
-#include "cli/tcp.h"
 #include "common/base/human.h"
 #include "common/base/sync.h"
+#include "proto/client/tcp.h"
 
 namespace deltawire::cli {
 namespace {

@@ -149,10 +149,14 @@ StatusOr<std::shared_ptr<Access>> Access::Load(const std::string& credentials,
                                                const std::string& principals) {
   std::shared_ptr<Access> access = Open();
   if (!credentials.empty()) {
-    DW_ASSIGN_OR_RETURN(access->credentials_, security::Credentials::Load(credentials));
+    auto loaded = security::Credentials::Load(credentials);
+    if (!loaded.ok()) return Annotate(loaded.status(), "--credentials");
+    access->credentials_ = *std::move(loaded);
   }
   if (!principals.empty()) {
-    DW_ASSIGN_OR_RETURN(access->principals_, security::Principals::Load(principals));
+    auto loaded = security::Principals::Load(principals);
+    if (!loaded.ok()) return Annotate(loaded.status(), "--principals");
+    access->principals_ = *std::move(loaded);
   }
   access->requires_certificate_ =
       access->has_principals() && access->principals_->Now()->require_certificate();

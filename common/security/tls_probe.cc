@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "common/base/sigpipe_blocked.h"
@@ -146,6 +147,10 @@ StatusOr<PeerTls> ProbeTls(int fd, const std::string& host, const CredentialMate
     peer.disbelieved = std::move(said.why);
     peer.remedy = std::move(said.remedy);
   }
+  const unsigned char* protocol = nullptr;
+  unsigned int protocol_bytes = 0;
+  SSL_get0_alpn_selected(ssl.get(), &protocol, &protocol_bytes);
+  peer.http2 = std::string_view(reinterpret_cast<const char*>(protocol), protocol_bytes) == "h2";
   peer.refused = RefusalOf(ssl.get());
   return peer;
 }

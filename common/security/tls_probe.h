@@ -19,6 +19,7 @@ struct PeerTls {
   std::string disbelieved;         ///< why we do not believe it; empty: we do
   std::string remedy;              ///< what to do about that
   std::string refused;             ///< why the peer does not believe us; empty: it does
+  bool http2 = false;              ///< it agreed to speak HTTP/2
 };
 
 /// `fd` is connected to `host`, blocking, with timeouts. REQUIRES: nothing was sent there yet.

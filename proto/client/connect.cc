@@ -1,34 +1,51 @@
 #include "proto/client/connect.h"
 
+#include <algorithm>
+
 #include "proto/convert.h"
 #include "proto/dial.h"
 
 namespace deltawire {
 namespace {
 
-Status NobodyThere(std::string_view who, const std::string& address, std::string_view why,
-                   const DialWords& words) {
-  return Errorf(StatusCode::kUnavailable, "{0} {1}: {2}; is deltawire-{0} running there?{3}{4}",
-                who, address, why, words.another.empty() ? "" : " ", words.another);
+using std::chrono::milliseconds;
+
+constexpr const char* kAbsentTag = "deltawire.dev/absent";
+// For each step of a diagnosis. A daemon that answers at all answers sooner.
+constexpr milliseconds kDiagnosisLimit{1000};
+// After a dial that used up its timeout the user has waited enough.
+constexpr milliseconds kLateDiagnosisLimit{200};
+
+Status Unreachable(const Diagnosis& diagnosis, const DialedPeer& peer) {
+  Status status(StatusCode::kUnavailable, ToString(diagnosis, peer));
+  if (diagnosis.absent) status.SetPayload(kAbsentTag, absl::Cord());
+  return status;
 }
 
-// gRPC says of a connection that failed no more than that; TLS is what a user may have forgotten.
-std::string WhyNot(const security::Credentials& credentials, const DialWords& words) {
-  return credentials.dials_tls()
-             ? fmt::format("not reachable, or not by TLS with these {}", words.credentials)
-             : fmt::format("not reachable (or it speaks TLS, which takes {})", words.credentials);
+Status NotInTime(const DialedPeer& peer, milliseconds timeout) {
+  // A lookup of the host's name has no deadline, so only a numeric address is looked at.
+  PortFacts facts;
+  facts.connected = absl::DeadlineExceededError("");
+  const std::string host = peer.address.substr(0, peer.address.rfind(':'));
+  if (host.find_first_not_of("0123456789.") == std::string::npos || host.starts_with('[')) {
+    facts = LookAtPort(peer, kLateDiagnosisLimit);
+  }
+  Diagnosis diagnosis = WhyNotReached(facts, peer);
+  if (facts.kind == PortKind::kUnknown) {
+    diagnosis.why =
+        fmt::format("no answer in {} ms{}", timeout.count(),
+                    facts.connected.ok() ? ", although its port takes connections" : "");
+  }
+  return Unreachable(diagnosis, peer);
 }
 
 }  // namespace
 
-StatusOr<std::shared_ptr<grpc::Channel>> ConnectControl(std::string_view who,
-                                                        const std::string& address,
-                                                        security::Credentials& credentials,
-                                                        std::chrono::milliseconds timeout,
-                                                        const DialWords& words) {
+StatusOr<std::shared_ptr<grpc::Channel>> ConnectControl(const DialedPeer& peer,
+                                                        milliseconds timeout) {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel connects by itself
-  DW_ASSIGN_OR_RETURN(auto channel, DialControl(address, credentials, args));
+  DW_ASSIGN_OR_RETURN(auto channel, DialControl(peer.address, peer.credentials, args));
   if (timeout.count() == 0) timeout = std::chrono::seconds(10);
   const auto deadline = std::chrono::system_clock::now() + timeout;
   auto state = channel->GetState(true);
@@ -36,30 +53,43 @@ StatusOr<std::shared_ptr<grpc::Channel>> ConnectControl(std::string_view who,
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
       // gRPC reads errno some calls after connect (1.51, tcp_client_posix.cc), so that at times it
       // takes a connection that is being made for one that was refused.
-      if (++failures == 2) return NobodyThere(who, address, WhyNot(credentials, words), words);
-      DW_ASSIGN_OR_RETURN(channel, DialControl(address, credentials, args));
+      if (++failures == 2) {
+        const milliseconds limit = std::min(timeout, kDiagnosisLimit);
+        return Unreachable(WhyNotReached(LookAtPort(peer, limit), peer), peer);
+      }
+      DW_ASSIGN_OR_RETURN(channel, DialControl(peer.address, peer.credentials, args));
       state = channel->GetState(true);
       continue;
     }
-    if (!channel->WaitForStateChange(state, deadline)) {
-      return NobodyThere(who, address, fmt::format("no answer in {} ms", timeout.count()), words);
-    }
+    if (!channel->WaitForStateChange(state, deadline)) return NotInTime(peer, timeout);
     state = channel->GetState(true);
   }
   return channel;
 }
 
-Status CheckAnswer(const grpc::Status& s, std::string_view who, const std::string& address,
-                   const DialWords& words) {
-  if (s.ok()) return absl::OkStatus();
-  if (s.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return Errorf(StatusCode::kUnavailable, "{} {}: {}", who, address, s.error_message());
+bool IsAbsent(const Status& s) { return s.GetPayload(kAbsentTag).has_value(); }
+
+Status CheckAnswer(const grpc::Status& s, const DialedPeer& peer) {
+  const std::string who = fmt::format("{} {}", peer.who, peer.address);
+  switch (s.error_code()) {
+    case grpc::StatusCode::OK:
+      return absl::OkStatus();
+    case grpc::StatusCode::UNAVAILABLE:
+      return Errorf(StatusCode::kUnavailable, "{}: {}", who, s.error_message());
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: not done in time ({})", who,
+                    peer.words.more_time);
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return Status(StatusCode::kFailedPrecondition,
+                    ToString(WhyUnimplemented(peer, kDiagnosisLimit), peer));
+    case grpc::StatusCode::PERMISSION_DENIED:
+      if (!peer.credentials.file().empty()) break;
+      return Errorf(StatusCode::kPermissionDenied, "{}: {}; {}", who, s.error_message(),
+                    peer.words.pass_credentials);
+    default:
+      break;
   }
-  if (s.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return Errorf(StatusCode::kDeadlineExceeded, "{} {}: not done in time ({})", who, address,
-                  words.more_time);
-  }
-  return FromGrpc(s, fmt::format("{} {}", who, address));
+  return FromGrpc(s, who);
 }
 
 }  // namespace deltawire

@@ -111,7 +111,7 @@ class ControlClient::Connection {
       }
     }
     const milliseconds most = timeout.count() == 0 ? timeout_ : std::min(timeout, timeout_);
-    DW_ASSIGN_OR_RETURN(auto channel, ConnectControl(who, address, *credentials_, most));
+    DW_ASSIGN_OR_RETURN(auto channel, ConnectControl(peer(), most));
     auto line = std::make_shared<Line>(std::move(channel));
     std::shared_ptr<Line> before;  // ends outside of the lock
     {
@@ -131,6 +131,8 @@ class ControlClient::Connection {
     std::lock_guard lock(mu_);
     if (useless && line == line_) line_ = nullptr;  // the call holds it on
   }
+
+  DialedPeer peer() const { return {who, address, *credentials_, {}}; }
 
   const ServiceDescriptor& service;
   const std::string who, address;
@@ -230,7 +232,7 @@ StatusOr<ControlCall::Turn> ControlCall::Next(milliseconds patience, std::string
     *answer = ToLine(ToJson(*s.answer));
     return Turn::kAnswer;
   }
-  DW_RETURN_IF_ERROR(CheckAnswer(s.status, s.connection->who, s.connection->address));
+  DW_RETURN_IF_ERROR(CheckAnswer(s.status, s.connection->peer()));
   return Turn::kEnd;
 }
 

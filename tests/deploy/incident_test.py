@@ -151,9 +151,10 @@ class Certificates(Incident):
         keys = self.keys("keys")
         control, receiver = self.start(keys, [])
         self.log_says("if that port speaks TLS, give this end --credentials")
-        self.says(self.tool("doctor", "--sender", control), 1, "its port speaks TLS: name --credentials")
+        self.says(self.tool("doctor", "--sender", control), 1, "its port speaks TLS, and this side has no keys",
+                  "pass --credentials FILE")
         self.says(self.tool("doctor", "--receiver", receiver.address, *self.me(keys)), 1,
-                  "no TLS is spoken there")  # fmt: skip
+                  "its port speaks no TLS", "leave --credentials")  # fmt: skip
 
 
 class Machine(Incident):
@@ -245,9 +246,9 @@ class Fleet(Incident):
         self.daemons.kill("deltawire-sender")
         until(lambda: not receiver.status()["attached"], "the receiver knows that the sender has gone")
         both = ["--sender", control, "--receiver", receiver.address]
-        self.says(self.tool("status", *both), 3, f"sender {control}: not reachable",
+        self.says(self.tool("status", *both), 3, f"sender {control}: nothing listens there",
                   f"Receiver {receiver.address}:", "(not attached)", "policy: the connection to sender")
-        self.says(self.tool("doctor", *both), 1, f"connect to {control}: Connection refused")
+        self.says(self.tool("doctor", *both), 1, "nothing listens there (connection refused)", "start deltawire-sender there")
         self.says(self.tool("wait", "--version", 2, "--timeout", 0.3, "--receiver", receiver.address), 1,
                   "version 2 was not committed within 300 ms: committed here: 1",
                   f"the newest of {control}: 1", "not attached; the connection to sender")

@@ -150,11 +150,17 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
       .kind = "sender", .address = "a:1", .program_version = "1.2.3", .bulk_address = "a:2"};
   one(
       [peer](MachineFacts& f) mutable {
-        peer.reached = absl::UnavailableError("not reachable");
-        peer.port = absl::UnavailableError("connection refused");
+        peer.reached = absl::UnavailableError("sender a:1: nothing listens there; start it");
+        peer.diagnosis = Diagnosis{"nothing listens there", "start it", true};
         f.peers = {peer};
       },
-      "sender a:1", Level::kProblem, "refused", "control-listen");
+      "sender a:1", Level::kProblem, "nothing listens", "start it");
+  one(
+      [peer](MachineFacts& f) mutable {
+        peer.reached = absl::FailedPreconditionError("sender a:1: a receiver listens there");
+        f.peers = {peer};
+      },
+      "sender a:1", Level::kProblem, "a receiver listens there", "log");
   one(
       [peer](MachineFacts& f) mutable {
         peer.program_version = "1.0.0";
@@ -173,38 +179,6 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
         f.peers = {peer};
       },
       "bulk port a:2", Level::kProblem, "timed out", "bulk-listen");
-}
-
-TEST_CASE("doctor: of a peer that TLS stands before, it is told which end's certificate is wrong") {
-  PeerFacts peer{.kind = "sender",
-                 .address = "a:1",
-                 .reached = absl::UnavailableError("not reachable, or not by TLS"),
-                 .program_version = "1.2.3"};
-  const auto found = [&] {
-    MachineFacts f = Good();
-    f.peers = {peer};
-    const auto bad = Bad(f);
-    REQUIRE(bad.size() == 1);
-    CHECK(bad.at("sender a:1").level == Level::kProblem);
-    return bad.at("sender a:1").text + " / " + bad.at("sender a:1").remedy;
-  };
-  using Catch::Matchers::Contains;
-  peer.tls_failed = absl::FailedPreconditionError("the port is open, and no TLS is spoken there");
-  CHECK_THAT(found(), Contains("no TLS is spoken there") && Contains("--credentials"));
-  peer.tls_failed = absl::OkStatus();
-  peer.tls = security::PeerTls{.certificate = {.subject = "/CN=trainer"},
-                               .issuer = "/CN=theirs",
-                               .names = {"10.0.0.1"},
-                               .disbelieved = "it has ended",
-                               .remedy = "renew it: deltawire certs"};
-  CHECK_THAT(found(), Contains("/CN=trainer is not believed: it has ended") &&
-                          Contains("issued by /CN=theirs for 10.0.0.1") &&
-                          Contains("deltawire certs"));
-  peer.tls->disbelieved = peer.tls->remedy = "";
-  peer.tls->refused = "tlsv1 alert unknown ca";
-  CHECK_THAT(found(), Contains("does not believe our certificate: tlsv1 alert unknown ca"));
-  peer.tls->refused = "";
-  CHECK_THAT(found(), Contains("speaks TLS: name --credentials"));
 }
 
 TEST_CASE("doctor: the certificate of a peer that answers is told before it ends") {
@@ -243,6 +217,8 @@ TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a 
   CHECK(std::filesystem::is_empty(dir.path()));
   REQUIRE(f.peers.size() == 2);
   CHECK_FALSE(f.peers[0].reached.ok());
+  REQUIRE(f.peers[0].diagnosis.has_value());
+  CHECK(f.peers[0].diagnosis->absent);
   CHECK_FALSE(f.peers[1].reached.ok());
   CHECK_FALSE(f.data_dir_missing);
   const MachineFacts memory = Look({.data_dir = "/dev/shm"});

@@ -7,7 +7,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
-#include "cli/tcp.h"
+#include "proto/client/tcp.h"
 #include "tests/support/eventually.h"
 
 namespace deltawire::cli {

@@ -160,8 +160,8 @@ TEST_CASE("a client outlives its daemon, and calls that run outlive their client
   CHECK(!turn.ok());
   const auto nobody = client->Start("GetStatus", "{}", kLong);
   CHECK(Refusal(nobody.status()) ==
-        fmt::format("14: sender {}: not reachable (or it speaks TLS, which takes credentials); is "
-                    "deltawire-sender running there?",
+        fmt::format("14: sender {}: nothing listens there (connection refused); start "
+                    "deltawire-sender there, or check the address",
                     address));
   server.emplace(address);
   CHECK(Ask(*client, "GetStatus", "{}").ok());

@@ -1,4 +1,4 @@
-#include "cli/tcp.h"
+#include "proto/client/tcp.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -10,12 +10,12 @@
 
 #include "common/config/endpoint.h"
 
-namespace deltawire::cli {
+namespace deltawire {
 namespace {
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+using FoundAddresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-StatusOr<Addresses> Resolve(const std::string& address, int flags) {
+StatusOr<FoundAddresses> FindAddresses(const std::string& address, int flags) {
   DW_ASSIGN_OR_RETURN(const Endpoint at, ParseEndpoint(address));
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -23,13 +23,14 @@ StatusOr<Addresses> Resolve(const std::string& address, int flags) {
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
   if (error != 0) {
-    return Errorf(StatusCode::kUnavailable, "{}: {}", at.host, ::gai_strerror(error));
+    return Errorf(StatusCode::kNotFound, "no address is known for \"{}\" ({})", at.host,
+                  ::gai_strerror(error));
   }
-  return Addresses(found, &::freeaddrinfo);
+  return FoundAddresses(found, &::freeaddrinfo);
 }
 
-// 0, or the error number.
-int Connect(int fd, const addrinfo& to, std::chrono::milliseconds timeout) {
+// Returns 0 or the error number.
+int ConnectWithin(int fd, const addrinfo& to, std::chrono::milliseconds timeout) {
   if (::connect(fd, to.ai_addr, to.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   pollfd wait{fd, POLLOUT, 0};
@@ -43,21 +44,24 @@ int Connect(int fd, const addrinfo& to, std::chrono::milliseconds timeout) {
 }  // namespace
 
 StatusOr<UniqueFd> ConnectTcp(const std::string& address, std::chrono::milliseconds timeout) {
-  DW_ASSIGN_OR_RETURN(const Addresses found, Resolve(address, 0));
+  DW_ASSIGN_OR_RETURN(const FoundAddresses found, FindAddresses(address, 0));
   int error = EADDRNOTAVAIL;
   for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
     UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
     if (fd.get() < 0) continue;
-    error = Connect(fd.get(), *a, timeout);
+    error = ConnectWithin(fd.get(), *a, timeout);
     if (error != 0) continue;
     ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
     return fd;
   }
-  return ErrnoError("connect to " + address, error);
+  const StatusCode code = error == ECONNREFUSED ? StatusCode::kFailedPrecondition
+                          : error == ETIMEDOUT  ? StatusCode::kDeadlineExceeded
+                                                : StatusCode::kUnavailable;
+  return Status(code, std::string(MessageOf(ErrnoError("connect to " + address, error))));
 }
 
 StatusOr<UniqueFd> ListenTcp(const std::string& address) {
-  DW_ASSIGN_OR_RETURN(const Addresses found, Resolve(address, AI_PASSIVE));
+  DW_ASSIGN_OR_RETURN(const FoundAddresses found, FindAddresses(address, AI_PASSIVE));
   UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, found->ai_protocol));
   const int yes = 1;
   const bool ok = fd.get() >= 0 &&
@@ -74,4 +78,4 @@ void SetTimeout(int fd, std::chrono::milliseconds timeout) {
   ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
-}  // namespace deltawire::cli
+}  // namespace deltawire
