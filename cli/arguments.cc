@@ -4,6 +4,8 @@
 
 #include <charconv>
 
+#include "common/config/size_text.h"
+
 namespace deltawire::cli {
 namespace {
 
@@ -27,8 +29,8 @@ CLI::Validator WholeNumber(uint64_t least, uint64_t most) {
             const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
             // A bound that is only the type's would tell nobody anything, until it is met.
             return most >= std::numeric_limits<uint32_t>::max() && !(digits && number >= least)
-                       ? fmt::format("{} is no whole number from {} on", text, least)
-                       : fmt::format("{} is no whole number from {} to {}", text, least, most);
+                       ? fmt::format("{} is not a whole number of at least {}", text, least)
+                       : fmt::format("{} is not a whole number from {} to {}", text, least, most);
           },
           ""};
 }
@@ -37,7 +39,7 @@ CLI::Validator Seconds(double least, double most) {
   return {[least, most](std::string& text) -> std::string {
             double number = 0;
             if (Parse(text, number) && number >= least && number <= most) return "";
-            return fmt::format("{} is no number of seconds from {:.7g} to {:.7g}", text, least,
+            return fmt::format("{} is not a number of seconds from {:.7g} to {:.7g}", text, least,
                                most);
           },
           ""};
@@ -52,11 +54,14 @@ CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double& target,
 }
 
 CLI::Option* TakeSize(CLI::Option* option, bool kb_is_1000) {
-  // CLI11 runs what was added by transform() from the last to the first: the unit goes before the
-  // number is looked at.
-  return option->type_name("SIZE")
-      ->transform(WholeNumber(1, std::numeric_limits<uint64_t>::max()))
-      ->transform(Quiet(CLI::AsSizeValue(kb_is_1000)));
+  const auto to_bytes = [kb_is_1000](std::string& text) -> std::string {
+    const auto bytes = ParseSize(text, kb_is_1000);
+    if (!bytes.ok()) return std::string(MessageOf(bytes.status()));
+    if (*bytes == 0) return fmt::format("{} is less than one byte", text);
+    text = std::to_string(*bytes);
+    return "";
+  };
+  return option->type_name("SIZE")->transform(CLI::Validator(to_bytes, ""));
 }
 
 void JobArguments::AddFamilies(CLI::App& app) {

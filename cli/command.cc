@@ -4,6 +4,8 @@
 
 #include "cli/arguments.h"
 #include "cli/connect.h"
+#include "common/base/similar_word.h"
+#include "common/config/unknown_option.h"
 
 namespace deltawire::cli {
 namespace {
@@ -12,7 +14,7 @@ constexpr Declare kCommands[] = {
     DeclarePublish,  DeclareStatus,  DeclareTop,     DeclareSync,    DeclareWait,
     DeclareWatch,    DeclareVerify,  DeclareControl, DeclareInspect, DeclareDiff,
     DeclarePlan,     DeclareConvert, DeclareDoctor,  DeclareLimits,  DeclareBenchLink,
-    DeclareSimulate, DeclareCerts,   DeclareDemo,    DeclareVersion,
+    DeclareSimulate, DeclareCerts,   DeclareDemo,    DeclareVersion, DeclareHelp,
 };
 
 constexpr const char* kFooter = R"(Exit codes:
@@ -24,8 +26,8 @@ constexpr const char* kFooter = R"(Exit codes:
        receiver holds bytes that are no earlier version of its sender's
   130  interrupted (Ctrl-C)
 
-JSON (--json) goes to stdout, one object (one a line for what goes on), with the field
-names of proto/deltawire/v1. Sizes are bytes, times seconds. Messages go to stderr.)";
+With --json, stdout has one JSON object, or one a line from commands that go on, with the
+field names of proto/deltawire/v1. Sizes are in bytes, times in seconds. Messages go to stderr.)";
 
 int Failed(const std::string& command, const Status& status) {
   std::fprintf(stderr, "deltawire %s: %s\n", command.c_str(),
@@ -35,13 +37,39 @@ int Failed(const std::string& command, const Status& status) {
   return static_cast<int>(Exit::kFailed);
 }
 
+// Why `arguments`, those after the program's name, are wrong. `error`: CLI11's words.
+std::string WhyRefused(const CLI::App& app, const std::vector<std::string>& arguments,
+                       const std::string& error) {
+  constexpr const char* kSeeHelp = "see deltawire --help";
+  if (arguments.empty()) return fmt::format("deltawire: no command is given; {}", kSeeHelp);
+  const std::string& first = arguments.front();
+  if (first.starts_with('-')) {
+    const std::string unknown = UnknownOption(app, {first});
+    return fmt::format("deltawire: {}; {}", unknown.empty() ? error : unknown, kSeeHelp);
+  }
+  const StatusOr<const CLI::App*> sub = FindCommand(app, first);
+  if (!sub.ok()) return fmt::format("deltawire: {}; {}", MessageOf(sub.status()), kSeeHelp);
+  const std::string unknown = UnknownOption(**sub, arguments);
+  return fmt::format("deltawire {0}: {1}; see deltawire {0} --help", first,
+                     unknown.empty() ? error : unknown);
+}
+
 }  // namespace
+
+StatusOr<const CLI::App*> FindCommand(const CLI::App& app, const std::string& name) {
+  std::vector<std::string> known;
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    if (sub->get_name() == name) return sub;
+    known.push_back(sub->get_name());
+  }
+  return UsageError(fmt::format("there is no command {}{}", name, DidYouMean(name, known)));
+}
 
 void Common::AddCredentials(CLI::App& app) {
   if (app.get_option_no_throw("--credentials") != nullptr) return;
   app.add_option_function<std::string>(
          "--credentials", [](const std::string& file) { UseCredentials(file); },
-         "TOML file of a certificate or token to show, and of authorities: dials by TLS")
+         "TOML file with this user's certificate or token, and the authorities of TLS")
       ->type_name("FILE")
       ->envname("DELTAWIRE_CREDENTIALS");
 }
@@ -90,10 +118,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    const auto chosen = app.get_subcommands();
-    const std::string name = chosen.empty() ? "" : " " + chosen.front()->get_name();
-    std::fprintf(stderr, "deltawire%s: %s; see deltawire%s --help\n", name.c_str(), e.what(),
-                 name.c_str());
+    std::fprintf(stderr, "%s\n", WhyRefused(app, {argv + 1, argv + argc}, e.what()).c_str());
     return static_cast<int>(Exit::kUsage);
   }
   const StatusOr<Exit> exit = run();

@@ -47,6 +47,7 @@ void DeclareBenchLink(CLI::App& app, Run* run);  // bench_link.cc
 void DeclareCerts(CLI::App& app, Run* run);      // certs.cc
 void DeclareSimulate(CLI::App& app, Run* run);   // simulate.cc
 void DeclareVersion(CLI::App& app, Run* run);    // version.cc
+void DeclareHelp(CLI::App& app, Run* run);       // help.cc: help, completion
 
 /// Options that several commands share; a command adds those that it uses.
 struct Common {
@@ -71,6 +72,9 @@ struct Common {
     return std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000));
   }
 };
+
+/// The command of that name, or a usage error that suggests one.
+StatusOr<const CLI::App*> FindCommand(const CLI::App& app, const std::string& name);
 
 /// The whole tool: parses, runs, prints errors, returns the exit code.
 int Main(int argc, char** argv);

@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <ctime>
+#include <functional>
+#include <numeric>
 
 #include "common/base/human.h"
 #include "proto/convert.h"
@@ -15,9 +18,9 @@ namespace {
 
 constexpr std::string_view kGap = "  ";
 
-size_t TerminalWidth() {
+size_t TerminalWidth(int fd) {
   winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   return 80;
 }
 
@@ -82,6 +85,96 @@ std::string Table::Text() const {
   return text;
 }
 
+std::vector<bool> Table::Fitting(size_t width) const {
+  std::vector<size_t> widths = MinWidths();
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], DisplayWidth(row[i]));
+  }
+  std::vector<size_t> by_rank(columns_.size());
+  std::iota(by_rank.begin(), by_rank.end(), 0);
+  std::ranges::stable_sort(by_rank, {}, [this](size_t i) { return columns_[i].rank; });
+  std::vector<bool> fitting(columns_.size(), false);
+  size_t used = 0;
+  for (const size_t i : by_rank) {
+    used += widths[i] + (used == 0 ? 0 : kGap.size());
+    if (used > width && columns_[i].rank > 0) break;
+    fitting[i] = true;
+  }
+  return fitting;
+}
+
+Table Table::Narrowed(size_t width) const {
+  const std::vector<bool> fitting = Fitting(width);
+  std::vector<Column> columns;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    if (fitting[i]) columns.push_back(columns_[i]);
+  }
+  Table narrow(std::move(columns));
+  for (const auto& row : rows_) {
+    std::vector<std::string> cells;
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (fitting[i]) cells.push_back(row[i]);
+    }
+    narrow.Add(std::move(cells));
+  }
+  return narrow;
+}
+
+std::string Table::Text(size_t width) const {
+  const std::vector<bool> fitting =
+      width == 0 ? std::vector<bool>(columns_.size(), true) : Fitting(width);
+  if (std::ranges::all_of(fitting, std::identity())) return Text();
+  const std::string lines = Narrowed(width).Text();
+  std::string text;
+  size_t begin = 0;
+  for (size_t line = 0; begin < lines.size(); ++line) {
+    const size_t end = lines.find('\n', begin) + 1;
+    text += lines.substr(begin, end - begin);
+    begin = end;
+    if (line == 0) continue;  // the titles
+    std::string others;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const std::string& cell = rows_[line - 1][i];
+      if (fitting[i] || cell == "-" || cell.empty()) continue;
+      std::string title = columns_[i].title;
+      std::ranges::transform(title, title.begin(), [](unsigned char c) { return std::tolower(c); });
+      others += fmt::format("{}{} {}", others.empty() ? "    " : ", ", title, cell);
+    }
+    if (!others.empty()) text += Wrapped(others + "\n", width);
+  }
+  return text;
+}
+
+std::string Wrapped(std::string_view text, size_t width) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t spaces = std::min(line.find_first_not_of(' '), line.size());
+    const std::string indent(spaces + 2, ' ');
+    std::string prefix;
+    while (width > indent.size() && prefix.size() + DisplayWidth(line) > width) {
+      // The last space within the width, but none of the line's own indent; a long word stays
+      // whole.
+      const std::string_view head = CutToWidth(line, width - prefix.size() + 1);
+      size_t space = head.rfind(' ');
+      const size_t own = prefix.empty() ? spaces : 0;
+      if (space == std::string_view::npos || space <= own) space = line.find(' ', head.size());
+      if (space == std::string_view::npos) break;
+      out += prefix;
+      out += line.substr(0, space);
+      out += '\n';
+      line.remove_prefix(space + 1);
+      prefix = indent;
+    }
+    out += prefix;
+    out += line;
+    out += '\n';
+  }
+  return out;
+}
+
 std::string ProgressText(std::string_view label, uint64_t done, uint64_t total, double seconds,
                          size_t width) {
   constexpr size_t kBar = 24;
@@ -136,7 +229,7 @@ void Progress::Run() {
   // Waits before the first line, so that quick work shows no progress.
   while (!cv_.wait_for(lock, kEvery, [this] { return stopping_; })) {
     const std::string text =
-        ProgressText(label_, done_, total_, SecondsSince(start_), TerminalWidth() - 1);
+        ProgressText(label_, done_, total_, SecondsSince(start_), TerminalWidth(STDERR_FILENO) - 1);
     std::fprintf(stderr, "\r%s\033[K", text.c_str());
     std::fflush(stderr);
     drawn = true;
@@ -147,6 +240,8 @@ void Progress::Run() {
 }
 
 bool StdoutIsTerminal() { return isatty(STDOUT_FILENO) == 1; }
+
+size_t StdoutWidth() { return StdoutIsTerminal() ? TerminalWidth(STDOUT_FILENO) : 0; }
 
 std::string Percent(double part, double whole) {
   if (whole <= 0) return "-";

@@ -26,6 +26,7 @@ struct Column {
   std::string title;
   Align align = Align::kLeft;
   size_t min_width = 0;  ///< for tables that print a row before they know the next
+  int rank = 0;          ///< a table that is too wide gives up the highest ranks first, and never 0
 };
 
 /// Columns two spaces apart; the last one is not padded on its right.
@@ -37,11 +38,18 @@ class Table {
   size_t rows() const { return rows_.size(); }
   /// Title line and rows, each ended by a newline.
   std::string Text() const;
+  /// The same within `width` columns; 0: any width. Columns that do not fit follow below their row,
+  /// as "title value, title value"; cells of "-" are left out there.
+  std::string Text(size_t width) const;
+  /// Only the columns that fit.
+  Table Narrowed(size_t width) const;
   /// The title line or one row alone, both at min_width: for live tables.
   std::string TitleLine() const;
   std::string RowLine(const std::vector<std::string>& row) const;
 
  private:
+  // Which columns fit into `width`, by rank.
+  std::vector<bool> Fitting(size_t width) const;
   std::string Line(const std::vector<std::string>& cells, const std::vector<size_t>& widths) const;
   std::vector<size_t> MinWidths() const;
   std::vector<Column> columns_;
@@ -52,6 +60,10 @@ class Table {
 size_t DisplayWidth(std::string_view text);
 /// The text's first `width` columns.
 std::string_view CutToWidth(std::string_view text, size_t width);
+
+/// Breaks lines that are longer than `width` at spaces; what follows is indented by two columns
+/// more than the line. 0: leaves all as it is.
+std::string Wrapped(std::string_view text, size_t width);
 
 /// The text of a progress line, `width` columns at most: "label  [####....]  45%  0.5 of 1.2 GB".
 /// total 0: no bar, only what is done.
@@ -85,6 +97,8 @@ class Progress {
 };
 
 bool StdoutIsTerminal();
+/// Columns of the terminal that stdout is; 0: it is none.
+size_t StdoutWidth();
 
 /// A part of a whole: "1.08 %"; "-" when the whole is zero.
 std::string Percent(double part, double whole);

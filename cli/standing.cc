@@ -40,9 +40,10 @@ std::string Warning(const Standing& standing, const Identity& held, const Identi
       fmt::format("holds {}, the sender has {}", DescribeFully(held), DescribeFully(newest));
   switch (standing.relation) {
     case Relation::kAhead:
-      return both + ": the sender has lost what it had published";
+      return both + ": the sender has lost versions that it had published";
     case Relation::kOtherLineage:
-      return both + ": the sender began anew; the receiver goes over with its next pull";
+      return both +
+             ": the sender has started a new lineage; the receiver follows it with its next pull";
     case Relation::kOtherBytes:
       return both + ": the same number with other bytes; `deltawire sync --full` fetches them";
     default:

@@ -17,6 +17,7 @@ struct StatusOptions : Common {
   bool watch = false;
   double interval = 1;
   bool changes = false;
+  bool wide = false;
   bool sender_named = false;
   bool receiver_named = false;
 };
@@ -37,6 +38,8 @@ Status AskReceiver(const StatusOptions& o, DaemonAnswers& out) {
 
 DaemonAnswers Ask(const StatusOptions& o) {
   DaemonAnswers s{.sender_address = o.sender, .receiver_address = o.receiver};
+  s.sender_named = o.sender_named;
+  s.receiver_named = o.receiver_named;
   s.with_changes = o.changes;
   if (const Status asked = AskSender(o, s); !asked.ok()) s.sender = asked;
   if (const Status asked = AskReceiver(o, s); !asked.ok()) s.receiver = asked;
@@ -71,12 +74,12 @@ std::optional<Status> Failure(const StatusOptions& o, const DaemonAnswers& s) {
   if (o.sender_named && !s.sender.ok()) return s.sender.status();
   if (o.receiver_named && !s.receiver.ok()) return s.receiver.status();
   if (s.sender.ok() || s.receiver.ok()) return std::nullopt;
-  if (!IsUnreachable(s.sender.status())) return s.sender.status();
-  if (!IsUnreachable(s.receiver.status())) return s.receiver.status();
-  return UnreachableError(
-      fmt::format("neither a sender at {} nor a receiver at {} answers; are they running? "
-                  "(--sender, --receiver name others)",
-                  o.sender, o.receiver));
+  return NeitherAnswers(o, s.sender.status(), s.receiver.status());
+}
+
+// For people, as wide as the terminal; elsewhere as wide as it takes.
+std::string FittedText(const StatusOptions& o, const DaemonAnswers& s) {
+  return StatusText(s, o.wide ? 0 : StdoutWidth());
 }
 
 StatusOr<Exit> Show(const StatusOptions& o) {
@@ -86,14 +89,15 @@ StatusOr<Exit> Show(const StatusOptions& o) {
     if (!o.watch && failure) {
       if (o.json) PrintJson(AnswersJson(s));
       // The daemon that answers may say why the other one does not.
-      if (!o.json && (s.sender.ok() || s.receiver.ok())) std::fputs(StatusText(s).c_str(), stdout);
+      if (!o.json && (s.sender.ok() || s.receiver.ok()))
+        std::fputs(FittedText(o, s).c_str(), stdout);
       return *failure;
     }
     if (o.json) {
       o.watch ? PrintJsonLine(AnswersJson(s)) : PrintJson(AnswersJson(s));
     } else {
       if (o.watch && StdoutIsTerminal()) std::fputs("\033[H\033[2J", stdout);
-      std::fputs(StatusText(s).c_str(), stdout);
+      std::fputs(FittedText(o, s).c_str(), stdout);
       if (o.watch && !StdoutIsTerminal()) std::fputs("\n", stdout);
       std::fflush(stdout);
     }
@@ -107,8 +111,9 @@ StatusOr<Exit> Show(const StatusOptions& o) {
 void DeclareStatus(CLI::App& app, Run* run) {
   auto o = std::make_shared<StatusOptions>();
   CLI::App* sub = app.add_subcommand("status", "Show what the sender and the receiver hold and do");
-  sub->add_flag("--watch", o->watch, "Show again and again");
-  AddSeconds(*sub, "--interval", o->interval, "Seconds between two looks of --watch", 0.05, 3600);
+  sub->add_flag("--watch", o->watch, "Repeat until interrupted");
+  AddSeconds(*sub, "--interval", o->interval, "Seconds between updates with --watch", 0.05, 3600);
+  sub->add_flag("--wide", o->wide, "Print full-width tables, also on a narrow terminal");
   sub->add_flag("--changes", o->changes, "List what the newest version changed, per tensor");
   o->AddSender(*sub);
   o->AddReceiver(*sub);

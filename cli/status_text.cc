@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "cli/output.h"
 #include "cli/site_tree.h"
@@ -10,10 +11,13 @@
 #include "common/base/engine_state.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
+#include "proto/client/connect.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
 namespace {
+
+constexpr size_t kLeastWidth = 40;  // a narrower terminal breaks lines by itself
 
 void Security(std::string& text, const std::string& security, bool exposed) {
   // An older daemon does not say.
@@ -53,14 +57,14 @@ std::string RangesText(const google::protobuf::RepeatedPtrField<v1::ChunkRange>&
   return deltawire::ToString(FromProto(ranges));
 }
 
-void ShowChanges(const v1::SenderModelStatus& m, std::string& text) {
+void ShowChanges(const v1::SenderModelStatus& m, size_t width, std::string& text) {
   constexpr Align kRight = Align::kRight;
   Table table({{"TENSOR"},
                {"CHANGED", kRight},
-               {"OF ELEMENTS", kRight},
-               {"DENSITY", kRight},
+               {"OF ELEMENTS", kRight, 0, 2},
+               {"DENSITY", kRight, 0, 1},
                {"DELTA", kRight},
-               {"WHOLE", kRight}});
+               {"WHOLE", kRight, 0, 1}});
   for (const v1::TensorChange& t : m.changes()) {
     table.Add(
         {t.name(), Grouped(t.changed_elements()), Grouped(t.elements()),
@@ -68,7 +72,8 @@ void ShowChanges(const v1::SenderModelStatus& m, std::string& text) {
          HumanBytes(t.delta_bytes()), HumanBytes(t.full_bytes())});
   }
   text += fmt::format("\n{}, changed by {}:\n", m.model(), VersionText(m.newest().id()));
-  text += table.rows() > 0 ? table.Text() : "nothing, or not known since the sender restarted\n";
+  text +=
+      table.rows() > 0 ? table.Text(width) : "nothing, or not known since the sender restarted\n";
 }
 
 void ShowGroups(const v1::SenderModelStatus& m, std::string& text) {
@@ -96,21 +101,21 @@ void ShowGroups(const v1::SenderModelStatus& m, std::string& text) {
   }
 }
 
-std::string SenderTable(const v1::SenderStatusResponse& r) {
+std::string SenderTable(const v1::SenderStatusResponse& r, size_t width) {
   constexpr Align kRight = Align::kRight;
   Table models({{"MODEL"},
-                {"SIZE", kRight},
-                {"TENSORS", kRight},
+                {"SIZE", kRight, 0, 1},
+                {"TENSORS", kRight, 0, 3},
                 {"VERSION", kRight},
-                {"LINEAGE"},
-                {"ROOT"},
-                {"CHANGED", kRight},
-                {"DELTA", kRight},
-                {"LOG", kRight},
-                {"REACHES TO", kRight},
-                {"PULLS", kRight},
-                {"SENT", kRight},
-                {"CUT", kRight},
+                {"LINEAGE", Align::kLeft, 0, 3},
+                {"ROOT", Align::kLeft, 0, 2},
+                {"CHANGED", kRight, 0, 1},
+                {"DELTA", kRight, 0, 1},
+                {"LOG", kRight, 0, 3},
+                {"REACHES TO", kRight, 0, 4},
+                {"PULLS", kRight, 0, 1},
+                {"SENT", kRight, 0, 2},
+                {"CUT", kRight, 0, 4},
                 {"NOW"}});
   for (const v1::SenderModelStatus& m : r.models()) {
     const v1::VersionInfo& v = m.newest();
@@ -126,7 +131,7 @@ std::string SenderTable(const v1::SenderStatusResponse& r) {
          std::to_string(m.pulls_cut()),
          m.offloading_version() == 0 ? "idle" : fmt::format("writing {}", m.offloading_version())});
   }
-  return models.Text();
+  return models.Text(width);
 }
 
 // What the table has no column for.
@@ -156,9 +161,25 @@ void ShowModel(const v1::SenderModelStatus& m, const DaemonAnswers& s, std::stri
   ShowGroups(m, text);
 }
 
-void ShowSender(const DaemonAnswers& s, std::string& text) {
+// The senders that this node's receiver follows, but for the one that was asked.
+std::string OtherSenders(const DaemonAnswers& s) {
+  std::set<std::string> senders;
+  if (s.receiver.ok()) {
+    for (const v1::ReceiverModelStatus& m : s.receiver->models()) senders.insert(m.sender());
+  }
+  senders.erase(s.sender_address);
+  return fmt::format("{}", fmt::join(senders, ", "));
+}
+
+void ShowSender(const DaemonAnswers& s, size_t width, std::string& text) {
   if (!s.sender.ok()) {
-    text += fmt::format("{}\n", MessageOf(s.sender.status()));
+    const std::string others = OtherSenders(s);
+    text += s.sender_named || others.empty() || !IsAbsent(s.sender.status())
+                ? fmt::format("{}\n", MessageOf(s.sender.status()))
+                : fmt::format(
+                      "No sender on this node; its receiver follows {} (pass --sender "
+                      "HOST:PORT to see a sender)\n",
+                      others);
     return;
   }
   const v1::SenderStatusResponse& r = *s.sender;
@@ -168,13 +189,13 @@ void ShowSender(const DaemonAnswers& s, std::string& text) {
   Security(text, r.security(), r.plaintext_exposed());
   Limits(text, r.rate_limits());
   if (r.models_size() == 0) {
-    text += "  no model is registered yet: a trainer or `deltawire publish` does it\n";
+    text += "  no model is registered yet; a trainer or `deltawire publish` registers one\n";
     return;
   }
-  text += SenderTable(r);
+  text += SenderTable(r, width);
   for (const v1::SenderModelStatus& m : r.models()) {
     ShowModel(m, s, text);
-    if (s.with_changes) ShowChanges(m, text);
+    if (s.with_changes) ShowChanges(m, width, text);
   }
 }
 
@@ -212,12 +233,6 @@ Held HeldBy(const v1::ReceiverModelStatus& m) {
   return out;
 }
 
-// gRPC names peers "ipv4:127.0.0.1:37552".
-std::string PeerText(const std::string& peer) {
-  constexpr std::string_view kScheme = "ipv4:";
-  return peer.starts_with(kScheme) ? peer.substr(kScheme.size()) : peer;
-}
-
 std::vector<TreeRow> AttachedRows(const v1::ListReceiversResponse& attached, bool tree) {
   std::map<std::string, std::vector<const v1::ReceiverInfo*>> models;
   for (const v1::ReceiverInfo& r : attached.receivers()) {
@@ -235,18 +250,6 @@ std::vector<TreeRow> AttachedRows(const v1::ListReceiversResponse& attached, boo
   return rows;
 }
 
-// "118 MB/s, 200 ms, bbr, 1.02 % again".
-std::string LinkText(const v1::LinkStatus& link) {
-  if (link.round_trip_seconds() <= 0) return "-";
-  std::string text = HumanSeconds(link.round_trip_seconds());
-  if (link.bytes_per_s() > 0) text = HumanRate(link.bytes_per_s()) + ", " + text;
-  if (!link.congestion_control().empty()) text += ", " + link.congestion_control();
-  if (link.sent_again_ratio() > 0) {
-    text += fmt::format(", {} again", Percent(link.sent_again_ratio(), 1));
-  }
-  return text;
-}
-
 // "  m: last pull over 24 streams, round trip 200 ms, up to 118 MB/s".
 std::string PullLinkText(const v1::ReceiverModelStatus& m) {
   const v1::PullStats& pull = m.last_pull();
@@ -261,7 +264,7 @@ std::string PullLinkText(const v1::ReceiverModelStatus& m) {
   return text + "\n";
 }
 
-void ShowAttached(const DaemonAnswers& s, std::string& text) {
+void ShowAttached(const DaemonAnswers& s, size_t width, std::string& text) {
   if (!s.sender.ok() || s.sender->models_size() == 0) return;
   if (s.attached.receivers_size() == 0) {
     text += "\nNo receiver is attached.\n";
@@ -271,20 +274,23 @@ void ShowAttached(const DaemonAnswers& s, std::string& text) {
   // With sites, in the order of the tree.
   const bool sites = HasSites(s.attached);
   std::vector<Column> columns = {{"RECEIVER"},
-                                 {"MODEL"},
-                                 {"FROM"},
+                                 {"MODEL", Align::kLeft, 0, 1},
+                                 {"FROM", Align::kLeft, 0, 3},
                                  {"VERSION", kRight},
                                  {"BEHIND", kRight},
                                  {"PHASE"},
-                                 {"ATTACHED", kRight},
-                                 {"LAST PULL", kRight},
-                                 {"TOOK", kRight},
-                                 {"LINK"},
-                                 {"LAST FAILURE"}};
+                                 {"ATTACHED", kRight, 0, 2},
+                                 {"LAST PULL", kRight, 0, 1},
+                                 {"TOOK", kRight, 0, 1},
+                                 {"LINK", Align::kLeft, 0, 3},
+                                 {"LAST FAILURE", Align::kLeft, 0, 4}};
   const bool engines = std::ranges::any_of(
       s.attached.receivers(), [](const v1::ReceiverInfo& r) { return r.engines() > 0; });
-  if (engines) columns.insert(columns.begin() + 5, {"SERVED", kRight});
-  if (sites) columns.insert(columns.begin() + 1, {{"SITE"}, {"FOLLOWS"}});
+  if (engines) columns.insert(columns.begin() + 5, {"SERVED", kRight, 0, 1});
+  if (sites) {
+    columns.insert(columns.begin() + 1,
+                   {{"SITE", Align::kLeft, 0, 2}, {"FOLLOWS", Align::kLeft, 0, 1}});
+  }
   Table table(columns);
   for (const TreeRow& row : AttachedRows(s.attached, sites)) {
     const v1::ReceiverInfo& r = *row.receiver;
@@ -306,10 +312,10 @@ void ShowAttached(const DaemonAnswers& s, std::string& text) {
     }
     table.Add(cells);
   }
-  text += "\n" + table.Text();
+  text += "\n" + table.Text(width);
   for (const v1::ReceiverInfo& r : s.attached.receivers()) {
     if (r.not_handed_out().empty()) continue;
-    text += fmt::format("  {}: nobody is told to follow {}: {}\n", r.model(), r.receiver_id(),
+    text += fmt::format("  {}: no receiver is assigned to {}: {}\n", r.model(), r.receiver_id(),
                         r.not_handed_out());
   }
 }
@@ -336,18 +342,18 @@ std::string BuffersText(const v1::ReceiverModelStatus& m) {
 }
 
 // The engines of all models, or "".
-std::string EnginesText(const v1::ReceiverStatusResponse& r) {
+std::string EnginesText(const v1::ReceiverStatusResponse& r, size_t width) {
   constexpr Align kRight = Align::kRight;
   Table table({{"ENGINE"},
-               {"KIND"},
-               {"MODEL"},
+               {"KIND", Align::kLeft, 0, 1},
+               {"MODEL", Align::kLeft, 0, 2},
                {"STATE"},
                {"SERVES", kRight},
                {"BEHIND", kRight},
-               {"UPDATES", kRight},
-               {"PAUSED FOR", kRight},
-               {"FAILURES", kRight},
-               {"LAST FAILURE"}});
+               {"UPDATES", kRight, 0, 2},
+               {"PAUSED FOR", kRight, 0, 1},
+               {"FAILURES", kRight, 0, 1},
+               {"LAST FAILURE", Align::kLeft, 0, 3}});
   for (const v1::ReceiverModelStatus& m : r.models()) {
     for (const v1::EngineStatus& e : m.engines()) {
       const Standing standing = StandingOf(FromProto(e.served()), FromProto(m.committed()));
@@ -359,7 +365,7 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r) {
                  std::to_string(e.failures()), e.error().empty() ? "-" : e.error()});
     }
   }
-  return table.rows() > 0 ? "\n" + table.Text() : "";
+  return table.rows() > 0 ? "\n" + table.Text(width) : "";
 }
 
 // "127.0.0.1:7070", or "host-a:7070, host-b:7070 (1 of 2 attached)". Status lists each of several
@@ -377,9 +383,11 @@ std::string SenderText(const v1::ReceiverModelStatus& m) {
   return fmt::format("{} ({} of {} attached)", m.sender(), attached, m.agents_size());
 }
 
-void ShowReceiver(const DaemonAnswers& s, std::string& text) {
+void ShowReceiver(const DaemonAnswers& s, size_t width, std::string& text) {
   if (!s.receiver.ok()) {
-    text += fmt::format("{}\n", MessageOf(s.receiver.status()));
+    text += s.receiver_named || !s.sender.ok() || !IsAbsent(s.receiver.status())
+                ? fmt::format("{}\n", MessageOf(s.receiver.status()))
+                : "No receiver on this node (pass --receiver HOST:PORT to see one)\n";
     return;
   }
   const v1::ReceiverStatusResponse& r = *s.receiver;
@@ -389,20 +397,20 @@ void ShowReceiver(const DaemonAnswers& s, std::string& text) {
   Security(text, r.security(), r.plaintext_exposed());
   constexpr Align kRight = Align::kRight;
   Table models({{"MODEL"},
-                {"SIZE", kRight},
+                {"SIZE", kRight, 0, 2},
                 {"VERSION", kRight},
-                {"LINEAGE"},
-                {"ROOT"},
+                {"LINEAGE", Align::kLeft, 0, 3},
+                {"ROOT", Align::kLeft, 0, 2},
                 {"NEWEST", kRight},
                 {"BEHIND", kRight},
                 {"PHASE"},
-                {"PULLED", kRight},
-                {"TOOK", kRight},
-                {"COMMITS", kRight},
-                {"RECEIVED", kRight},
-                {"REPAIRED", kRight},
-                {"SENDER"},
-                {"DIRECTORY"}});
+                {"PULLED", kRight, 0, 1},
+                {"TOOK", kRight, 0, 1},
+                {"COMMITS", kRight, 0, 3},
+                {"RECEIVED", kRight, 0, 3},
+                {"REPAIRED", kRight, 0, 3},
+                {"SENDER", Align::kLeft, 0, 1},
+                {"DIRECTORY", Align::kLeft, 0, 2}});
   for (const v1::ReceiverModelStatus& m : r.models()) {
     models.Add({m.model(), HumanBytes(m.model_bytes()), VersionText(m.committed()),
                 LineageText(FromProto(m.committed()).lineage), RootText(m.committed().root()),
@@ -411,7 +419,7 @@ void ShowReceiver(const DaemonAnswers& s, std::string& text) {
                 std::to_string(m.commits()), HumanBytes(m.bytes_received()),
                 std::to_string(m.repaired_chunks()), SenderText(m), m.directory()});
   }
-  text += models.Text();
+  text += models.Text(width);
   for (const v1::ReceiverModelStatus& m : r.models()) {
     for (const v1::AgentStatus& a : m.agents()) {
       if (m.agents_size() == 1) break;
@@ -430,10 +438,26 @@ void ShowReceiver(const DaemonAnswers& s, std::string& text) {
     }
     if (!m.message().empty()) text += fmt::format("  {}: {}\n", m.model(), m.message());
   }
-  text += EnginesText(r);
+  text += EnginesText(r, width);
 }
 
 }  // namespace
+
+std::string PeerText(const std::string& peer) {
+  constexpr std::string_view kScheme = "ipv4:";
+  return peer.starts_with(kScheme) ? peer.substr(kScheme.size()) : peer;
+}
+
+std::string LinkText(const v1::LinkStatus& link) {
+  if (link.round_trip_seconds() <= 0) return "-";
+  std::string text = HumanSeconds(link.round_trip_seconds());
+  if (link.bytes_per_s() > 0) text = HumanRate(link.bytes_per_s()) + ", " + text;
+  if (!link.congestion_control().empty()) text += ", " + link.congestion_control();
+  if (link.sent_again_ratio() > 0) {
+    text += fmt::format(", {} again", Percent(link.sent_again_ratio(), 1));
+  }
+  return text;
+}
 
 std::vector<std::string> StatusWarnings(const DaemonAnswers& s) {
   std::vector<Held> all;
@@ -449,15 +473,17 @@ std::vector<std::string> StatusWarnings(const DaemonAnswers& s) {
   return out;
 }
 
-std::string StatusText(const DaemonAnswers& s) {
+std::string StatusText(const DaemonAnswers& s, size_t width) {
+  if (width > 0) width = std::max(width, kLeastWidth);
   std::string text;
-  ShowSender(s, text);
-  ShowAttached(s, text);
+  ShowSender(s, width, text);
+  ShowAttached(s, width, text);
   text += "\n";
-  ShowReceiver(s, text);
-  for (const std::string& warning : StatusWarnings(s))
+  ShowReceiver(s, width, text);
+  for (const std::string& warning : StatusWarnings(s)) {
     text += fmt::format("WARNING: {}\n", warning);
-  return text;
+  }
+  return Wrapped(text, width);
 }
 
 }  // namespace deltawire::cli

@@ -31,12 +31,12 @@ std::string Describe(const v1::PullStats& s) {
 
 // One call of Sync; on success `last` is its final update.
 Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& model,
-                Progress& progress, v1::SyncUpdate* last) {
+                const TimeBudget& budget, Progress& progress, v1::SyncUpdate* last) {
   v1::SyncRequest request;
   request.set_model(model);
   request.set_force_full(o.full);
   grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
+  SetDeadline(context, budget.left());
   auto stream = receiver.stub->Sync(&context, request);
   v1::SyncUpdate update;
   while (stream->Read(&update)) {
@@ -48,20 +48,23 @@ Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& mod
 
 StatusOr<Exit> SyncReceiver(const SyncOptions& o) {
   // A receiver attaches within seconds after its own or its sender's start.
-  constexpr auto kAttachGrace = std::chrono::seconds(5);
-  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
-  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
+  constexpr std::chrono::milliseconds kAttachGrace{5000};
+  constexpr std::chrono::milliseconds kPause{200};
+  const TimeBudget budget(o.timeout());
+  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, budget.left()));
+  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, budget.left()));
   v1::SyncUpdate last;
   {
     Progress progress(fmt::format("sync {}", model));
     const auto start = std::chrono::steady_clock::now();
     while (true) {
-      const Status done = SyncOnce(o, receiver, model, progress, &last);
+      const Status done = SyncOnce(o, receiver, model, budget, progress, &last);
       if (done.ok()) break;
       const bool wait = IsUnreachable(done) && last.phase().empty() &&
-                        std::chrono::steady_clock::now() - start < kAttachGrace;
+                        std::chrono::steady_clock::now() - start < kAttachGrace &&
+                        (o.timeout().count() == 0 || budget.left() > kPause);
       if (!wait) return done;
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      std::this_thread::sleep_for(kPause);
     }
   }
   if (o.json) {
@@ -80,10 +83,12 @@ bool Committed(const v1::SyncProgress& p) {
 }
 
 std::string Describe(const v1::GroupOutcome& g) {
-  if (!g.committed()) return fmt::format("group {}: nobody committed: {}", g.name(), g.message());
+  if (!g.committed())
+    return fmt::format("group {}: no member committed: {}", g.name(), g.message());
   std::string text = fmt::format(
-      "group {}: {} of {} members committed {}: prepared in {}, the last {} after the word, {} "
-      "after the first",
+      "group {}: {} of {} members committed {}: prepared in {}, the last commit {} after the "
+      "order, "
+      "{} after the first",
       g.name(), g.members() - g.late(), g.members(), VersionText(g.target()),
       HumanSeconds(g.prepare_seconds()), HumanSeconds(g.word_seconds()),
       HumanSeconds(g.spread_seconds()));
@@ -101,14 +106,15 @@ void ShowReceivers(const std::map<std::string, v1::SyncProgress>& latest) {
 }
 
 StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
-  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  const TimeBudget budget(o.timeout());
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, budget.left()));
   v1::TriggerSyncRequest request;
-  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
+  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, budget.left()));
   for (const std::string& id : o.ids) request.add_receiver_ids(id);
   request.set_force_full(o.full);
   request.set_group(o.group);
   grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
+  SetDeadline(context, budget.left());
   std::map<std::string, v1::SyncProgress> latest;
   std::optional<v1::GroupOutcome> group;
   Status ended;
@@ -152,7 +158,7 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
   if (failed == 0) return Exit::kOk;
   return Errorf(StatusCode::kAborted,
                 "{} of {} receivers did not commit; `deltawire status` shows "
-                "where they are",
+                "their state",
                 failed, latest.size());
 }
 
@@ -161,14 +167,13 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
 void DeclareSync(CLI::App& app, Run* run) {
   auto o = std::make_shared<SyncOptions>();
   CLI::App* sub = app.add_subcommand(
-      "sync", "Bring a receiver to the newest version now; ends when it is committed");
-  sub->add_flag("--full", o->full,
-                "Fetch every chunk whole (also takes an older version on purpose)");
-  sub->add_flag("--via-sender", o->via_sender, "Ask the receivers that are attached to --sender");
+      "sync", "Bring a receiver to the newest version now, and wait until it is committed");
+  sub->add_flag("--full", o->full, "Fetch every chunk whole; also goes back to an older version");
+  sub->add_flag("--via-sender", o->via_sender, "Sync the receivers that are attached to --sender");
   sub->add_option("--id", o->ids, "With --via-sender: only these receivers")->type_name("ID");
   sub->add_option("--group", o->group,
-                  "All members of this group of the --sender prepare and commit on one word, or "
-                  "stay; with --id a group of these")
+                  "All members of this group of --sender commit together, or none does; with --id "
+                  "a group of these receivers")
       ->type_name("NAME");
   o->AddReceiver(*sub);
   o->AddSender(*sub);
@@ -179,9 +184,9 @@ void DeclareSync(CLI::App& app, Run* run) {
     *run = [o]() -> StatusOr<Exit> {
       const bool via_sender = o->via_sender || !o->group.empty();
       if (!via_sender && !o->ids.empty()) {
-        return UsageError("--id goes with --via-sender or --group");
+        return UsageError("--id needs --via-sender or --group");
       }
-      if (!o->group.empty() && o->full) return UsageError("--full goes without --group");
+      if (!o->group.empty() && o->full) return UsageError("--full and --group exclude each other");
       return via_sender ? SyncViaSender(*o) : SyncReceiver(*o);
     };
   });

@@ -141,12 +141,13 @@ class Terminal {
  public:
   static StatusOr<std::unique_ptr<Terminal>> Open() {
     if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
-      return UsageError("needs a terminal; elsewhere there are `deltawire status` and `watch`");
+      return UsageError(
+          "needs a terminal; without one use `deltawire status` or `deltawire watch`");
     }
     std::setlocale(LC_ALL, "");
     SCREEN* const screen = newterm(nullptr, stdout, stdin);
     if (screen == nullptr) {
-      return UsageError("this terminal's kind is not known; set TERM, e.g. to xterm");
+      return UsageError("the kind of this terminal is unknown; set TERM, for example to xterm");
     }
     return std::unique_ptr<Terminal>(new Terminal(screen));
   }
@@ -282,7 +283,8 @@ StatusOr<Exit> Top(const TopOptions& o) {
 
 void DeclareTop(CLI::App& app, Run* run) {
   auto o = std::make_shared<TopOptions>();
-  CLI::App* sub = app.add_subcommand("top", "Show senders, receivers and engines, all the time");
+  CLI::App* sub =
+      app.add_subcommand("top", "Show senders, receivers and engines, refreshed every second");
   Common::AddCredentials(*sub);
   sub->add_option("--sender", o->senders, "Senders' control addresses")
       ->type_name("HOST:PORT")
@@ -290,8 +292,8 @@ void DeclareTop(CLI::App& app, Run* run) {
   sub->add_option("--receiver", o->receivers, "Receivers' control addresses, for their engines")
       ->type_name("HOST:PORT")
       ->default_str(o->receiver);
-  AddSeconds(*sub, "--interval", o->interval, "Seconds between two looks", 0.05, 3600);
-  o->AddModel(*sub, "the first; the key m takes the next");
+  AddSeconds(*sub, "--interval", o->interval, "Seconds between updates", 0.05, 3600);
+  o->AddModel(*sub, "the first; the key m shows the next");
   o->AddTimeout(*sub, 2, "Wait this long for an answer", Common::kLeastTimeout);
   sub->callback([o, run] { *run = [o] { return Top(*o); }; });
 }

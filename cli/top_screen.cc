@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/site_tree.h"
 #include "cli/standing.h"
+#include "cli/status_text.h"
 #include "common/base/human.h"
 #include "proto/convert.h"
 
@@ -15,17 +16,18 @@ namespace deltawire::cli {
 namespace {
 
 constexpr Align kRight = Align::kRight;
-constexpr size_t kMostName = 24;     // columns of a receiver's or an engine's name
+constexpr size_t kMostName = 24;  // columns of a receiver's or an engine's name, of 80
+constexpr size_t kUsualColumns = 80;
 constexpr size_t kMostFailures = 5;  // lines that tell of failures, under the receivers
 
 constexpr std::string_view kHelp[] = {
     "Keys",
-    "  q, Ctrl-C   leave",
+    "  q, Ctrl-C   quit",
     "  m           the next model",
     "  s           sort receivers by: versions behind, slowest last pull, name, tree",
     "              (who follows whom: each under the one that it follows)",
     "  up, down    scroll through the receivers; also k, j, page up, page down, Home",
-    "  space, p    stop looking, and go on",
+    "  space, p    freeze the picture, and thaw it; daemons and syncs are not touched",
     "  h, ?        this page, and back",
     "",
     "Columns",
@@ -129,13 +131,17 @@ class Picture {
   Picture(size_t rows, size_t columns) : rows_(rows), columns_(columns) {}
 
   size_t left() const { return rows_ - lines_.size(); }
+  /// Columns for a name.
+  size_t MostName() const {
+    return columns_ <= kUsualColumns ? kMostName : kMostName + (columns_ - kUsualColumns) / 3;
+  }
   void Add(std::string_view text, TopStyle style = TopStyle::kPlain) {
     if (left() > 0) lines_.push_back({std::string(CutToWidth(text, columns_)), style});
   }
   /// The table's title line and its rows from `first` on, `most` of them; rows in `warned` stand
   /// out.
   void Add(const Table& table, size_t first, size_t most, const std::set<size_t>& warned) {
-    const std::string text = table.Text();
+    const std::string text = table.Narrowed(columns_).Text();
     const size_t title_end = text.find('\n');
     Add(std::string_view(text).substr(0, title_end), TopStyle::kHeading);
     size_t begin = title_end + 1;
@@ -178,18 +184,23 @@ void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
                 const std::string& model) {
   Table table({{"SENDER"},
                {"VERSION", kRight},
+               {"ROOT", Align::kLeft, 0, 2},
+               {"SIZE", kRight, 0, 1},
                {"CHANGED", kRight},
                {"DELTA", kRight},
                {"RATE", kRight},
                {"PULLS", kRight},
                {"RECEIVERS", kRight},
+               {"LOG", kRight, 0, 3},
+               {"SENT", kRight, 0, 2},
+               {"CUT", kRight, 0, 3},
                {"NOW"}});
   std::set<size_t> warned;
   for (const SenderAnswer& s : now.senders) {
     const v1::SenderModelStatus* const m = ModelOf(s, model);
     if (m == nullptr) {
       warned.insert(table.rows());
-      table.Add({s.address, "-", "-", "-", "-", "-", "-",
+      table.Add({s.address, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-",
                  s.status.ok() ? "has no such model" : "no answer"});
       continue;
     }
@@ -197,12 +208,13 @@ void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
     const bool any = v.id().epoch() != 0;
     if (m->damaged_chunks() > 0) warned.insert(table.rows());
     table.Add(
-        {s.address, VersionText(v.id()),
+        {s.address, VersionText(v.id()), RootText(v.id().root()), HumanBytes(m->model_bytes()),
          any ? Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements()))
              : "-",
          any ? HumanBytes(v.delta_bytes() + v.full_bytes()) : "-",
          RateText(now, before, s.address, *m), std::to_string(m->active_pulls()),
-         std::to_string(m->receivers()),
+         std::to_string(m->receivers()), HumanBytes(m->log_bytes()), HumanBytes(m->bytes_sent()),
+         std::to_string(m->pulls_cut()),
          m->damaged_chunks() > 0        ? fmt::format("{} damaged chunks", m->damaged_chunks())
          : m->offloading_version() == 0 ? "idle"
                                         : fmt::format("writing {}", m->offloading_version())});
@@ -245,6 +257,11 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
     if (!tree) columns.push_back({name, std::string_view(name) == "RATE" ? kRight : Align::kLeft});
   }
   if (tree) columns.insert(columns.end(), {{"SITE"}, {"FOLLOWS"}});
+  // Where the terminal has room for them.
+  columns.insert(columns.begin() + 6, {{"SERVED", kRight, 0, 1},
+                                       {"FROM", Align::kLeft, 0, 2},
+                                       {"ATTACHED", kRight, 0, 3},
+                                       {"LINK", Align::kLeft, 0, 2}});
   Table table(columns);
   std::set<size_t> warned;
   for (const ReceiverRow& row : rows) {
@@ -252,7 +269,8 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
     const v1::PullStats& pull = r.last_pull();
     if (std::get<0>(Trouble(row.standing)) > 2 || !r.message().empty()) warned.insert(table.rows());
     std::vector<std::string> cells = {
-        std::string(CutToWidth(tree ? Indented({&r, row.depth}) : r.receiver_id(), kMostName)),
+        std::string(
+            CutToWidth(tree ? Indented({&r, row.depth}) : r.receiver_id(), picture.MostName())),
         VersionText(r.committed()),
         BehindText(row.standing),
         r.phase(),
@@ -269,6 +287,9 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
               : "-");
       cells.push_back(SlowestStage(pull));
     }
+    cells.insert(cells.begin() + 6,
+                 {r.engines() > 0 ? VersionText(r.served()) : "-", PeerText(r.peer()),
+                  HumanSeconds(r.attached_seconds()), LinkText(r.link())});
     table.Add(cells);
   }
   std::vector<std::string> failures = Failures(rows);
@@ -281,13 +302,16 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
   for (const std::string& line : failures) picture.Add(line, TopStyle::kWarning);
 }
 
-Table EnginesOf(const TopLook& now, const std::string& model, std::set<size_t>& warned) {
+Table EnginesOf(const TopLook& now, const std::string& model, size_t most_name,
+                std::set<size_t>& warned) {
   Table table({{"ENGINE"},
                {"KIND"},
                {"STATE"},
                {"SERVES", kRight},
                {"BEHIND", kRight},
                {"PAUSED FOR", kRight},
+               {"UPDATES", kRight, 0, 1},
+               {"FAILURES", kRight, 0, 1},
                {"LAST FAILURE"}});
   for (const ReceiverAnswer& r : now.receivers) {
     if (!r.status.ok()) continue;
@@ -295,10 +319,11 @@ Table EnginesOf(const TopLook& now, const std::string& model, std::set<size_t>& 
       if (m.model() != model) continue;
       for (const v1::EngineStatus& e : m.engines()) {
         if (!e.error().empty()) warned.insert(table.rows());
-        table.Add({std::string(CutToWidth(e.name(), kMostName)), e.kind(), e.state(),
+        table.Add({std::string(CutToWidth(e.name(), most_name)), e.kind(), e.state(),
                    VersionText(e.served()),
                    BehindText(StandingOf(FromProto(e.served()), FromProto(m.committed()))),
                    e.last_pause_seconds() > 0 ? HumanSeconds(e.last_pause_seconds()) : "-",
+                   std::to_string(e.updates()), std::to_string(e.failures()),
                    e.error().empty() ? "-" : e.error()});
       }
     }
@@ -319,10 +344,10 @@ std::vector<std::string> Silent(const TopLook& now) {
 }
 
 std::string Footer(const TopView& view, size_t models, size_t receivers) {
-  return fmt::format("q leave   {}s sort: {}   {}p {}   ? help",
+  return fmt::format("q quit   {}s sort: {}   {}p {} picture   ? help",
                      models > 1 ? fmt::format("m model (of {})   ", models) : "",
                      OrderName(view.order), receivers > 0 ? "up, down scroll   " : "",
-                     view.paused ? "go on" : "stop");
+                     view.paused ? "thaw" : "freeze");
 }
 
 // The newest version that a sender of the model has, and what of it the receivers have done.
@@ -391,7 +416,7 @@ std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopVie
   const std::string model =
       view.model.empty() ? (models.empty() ? "" : models.front()) : view.model;
   picture.Add(fmt::format("deltawire top  {}{}  {}", ClockText(now.unix_nanos),
-                          view.paused ? "  stopped" : fmt::format("  every {:g} s", view.interval),
+                          view.paused ? "  frozen" : fmt::format("  every {:g} s", view.interval),
                           model.empty() ? "no model yet" : "model " + model),
               TopStyle::kTitle);
   if (view.help) {
@@ -406,7 +431,7 @@ std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopVie
     AddNewest(picture, now, model);
     picture.Add("");
     std::set<size_t> warned;
-    const Table engines = EnginesOf(now, model, warned);
+    const Table engines = EnginesOf(now, model, picture.MostName(), warned);
     // Engines take at most a third of what is left, under the receivers.
     const size_t lines = std::min(engines.rows(), picture.left() / 3);
     AddReceivers(picture, receivers, view, (lines > 0 ? lines + 2 : 0) + 1);

@@ -25,7 +25,7 @@ StatusOr<uint64_t> NewestVersion(const v1::ReceiverModelStatus& m, const std::st
   const v1::Identity& newest = m.newest().epoch() != 0 ? m.newest() : m.committed();
   if (newest.epoch() != 0) return newest.version();
   return Errorf(StatusCode::kFailedPrecondition,
-                "{}: the receiver knows of no version yet; name one with --version", model);
+                "{}: the receiver knows no version yet; pass --version", model);
 }
 
 // Whether the receiver knew, when it was asked, that the history of `id` is over: a rollback, or a
@@ -58,7 +58,7 @@ Status Until(grpc::ClientReader<Info>& stream, grpc::ClientContext& context, con
 // What stands where a wait for `version` has run out of time.
 Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
                  const WaitOptions& o, const Status& late) {
-  const auto status = GetStatus(receiver, model, std::chrono::seconds(5));
+  const auto status = GetStatus(receiver, model, std::chrono::seconds(1));
   if (!status.ok() || status->models_size() != 1) return late;
   const v1::ReceiverModelStatus& m = status->models(0);
   const auto number = [](const v1::Identity& id) {
@@ -73,17 +73,32 @@ Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
   return Status(late.code(), text);
 }
 
+// Tells the user that the receiver hears of no new version at present.
+void WarnIfDetached(const v1::ReceiverModelStatus& m) {
+  if (m.attached()) return;
+  std::fprintf(stderr,
+               "deltawire wait: %s: the receiver is not attached to its sender %s, so it does not "
+               "hear of newer versions%s%s\n",
+               m.model().c_str(), m.sender().c_str(), m.message().empty() ? "" : ": ",
+               m.message().c_str());
+}
+
 StatusOr<Exit> Wait(const WaitOptions& o) {
-  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
-  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
-  DW_ASSIGN_OR_RETURN(const auto status, GetStatus(receiver, model, o.timeout()));
+  const TimeBudget budget(o.timeout());
+  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, budget.left()));
+  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, budget.left()));
+  DW_ASSIGN_OR_RETURN(const auto status, GetStatus(receiver, model, budget.left()));
   const v1::ReceiverModelStatus& at_start = status.models(0);
   uint64_t version = o.version;
   if (version == 0) {
     DW_ASSIGN_OR_RETURN(version, NewestVersion(at_start, model));
   }
+  // A version that was named and is here already needs no sender.
+  const bool here = o.version != 0 && !o.served && at_start.committed().epoch() != 0 &&
+                    at_start.committed().version() >= o.version;
+  if (!here) WarnIfDetached(at_start);
   grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
+  SetDeadline(context, budget.left());
   Identity reached;
   bool by_later = false;  // some engine serves a later version
   const auto enough = [&](const v1::Identity& id) {
@@ -112,7 +127,8 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   if (o.json) {
     PrintJson({{"model", model},
                {"event", o.served ? "served" : "committed"},
-               {"id", IdentityJson(reached)}});
+               {"id", IdentityJson(reached)},
+               {"attached", at_start.attached()}});
   } else {
     std::printf("%s: %s%s %s\n", model.c_str(), DescribeFully(reached).c_str(),
                 by_later ? ", or a later one," : "",
@@ -138,24 +154,27 @@ std::string Describe(const v1::WaitCommittedUpdate& u, uint32_t at_least) {
 }
 
 StatusOr<Exit> WaitForAll(const WaitOptions& o) {
-  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  const TimeBudget budget(o.timeout());
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, budget.left()));
   v1::WaitCommittedRequest request;
-  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
+  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, budget.left()));
   request.set_version(o.version);
   request.set_at_least(o.at_least);
   request.set_served(o.served);
   grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
+  SetDeadline(context, budget.left());
   const auto stream = sender.stub->WaitCommitted(&context, request);
   v1::WaitCommittedUpdate last;
   while (stream->Read(&last)) {
     if (last.served() == o.served) continue;
     context.TryCancel();
     (void)stream->Finish();
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "the sender at {} is of a release that does not know what engines serve; update "
-                  "it, or wait at each receiver: `deltawire wait --served --receiver HOST:PORT`",
-                  sender.address);
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "the sender at {} is of an older release, which does not know what engines serve; "
+        "update it, or wait at each receiver: `deltawire wait --served --receiver "
+        "HOST:PORT`",
+        sender.address);
   }
   const grpc::Status end = stream->Finish();
   if (end.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -184,15 +203,14 @@ void DeclareWait(CLI::App& app, Run* run) {
   CLI::App* sub = app.add_subcommand(
       "wait", "Wait until receivers have committed a version, or engines serve it");
   AddWhole(*sub, "--version", o->version,
-           "This version or a later one; default: the newest that is known there", 1);
+           "This version or a later one; default: the newest that the daemon knows", 1);
   sub->add_flag("--served", o->served,
-                "Until each engine of the receiver serves it, or a later one; with --all each "
-                "engine of all receivers");
+                "Wait until each engine of the receiver serves it, or a later one; with --all "
+                "each engine of all receivers");
   sub->add_flag(
       "--all", o->all,
-      "Until each receiver that is attached to --sender has committed it, or a later one");
-  AddWhole(*sub, "--at-least", o->at_least,
-           "With --all: fewer receivers are not enough; more are waited for, too", 1)
+      "Wait until each receiver that is attached to --sender has committed it, or a later one");
+  AddWhole(*sub, "--at-least", o->at_least, "With --all: wait for this many receivers at least", 1)
       ->capture_default_str();
   o->AddReceiver(*sub);
   o->AddSender(*sub);
@@ -201,14 +219,14 @@ void DeclareWait(CLI::App& app, Run* run) {
   o->AddJson(*sub);
   sub->callback([o, run, sub] {
     *run = [o, sub]() -> StatusOr<Exit> {
-      if (!o->all && sub->count("--at-least") != 0) return UsageError("--at-least goes with --all");
+      if (!o->all && sub->count("--at-least") != 0) return UsageError("--at-least needs --all");
       // Only one of the two daemons is asked. An address of the other one would be dropped in
       // silence, and the wait would be for something else than was meant.
       if (!o->all && sub->count("--sender") != 0) {
-        return UsageError("--sender goes with --all; one receiver is named by --receiver");
+        return UsageError("--sender needs --all; pass --receiver to wait for one receiver");
       }
       if (o->all && sub->count("--receiver") != 0) {
-        return UsageError("--receiver does not go with --all, which asks --sender");
+        return UsageError("--receiver and --all exclude each other; --all asks --sender");
       }
       return o->all ? WaitForAll(*o) : Wait(*o);
     };

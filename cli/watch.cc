@@ -153,7 +153,8 @@ Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, cons
     const auto model = WaitForModel(lines, daemon, o);
     const Status ended = model.ok() ? Follow(lines, daemon, *model, &seen) : model.status();
     if (!ended.ok() && !IsUnreachable(ended)) return ended;
-    lines.Note(fmt::format("{} {} went away; waiting for it", Daemon::kName, daemon.address));
+    lines.Note(fmt::format("{} {} does not answer any more; waiting for it", Daemon::kName,
+                           daemon.address));
     auto again = dial();
     while (!again.ok()) {
       std::this_thread::sleep_for(kRedialPause);
@@ -238,7 +239,9 @@ StatusOr<Exit> Watch(const WatchOptions& o) {
   if (!named || o.receiver_named) receiver = dial_receiver();
   if (o.sender_named && !sender.ok()) return sender.status();
   if (o.receiver_named && !receiver.ok()) return receiver.status();
-  if (!sender.ok() && !receiver.ok()) return sender.status();
+  if (!sender.ok() && !receiver.ok()) {
+    return named ? sender.status() : NeitherAnswers(o, sender.status(), receiver.status());
+  }
 
   Lines lines(o.json);
   Status sender_end, receiver_end;
@@ -269,7 +272,8 @@ void DeclareWatch(CLI::App& app, Run* run) {
       ->type_name("[HOST:PORT]")
       ->expected(0, 1)
       ->default_str(o->sender);
-  sub->add_option("--receiver", o->receiver, "Watch this receiver; neither: those that answer")
+  sub->add_option("--receiver", o->receiver,
+                  "Watch this receiver; default: whichever daemons answer")
       ->type_name("[HOST:PORT]")
       ->expected(0, 1)
       ->default_str(o->receiver);

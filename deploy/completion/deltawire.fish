@@ -16,6 +16,8 @@ function __deltawire_commands
 end
 
 complete -c deltawire -n __fish_use_subcommand -f -a '(__deltawire_commands)'
+complete -c deltawire -n '__fish_seen_subcommand_from help' -f -a '(__deltawire_commands)'
+complete -c deltawire -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'
 for program in deltawire deltawire-sender deltawire-receiver
     complete -c $program -n 'string match -q -- "-*" (commandline -ct)' -f -a '(__deltawire_options)'
 end

@@ -149,8 +149,8 @@ void Model::Tell(const VersionInfo& info) const {
       elements_ == 0 ? 0
                      : static_cast<double>(info.changed_elements) / static_cast<double>(elements_);
   LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {} {}", name_, ToString(info.id()),
-          100 * changed, HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds),
-          ToString(TraceOf(info.identity)));
+          100 * changed, HumanBytes(info.delta_bytes + info.full_bytes),
+          HumanSeconds(info.publish_seconds), ToString(TraceOf(info.identity)));
   if (!options_.stages) return;
   options_.stages({Stage::kWait, info.trainer_wait_seconds, name_});
   options_.stages({Stage::kOffload, info.offload_seconds, name_});

@@ -68,6 +68,8 @@ class Shell(unittest.TestCase):
     def check(self, complete):
         self.assertEqual(complete("deltawire", "p"), {"pause", "plan", "publish"})
         self.assertEqual(complete("deltawire", "wait", "--serv"), {"--served"})
+        self.assertEqual(complete("deltawire", "help", "p"), {"pause", "plan", "publish"})
+        self.assertEqual(complete("deltawire", "completion", "z"), {"zsh"})
         options = complete("deltawire-receiver", "--")
         self.assertLessEqual({"--follow", "--no-follow", "--model", "--engine"}, options)
         self.assertEqual(complete("deltawire-sender", "--bulk-l"), {"--bulk-listen"})
@@ -86,6 +88,17 @@ class Zsh(Shell):
 class Fish(Shell):
     def test_it_completes(self):
         self.check(fish)
+
+
+class Printed(unittest.TestCase):
+    """`deltawire completion SHELL`, for tarballs and wheels."""
+
+    def test_the_tool_prints_the_scripts(self):
+        for shell, file in (("bash", "deltawire.bash"), ("zsh", "_deltawire"), ("fish", "deltawire.fish")):
+            with self.subTest(shell):
+                said = subprocess.run([f"{BIN}/deltawire", "completion", shell], capture_output=True,
+                                      check=True)  # fmt: skip
+                self.assertEqual(said.stdout, (COMPLETION / file).read_bytes())
 
 
 class ManualPages(unittest.TestCase):

@@ -21,12 +21,12 @@ TEST_CASE("a whole number is digits alone, and a refusal says from where on") {
   uint64_t version = 0;
   AddWhole(app, "--version", version, "", 1);
   const auto said = [&](const std::string& text) { return Said(app, {"--version=" + text}); };
-  CHECK(said("0") == "--version: 0 is no whole number from 1 on");
-  CHECK(said("-1") == "--version: -1 is no whole number from 1 on");
-  CHECK(said("1.5") == "--version: 1.5 is no whole number from 1 on");
-  CHECK(said("1e3") == "--version: 1e3 is no whole number from 1 on");
-  CHECK(said("seven") == "--version: seven is no whole number from 1 on");
-  CHECK(said("7 ") == "--version: 7  is no whole number from 1 on");
+  CHECK(said("0") == "--version: 0 is not a whole number of at least 1");
+  CHECK(said("-1") == "--version: -1 is not a whole number of at least 1");
+  CHECK(said("1.5") == "--version: 1.5 is not a whole number of at least 1");
+  CHECK(said("1e3") == "--version: 1e3 is not a whole number of at least 1");
+  CHECK(said("seven") == "--version: seven is not a whole number of at least 1");
+  CHECK(said("7 ") == "--version: 7  is not a whole number of at least 1");
   CHECK(said("18446744073709551615").empty());
   CHECK(version == UINT64_MAX);
   CHECK(said("010").empty());
@@ -41,13 +41,13 @@ TEST_CASE("a whole number that its target cannot hold is refused, never wrapped 
   AddWhole(app, "--seed", seed, "");
   AddWhole(app, "--count", count, "", 1);
   AddWhole(app, "--few", few, "", 1, 64);
-  CHECK(Said(app, {"--seed=-1"}) == "--seed: -1 is no whole number from 0 on");
+  CHECK(Said(app, {"--seed=-1"}) == "--seed: -1 is not a whole number of at least 0");
   CHECK(Said(app, {"--seed=18446744073709551616"}) ==
-        "--seed: 18446744073709551616 is no whole number from 0 to 18446744073709551615");
+        "--seed: 18446744073709551616 is not a whole number from 0 to 18446744073709551615");
   CHECK(Said(app, {"--count=4294967296"}) ==
-        "--count: 4294967296 is no whole number from 1 to 4294967295");
-  CHECK(Said(app, {"--few=0"}) == "--few: 0 is no whole number from 1 to 64");
-  CHECK(Said(app, {"--few=65"}) == "--few: 65 is no whole number from 1 to 64");
+        "--count: 4294967296 is not a whole number from 1 to 4294967295");
+  CHECK(Said(app, {"--few=0"}) == "--few: 0 is not a whole number from 1 to 64");
+  CHECK(Said(app, {"--few=65"}) == "--few: 65 is not a whole number from 1 to 64");
   CHECK(Said(app, {"--few=64"}).empty());
   CHECK(few == 64);
 }
@@ -57,7 +57,7 @@ TEST_CASE("seconds are finite numbers within their bounds") {
   double seconds = 2;
   AddSeconds(app, "--interval", seconds, "", 0.05, 1e6);
   const auto said = [&](const std::string& text) { return Said(app, {"--interval=" + text}); };
-  CHECK(said("0") == "--interval: 0 is no number of seconds from 0.05 to 1000000");
+  CHECK(said("0") == "--interval: 0 is not a number of seconds from 0.05 to 1000000");
   for (const char* text : {"-1", "1e7", "nan", "inf", "5s", ""}) {
     CAPTURE(text);
     CHECK_FALSE(said(text).empty());
@@ -72,10 +72,14 @@ TEST_CASE("a size has a unit or none, and is at least one byte") {
   uint64_t twos = 0;
   TakeSize(app.add_option("--file", thousands, ""), true);
   TakeSize(app.add_option("--bucket", twos, ""), false);
-  CHECK(Said(app, {"--file=0"}) == "--file: 0 is no whole number from 1 on");
-  CHECK(Said(app, {"--file=0GB"}) == "--file: 0 is no whole number from 1 on");
-  CHECK(Said(app, {"--file=-5"}) == "--file: -5 is no whole number from 1 on");
+  CHECK(Said(app, {"--file=0"}) == "--file: 0 is less than one byte");
+  CHECK(Said(app, {"--file=0GB"}) == "--file: 0GB is less than one byte");
+  CHECK(Said(app, {"--file=-5"}) ==
+        "--file: \"-5\" is no size; write a number with or without a unit: 512MiB, 1.5GiB, 2GB");
   CHECK_FALSE(Said(app, {"--file=2 apples"}).empty());
+  CHECK(Said(app, {"--file=1.5KB", "--bucket=1.5KB"}).empty());
+  CHECK(thousands == 1500);
+  CHECK(twos == 1536);
   CHECK(Said(app, {"--file=2KB", "--bucket=2KB"}).empty());
   CHECK(thousands == 2000);
   CHECK(twos == 2048);

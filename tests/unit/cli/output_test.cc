@@ -18,6 +18,43 @@ TEST_CASE("a table's columns are as wide as their widest cell") {
         "longer  1.19 GB\n");
 }
 
+TEST_CASE("a table that is too wide gives up columns by rank, and tells them below their row") {
+  Table table({{"NAME"},
+               {"SIZE", Align::kRight, 0, 1},
+               {"ROOT", Align::kLeft, 0, 3},
+               {"NOW"},
+               {"LAST FAILURE", Align::kLeft, 0, 2}});
+  table.Add({"policy", "1.19 GB", "edbee4f0", "idle", "-"});
+  table.Add({"reward", "2 B", "-", "writing 7", "no space left on the device that holds it"});
+  CHECK(table.Text(0) == table.Text());
+  CHECK(table.Text(200) == table.Text());
+  CHECK(table.Text(40) ==
+        "NAME       SIZE  NOW\n"
+        "policy  1.19 GB  idle\n"
+        "    root edbee4f0\n"
+        "reward      2 B  writing 7\n"
+        "    last failure no space left on the\n"
+        "      device that holds it\n");
+  CHECK(table.Narrowed(40).Text() ==
+        "NAME       SIZE  NOW\n"
+        "policy  1.19 GB  idle\n"
+        "reward      2 B  writing 7\n");
+  // The columns of rank 0 stay, however narrow it is.
+  CHECK(table.Narrowed(5).Text() ==
+        "NAME    NOW\n"
+        "policy  idle\n"
+        "reward  writing 7\n");
+}
+
+TEST_CASE("long lines are broken at spaces, and what follows is indented") {
+  CHECK(Wrapped("one two three\n", 0) == "one two three\n");
+  CHECK(Wrapped("one two three\n", 13) == "one two three\n");
+  CHECK(Wrapped("one two three four\n", 9) == "one two\n  three\n  four\n");
+  CHECK(Wrapped("  m: one two\nx\n", 9) == "  m: one\n    two\nx\n");
+  CHECK(Wrapped("a-word-that-is-too-long b\n", 9) == "a-word-that-is-too-long\n  b\n");
+  CHECK(Wrapped("", 9).empty());
+}
+
 TEST_CASE("a live table's lines keep to the minimal widths") {
   const Table table({{"v", Align::kRight, 4}, {"wait → end", Align::kRight, 12}, {"ok"}});
   CHECK(table.TitleLine() == "   v    wait → end  ok\n");

@@ -82,6 +82,24 @@ TEST_CASE("top: a picture has as many lines as the terminal and fits its columns
   }
 }
 
+TEST_CASE("top: a wide terminal shows more columns than one of 80") {
+  TopLook look = LookAt(0, 0);
+  AddReceiver(look.senders[0], "node-with-a-name-of-more-than-24-letters", At(7), 0.08, 0.01);
+  look.senders[0].attached.mutable_receivers(0)->set_peer("ipv4:10.0.0.2:3333");
+  const auto text = [&](size_t columns) {
+    TopView view;
+    return Text(TopScreen(look, nullptr, view, 24, columns));
+  };
+  for (const char* words : {"FROM", "10.0.0.2:3333", "LINK", "ATTACHED", "ROOT", "SENT",
+                            "node-with-a-name-of-more-than-24-letters"}) {
+    CAPTURE(words);
+    CHECK(text(80).find(words) == std::string::npos);
+    CHECK(text(160).find(words) != std::string::npos);
+  }
+  CHECK(text(80).find("p freeze picture") != std::string::npos);
+  CHECK(text(80).find("stop") == std::string::npos);
+}
+
 TEST_CASE("top: rates are the growth between two looks") {
   const TopLook before = LookAt(10, 1'000'000), now = LookAt(12, 5'000'000);
   CHECK(Text(Draw(now, &before)).find("2.00 MB/s") != std::string::npos);
