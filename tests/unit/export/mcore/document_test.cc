@@ -6,7 +6,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::document_test {
 namespace {
 
 using testing::Get;
@@ -23,6 +23,15 @@ std::string Block(const std::string& heading, const std::string& language) {
   const size_t begin = text.find(fence, section);
   REQUIRE(begin != std::string::npos);
   return text.substr(begin + fence.size(), text.find("```", begin + 3) - begin - fence.size());
+}
+
+/// The first row of "3-5" or "3", and how many rows it names.
+std::pair<uint64_t, uint64_t> Run(const std::string& rows) {
+  const size_t dash = rows.find('-');
+  const uint64_t first = std::stoull(rows);
+  const uint64_t last = dash == std::string::npos ? first : std::stoull(rows.substr(dash + 1));
+  REQUIRE(last >= first);
+  return {first, last - first + 1};
 }
 
 TEST_CASE("document: the worked example's rows go where its table says") {
@@ -53,8 +62,8 @@ TEST_CASE("document: the worked example's rows go where its table says") {
       }
     }
   }
-  // A line of the document's table is a rank, its row, the row of the whole, the HF tensor and its
-  // row.
+  // A line of the document's table is a rank and a run of its rows, the same rows of the whole, the
+  // HF tensor and its rows.
   std::istringstream table(Block("A worked example", "text"));
   std::string line;
   std::getline(table, line);  // headings
@@ -62,13 +71,20 @@ TEST_CASE("document: the worked example's rows go where its table says") {
   while (std::getline(table, line)) {
     CAPTURE(line);
     std::istringstream fields(line);
-    uint64_t rank, local, whole, at;
-    std::string tensor;
-    fields >> rank >> local >> whole >> tensor >> at;
+    uint64_t rank;
+    std::string local_rows, whole_rows, tensor, hf_rows;
+    fields >> rank >> local_rows >> whole_rows >> tensor >> hf_rows;
     REQUIRE(fields);
-    CHECK(whole == rank * 8 + local);
-    CHECK(places.at({rank, local}) == fmt::format("{} {}", tensor, at));
-    ++rows;
+    const auto [local, count] = Run(local_rows);
+    const auto [whole, whole_count] = Run(whole_rows);
+    const auto [at, hf_count] = Run(hf_rows);
+    CHECK(whole_count == count);
+    CHECK(hf_count == count);
+    for (uint64_t row = 0; row < count; ++row) {
+      CHECK(whole + row == rank * 8 + local + row);
+      CHECK(places.at({rank, local + row}) == fmt::format("{} {}", tensor, at + row));
+      ++rows;
+    }
   }
   CHECK(rows == places.size());
   CHECK(rows == 24);
@@ -101,4 +117,4 @@ TEST_CASE("document: every family is named") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::document_test
