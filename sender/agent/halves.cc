@@ -17,7 +17,7 @@ namespace {
 // A cut stream drops its lease as soon as its pending send returns; this bounds the wait in case of
 // a bug.
 constexpr std::chrono::seconds kCutTimeout{10};
-constexpr size_t kNamed = 5;
+constexpr size_t kNamedReaders = 5;
 
 }  // namespace
 
@@ -161,11 +161,12 @@ bool Halves::Suspect(uint32_t half) const {
 std::string Halves::WritersOf(uint32_t half) const {
   std::string text;
   const std::vector<Writer>& writers = halves_[half].writers;
-  for (size_t i = 0; i < std::min(kNamed, writers.size()); ++i) {
+  for (size_t i = 0; i < std::min(kNamedReaders, writers.size()); ++i) {
     text += fmt::format("{}rank {}{}", text.empty() ? "" : ", ", writers[i].rank,
                         writers[i].publisher.empty() ? "" : " (" + writers[i].publisher + ")");
   }
-  if (writers.size() > kNamed) text += fmt::format(" and {} more", writers.size() - kNamed);
+  if (writers.size() > kNamedReaders)
+    text += fmt::format(" and {} more", writers.size() - kNamedReaders);
   return text.empty() ? "a trainer of an earlier run of this sender" : text;
 }
 

@@ -16,7 +16,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/tcp.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::bad_input_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -369,4 +369,4 @@ TEST_CASE("daemons that cannot start say why and exit") {
   CHECK(trainer.Publish(2).status() == absl::OkStatus());
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::bad_input_test

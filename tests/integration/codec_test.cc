@@ -14,7 +14,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/proxy.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::codec_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -350,4 +350,4 @@ TEST_CASE("what a version changed is told per tensor, and adds up") {
   CHECK(delta == m.newest().delta_bytes());
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::codec_test

@@ -8,7 +8,7 @@
 #include "tests/support/http_get.h"
 #include "tests/support/relays.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::cut_through_test {
 namespace {
 
 /// A sender whose link is slow, a relay, and a leaf whose second upstream is the sender.
@@ -182,4 +182,4 @@ TEST_CASE("a relay that is stopped in the middle of its pull leaves its leaf to 
   CHECK(s.leaf.Status().last_pull().chunks_full() <= s.chunks() - 3);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::cut_through_test

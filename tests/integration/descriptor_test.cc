@@ -14,7 +14,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/tcp.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::descriptor_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -195,4 +195,4 @@ TEST_CASE("two thousand connections of garbage leave no memory behind") {
   s.PublishAndCommit(2);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::descriptor_test

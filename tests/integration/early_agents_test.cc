@@ -7,7 +7,7 @@
 #include "common/layout/chunks.h"
 #include "tests/integration/early_offload.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::early_agents_test {
 namespace {
 
 /// A model that two senders and a receiver have at version 1, whose content then has changed. The
@@ -249,4 +249,4 @@ TEST_CASE("the only file keeps its name until the last of several agents has pub
   }
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::early_agents_test

@@ -6,7 +6,7 @@
 #include "common/layout/chunks.h"
 #include "tests/integration/early_offload.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::early_test {
 namespace {
 
 /// A model that sender and receiver have at version 1, whose content then has changed.
@@ -329,4 +329,4 @@ TEST_CASE("without --send-early a version comes when it is published") {
   CHECK(receiver.Status().last_pull().ahead_seconds() == 0);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::early_test

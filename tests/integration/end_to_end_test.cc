@@ -10,7 +10,7 @@
 #include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::end_to_end_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -278,4 +278,4 @@ TEST_CASE("after a restart the receiver's directory is whole without a sender") 
   CHECK(trainer.Compare(receiver.dir()) == "");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::end_to_end_test

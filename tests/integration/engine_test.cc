@@ -13,7 +13,7 @@
 #include "tests/support/engine_stand_in.h"
 #include "tests/support/http_get.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::engine_test {
 namespace {
 
 using Calls = std::vector<std::string>;
@@ -285,4 +285,4 @@ TEST_CASE("SIGTERM ends a receiver in time, whatever its engine does") {
   CHECK(s.receiver->child().Wait(std::chrono::milliseconds(3000)) == 0);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::engine_test

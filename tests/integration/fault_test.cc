@@ -9,7 +9,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/fault_proxy.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::fault_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -110,4 +110,4 @@ TEST_CASE("faults on the control port never commit wrong bytes nor leave a recei
                         << tally.longest.count() << " s after one");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::fault_test

@@ -9,7 +9,7 @@
 
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::group_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -244,4 +244,4 @@ TEST_CASE("seeded SIGKILLs over prepare and commit end in one version, without a
   for (uint64_t seed = 1; seed <= last; ++seed) KillInARound(seed);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::group_test

@@ -8,7 +8,7 @@
 
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::kill_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -127,4 +127,4 @@ TEST_CASE("fifty seeded SIGKILLs end in a verified newest version") {
   for (uint64_t seed = 1; seed <= 50; ++seed) KillOnce(seed);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::kill_test

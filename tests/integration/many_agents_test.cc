@@ -13,7 +13,7 @@
 #include "tests/support/http_get.h"
 #include "tests/support/relays.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::many_agents_test {
 namespace {
 
 constexpr size_t kMegabytes = 24;
@@ -575,4 +575,4 @@ TEST_CASE("many agents: a relay passes their parts on while they come, as one ve
   CHECK(ReadText(leaf.log()).find("did not come") == std::string::npos);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::many_agents_test

@@ -5,7 +5,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/proxy.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::progress_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -64,4 +64,4 @@ TEST_CASE("a slow link commits at least every second sweep, whatever the trainer
   CHECK(trainer.Compare(receiver.dir()) == "");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::progress_test

@@ -9,7 +9,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/rank_model.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::rank_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -256,4 +256,4 @@ TEST_CASE("ranks that register at the same time get one model") {
   for (const auto& rank : ranks) rank->Line("published 1");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::rank_test

@@ -10,7 +10,7 @@
 #include "tests/support/http_get.h"
 #include "tests/support/relays.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::relay_test {
 namespace {
 
 /// A sender and its trainer, and a relay, which has the sender's first version once it is
@@ -330,4 +330,4 @@ TEST_CASE("a relay shows what it serves as metrics") {
   CHECK(shows("deltawire_receiver_relay_early_encoded_bytes{model=\"m\"} 0"));
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::relay_test

@@ -7,7 +7,7 @@
 #include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::scrub_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -151,4 +151,4 @@ TEST_CASE("a publish over a half that went bad unseen gives every receiver right
         std::string::npos);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::scrub_test

@@ -16,7 +16,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/tcp.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::security_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -415,4 +415,4 @@ TEST_CASE("daemons beyond loopback without TLS and principals do not start") {
   fails_with({"--credentials", token_only, "--principals", principals}, "certificate");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::security_test

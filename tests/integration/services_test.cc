@@ -8,7 +8,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/http_get.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::services_test {
 namespace {
 
 // Calls a method for which this program has no stub. Request and answer, one each, are raw protobuf
@@ -130,4 +130,4 @@ TEST_CASE("metrics say what the daemons did") {
         std::string::npos);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::services_test

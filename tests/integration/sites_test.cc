@@ -10,7 +10,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/relays.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::sites_test {
 namespace {
 
 std::map<std::string, v1::ReceiverInfo> Receivers(SenderProcess& sender) {
@@ -338,4 +338,4 @@ TEST_CASE("sites: with TLS a relay is followed if its certificate is of the addr
   ShowAs("");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::sites_test

@@ -5,7 +5,7 @@
 
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::stall_long_test {
 
 TEST_CASE("thirty seconds of SIGSTOP cost the trainer no more than the grace") {
   constexpr const char* kModel = "m";
@@ -35,4 +35,4 @@ TEST_CASE("thirty seconds of SIGSTOP cost the trainer no more than the grace") {
   CHECK(trainer.Compare(receiver.dir()) == "");
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::stall_long_test

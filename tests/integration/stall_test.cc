@@ -6,7 +6,7 @@
 
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::stall_test {
 namespace {
 
 constexpr const char* kModel = "m";
@@ -60,4 +60,4 @@ TEST_CASE("a pull that publishes keep overtaking ends at the newest version") {
   CHECK(sender.Status(kModel).active_pulls() == 0);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::stall_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::start_from_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -85,4 +85,4 @@ TEST_CASE("a new receiver takes its first bytes from a directory and fetches wha
   }
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::start_from_test

@@ -14,7 +14,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/layout_files.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::tool_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -320,4 +320,4 @@ TEST_CASE("limits prints a drop-in for a unit, by the daemon's own options") {
   CHECK(Has(wrong.Said(), "sender.toml:1: "));
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::tool_test

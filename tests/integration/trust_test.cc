@@ -16,7 +16,7 @@
 #include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::trust_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -345,4 +345,4 @@ TEST_CASE("a model is replaced while a receiver is attached") {
   }
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::trust_test

@@ -10,7 +10,7 @@
 #include "common/base/unique_fd.h"
 #include "tests/support/daemons.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::wait_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -269,4 +269,4 @@ TEST_CASE("waits: a deadline ends a call, and a daemon that stops says so to tho
   CHECK(check.End()->error_code() == grpc::StatusCode::UNAVAILABLE);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::wait_test

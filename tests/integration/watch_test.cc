@@ -11,7 +11,7 @@
 #include "tests/support/daemons.h"
 #include "tests/support/version_watch.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::watch_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -178,4 +178,4 @@ TEST_CASE("watches: a sender and a receiver that stop end them, and say so") {
   CHECK(std::chrono::steady_clock::now() - begin < 10s);
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::watch_test

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "common/config/options.h"
 #include "common/delta/coder_rates.h"
 #include "common/layout/root.h"
 #include "common/serving/incoming_version.h"
@@ -23,10 +22,6 @@
 #include "tests/simulation/scheduler.h"
 
 namespace deltawire {
-
-// Replaces common/config's ToString, since its parsers are not linked.
-std::string_view ToString(GpuUse) { return "off"; }
-
 namespace simulation {
 namespace {
 

@@ -3,8 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/config/options.h"
 #include "tests/simulation/kernel_calls.h"
 #include "tests/simulation/scheduler.h"
+
+namespace deltawire {
+
+// Replaces common/config's, whose parsers are not linked.
+std::string_view ToString(GpuUse) { return "off"; }
+
+}  // namespace deltawire
 
 namespace deltawire::simulation {
 

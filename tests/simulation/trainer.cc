@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-Scheduler& Now() { return *Scheduler::current(); }
+Scheduler& Running() { return *Scheduler::current(); }
 
 }  // namespace
 
@@ -56,7 +56,7 @@ bool Trainer::Register(size_t agent, bool replace) {
         DW_RETURN_IF_ERROR(a.Register(kModel, meta, owned, side, replace).status());
         return true;
       });
-  if (!registered.ok()) Now().Note("register: " + std::string(registered.status().message()));
+  if (!registered.ok()) Running().Note("register: " + std::string(registered.status().message()));
   return registered.ok();
 }
 
@@ -115,17 +115,18 @@ bool Trainer::Offload(uint64_t version, const Content& content) {
     for (uint32_t r = 0; r < options_.ranks; ++r) RunRank(attempt, a, r);
   }
   // Waits only so long for a stopped rank; its process is left as it is.
-  const Time limit = Now().now() + seconds(3);
+  const Time limit = Running().now() + seconds(3);
   const auto all = [&](auto is) { return std::ranges::all_of(attempt->ranks, is); };
   while (!all([](const auto& r) { return r.done || !r.process->alive(); })) {
-    if (Now().now() >= limit) break;
-    Now().Block(attempt.get(), "the ranks", std::min(limit, Now().now() + milliseconds(20)));
+    if (Running().now() >= limit) break;
+    Running().Block(attempt.get(), "the ranks",
+                    std::min(limit, Running().now() + milliseconds(20)));
   }
   if (all([](const auto& r) { return r.done && r.status.ok(); })) return true;
   for (size_t i = 0; i < attempt->ranks.size(); ++i) {
     const Attempt::Rank& rank = attempt->ranks[i];
-    if (Now().trace())
-      Now().Note(fmt::format("rank {}: {}", i, std::string(rank.status.message())));
+    if (Running().trace())
+      Running().Note(fmt::format("rank {}: {}", i, std::string(rank.status.message())));
     if (rank.done && absl::IsNotFound(rank.status)) {
       (void)Register(i / options_.ranks, true);
       // The job may begin anew as well: its numbers return with other bytes.
@@ -142,14 +143,14 @@ void Trainer::RunRank(const std::shared_ptr<Attempt>& attempt, size_t agent, uin
   attempt->ranks[index].process = process;
   process->OnDeath([this, self, attempt] {
     network_.NodeDied(self);
-    Now().Wake(attempt.get());
+    Running().Wake(attempt.get());
   });
   if (random_.Chance(options_.deaths)) process->KillAfter(random_.Between(1, 150));
-  Now().Spawn("rank", process, [this, attempt, agent, rank, self, index] {
+  Running().Spawn("rank", process, [this, attempt, agent, rank, self, index] {
     const Status status = OffloadRank(*attempt, agent, rank, self);
     attempt->ranks[index].status = status;
     attempt->ranks[index].done = true;
-    Now().Wake(attempt.get());
+    Running().Wake(attempt.get());
     attempt->ranks[index].process->Kill();
   });
 }
@@ -175,7 +176,7 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
           }));
   // This call stays open until the rank is ready; by its end the agent learns of the process's
   // death.
-  Now().Spawn("attend", Now().fiber()->process, [&node, self, grant, rank] {
+  Running().Spawn("attend", Running().fiber()->process, [&node, self, grant, rank] {
     (void)node.Ask<bool>(self, kForever,
                          [grant, rank](sender::Agent& a, const Gone& gone) -> StatusOr<bool> {
                            DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
@@ -241,7 +242,7 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank, const 
   sender::WrittenNotice notice;
   notice.rank = rank;
   for (uint32_t c = 0; c < chunks.size(); ++c) {
-    if (stops && c == stop_at) Now().Sleep(milliseconds(attempt.random.Between(100, 6000)));
+    if (stops && c == stop_at) Running().Sleep(milliseconds(attempt.random.Between(100, 6000)));
     if (!owned.contains(c)) continue;
     // Each rank writes a share of every chunk.
     const uint64_t bytes = chunks[c].bytes;
@@ -249,7 +250,7 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank, const 
     const uint64_t last = bytes * (rank + 1) / options_.ranks;
     std::memcpy(data + chunks[c].offset + first, attempt.content.data() + chunks[c].offset + first,
                 last - first);
-    Now().Point("write");
+    Running().Point("write");
     if (!marks) continue;
     notice.chunks.push_back(c);
     notice.chunk_bytes.push_back(static_cast<uint32_t>(last - first));
@@ -271,7 +272,7 @@ bool Trainer::RollBack() {
           DW_RETURN_IF_ERROR(model->Rollback(version).status());
           return true;
         });
-    if (!done.ok()) Now().Note("rollback: " + std::string(done.status().message()));
+    if (!done.ok()) Running().Note("rollback: " + std::string(done.status().message()));
     all = all && done.ok();
   }
   if (!all) return false;

@@ -14,7 +14,7 @@
 namespace deltawire::testing {
 namespace {
 
-constexpr size_t kPiece = 64 << 10;
+constexpr size_t kFaultPiece = 64 << 10;
 constexpr std::array kKinds = {"flip", "zero", "swap", "drop", "twice", "stall", "cut"};
 
 bool WriteAll(int fd, std::string_view bytes) {
@@ -116,7 +116,7 @@ void FaultProxy::Pump(Connection& c) {
   while (open && !stopping_ && poll(fds, 2, -1) >= 0) {
     for (int from = 0; from < 2 && open; ++from) {
       if (fds[from].revents == 0) continue;
-      bytes.resize(kPiece);
+      bytes.resize(kFaultPiece);
       const ssize_t n = recv(fds[from].fd, bytes.data(), bytes.size(), 0);
       open = n > 0;
       if (!open) break;

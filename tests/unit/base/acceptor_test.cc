@@ -19,7 +19,7 @@
 
 #include "tests/support/tcp.h"
 
-namespace deltawire {
+namespace deltawire::acceptor_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -163,4 +163,4 @@ TEST_CASE("a socket file is its owner's alone") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::acceptor_test

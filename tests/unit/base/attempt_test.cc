@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::attempt_test {
 
 TEST_CASE("an attempt is never 0, and never the same twice") {
   const uint64_t attempt = DrawAttempt();
@@ -10,4 +10,4 @@ TEST_CASE("an attempt is never 0, and never the same twice") {
   CHECK(DrawAttempt() != attempt);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::attempt_test

@@ -4,7 +4,7 @@
 #include <new>
 #include <stdexcept>
 
-namespace deltawire::c_abi {
+namespace deltawire::c_abi::c_abi_test {
 namespace {
 
 int CodeOf(StatusCode code) { return static_cast<int>(code); }
@@ -27,4 +27,4 @@ TEST_CASE("c_abi: a call that succeeds clears the text of an earlier failure") {
 }
 
 }  // namespace
-}  // namespace deltawire::c_abi
+}  // namespace deltawire::c_abi::c_abi_test

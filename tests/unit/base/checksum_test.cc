@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-namespace deltawire {
+namespace deltawire::checksum_test {
 namespace {
 
 std::string Counting(size_t n) {
@@ -50,4 +50,4 @@ TEST_CASE("an incremental checksum does not depend on where the pieces end") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::checksum_test

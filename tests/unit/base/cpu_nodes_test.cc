@@ -10,7 +10,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::cpu_nodes_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,4 +100,4 @@ TEST_CASE("a pinned thread stays on its processors, and a refusal changes nothin
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::cpu_nodes_test

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
-namespace deltawire {
+namespace deltawire::human_test {
 namespace {
 
 TEST_CASE("bytes read as three digits and a decimal unit") {
@@ -49,4 +49,4 @@ TEST_CASE("SecondsSince measures from the given point") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::human_test

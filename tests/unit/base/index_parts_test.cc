@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace deltawire {
+namespace deltawire::index_parts_test {
 namespace {
 
 std::vector<size_t> TakeAll(IndexParts& parts, size_t part) {
@@ -73,4 +73,4 @@ TEST_CASE("many threads are given each index exactly once") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::index_parts_test

@@ -11,7 +11,7 @@
 
 #include "tests/support/forked.h"
 
-namespace deltawire {
+namespace deltawire::log_test {
 namespace {
 
 using testing::Forked;
@@ -74,4 +74,4 @@ TEST_CASE("A process that ends has written all of its log") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::log_test

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-namespace deltawire {
+namespace deltawire::log_throttle_test {
 namespace {
 
 TEST_CASE("log throttle: a key is let through once an interval, and others beside it") {
@@ -29,4 +29,4 @@ TEST_CASE("log throttle: very many keys do not pile up, and the newest is kept")
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::log_throttle_test

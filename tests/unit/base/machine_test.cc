@@ -5,7 +5,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::machine_test {
 namespace {
 
 TEST_CASE("available memory is one line of meminfo, and unknown without it") {
@@ -43,4 +43,4 @@ TEST_CASE("this machine says how much memory is available, and which boot it is"
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::machine_test

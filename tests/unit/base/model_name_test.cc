@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-namespace deltawire {
+namespace deltawire::model_name_test {
 namespace {
 
 TEST_CASE("a model's name is safe as a directory's name") {
@@ -24,4 +24,4 @@ TEST_CASE("a model's name is safe as a directory's name") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::model_name_test

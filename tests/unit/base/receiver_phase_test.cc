@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-namespace deltawire {
+namespace deltawire::receiver_phase_test {
 namespace {
 
 TEST_CASE("a receiver's phases: their names are what messages have always had") {
@@ -35,4 +35,4 @@ TEST_CASE("a receiver's phases: a name of no phase is read as unknown, however l
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::receiver_phase_test

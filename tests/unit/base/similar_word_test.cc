@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::similar_word_test {
 namespace {
 
 TEST_CASE("typing errors are letters added, left out, replaced or swapped") {
@@ -31,4 +31,4 @@ TEST_CASE("a mistyped word is compared with those that are known") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::similar_word_test

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <set>
 
-namespace deltawire {
+namespace deltawire::stages_test {
 namespace {
 
 TEST_CASE("stages: each has a name of its own, as metrics have it") {
@@ -20,4 +20,4 @@ TEST_CASE("stages: each has a name of its own, as metrics have it") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::stages_test

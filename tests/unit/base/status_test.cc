@@ -6,7 +6,7 @@
 #include "common/base/state_id.h"
 #include "common/base/write_error.h"
 
-namespace deltawire {
+namespace deltawire::status_test {
 namespace {
 
 TEST_CASE("Errorf carries its code and the formatted message") {
@@ -79,4 +79,4 @@ TEST_CASE("a file that its filesystem has no room for is an error with what to d
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::status_test

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-namespace deltawire {
+namespace deltawire::thread_pool_test {
 namespace {
 
 TEST_CASE("a pool has the asked-for number of threads, and at least one by default") {
@@ -172,4 +172,4 @@ TEST_CASE("several threads may use one pool at once") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::thread_pool_test

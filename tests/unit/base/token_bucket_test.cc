@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire {
+namespace deltawire::token_bucket_test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -67,4 +67,4 @@ TEST_CASE("token bucket: those who share it wait for one another, and none waits
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::token_bucket_test

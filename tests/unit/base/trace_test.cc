@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::trace_test {
 namespace {
 
 Identity State(uint64_t epoch, uint64_t version, uint64_t attempt) {
@@ -41,4 +41,4 @@ TEST_CASE("trace: its text has a fixed form, and the id of a version never chang
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::trace_test

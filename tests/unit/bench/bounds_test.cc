@@ -4,7 +4,7 @@
 
 #include "bench/delta/bits.h"
 
-namespace deltawire::bench {
+namespace deltawire::bench::bounds_test {
 namespace {
 
 using kernels::ClassFunction;
@@ -114,4 +114,4 @@ TEST_CASE("bounds: where no element changed, only the positions cost bits") {
 }
 
 }  // namespace
-}  // namespace deltawire::bench
+}  // namespace deltawire::bench::bounds_test

@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::bench {
+namespace deltawire::bench::delta_suite_test {
 namespace {
 
 using nlohmann::json;
@@ -186,4 +186,4 @@ TEST_CASE("delta suite: safetensors files and model directories of the user's ow
 }
 
 }  // namespace
-}  // namespace deltawire::bench
+}  // namespace deltawire::bench::delta_suite_test

@@ -14,7 +14,7 @@
 #include "bench/harness/machine.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::bench {
+namespace deltawire::bench::export_suite_test {
 namespace {
 
 using nlohmann::json;
@@ -135,4 +135,4 @@ TEST_CASE("export suite: filled by place is noticed where it is not") {
 }
 
 }  // namespace
-}  // namespace deltawire::bench
+}  // namespace deltawire::bench::export_suite_test

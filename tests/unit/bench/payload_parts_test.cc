@@ -3,7 +3,7 @@
 
 #include "bench/delta/bits.h"
 
-namespace deltawire::bench {
+namespace deltawire::bench::payload_parts_test {
 namespace {
 
 using kernels::ClassFunction;
@@ -118,4 +118,4 @@ TEST_CASE("payload parts: a tight payload takes at most 4 % more than its classe
 }
 
 }  // namespace
-}  // namespace deltawire::bench
+}  // namespace deltawire::bench::payload_parts_test

@@ -5,7 +5,7 @@
 #include "bench/harness/bench.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::bench {
+namespace deltawire::bench::report_test {
 namespace {
 
 Row MakeRow(std::vector<double> values, const char* unit, double reference = 0) {
@@ -79,4 +79,4 @@ TEST_CASE("report: a JSON line holds the row, whether the table shows it or not"
 }
 
 }  // namespace
-}  // namespace deltawire::bench
+}  // namespace deltawire::bench::report_test

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::cli {
+namespace deltawire::cli::arguments_test {
 namespace {
 
 // What the tool says of these arguments; "" when it takes them.
@@ -88,4 +88,4 @@ TEST_CASE("a size has a unit or none, and is at least one byte") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::arguments_test

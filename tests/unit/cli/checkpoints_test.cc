@@ -6,7 +6,7 @@
 #include "common/layout/safetensors.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::checkpoints_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -143,4 +143,4 @@ TEST_CASE("a parent that is not there is an error that names it") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::checkpoints_test

@@ -8,7 +8,7 @@
 #include "cli/connect.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::command_test {
 namespace {
 
 int RunTool(std::vector<std::string> arguments) {
@@ -132,4 +132,4 @@ TEST_CASE("a child that does not heed SIGTERM is killed") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::command_test

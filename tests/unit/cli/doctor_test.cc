@@ -14,7 +14,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::doctor_test {
 namespace {
 
 using Level = Finding::Level;
@@ -288,4 +288,4 @@ TEST_CASE("doctor: socket buffers grow to the third number of tcp_rmem") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::doctor_test

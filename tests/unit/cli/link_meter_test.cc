@@ -10,7 +10,7 @@
 #include "proto/client/tcp.h"
 #include "tests/support/eventually.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::link_meter_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -133,4 +133,4 @@ TEST_CASE("bench-link: the fewest streams that come near the best rate are the a
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::link_meter_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::logind_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -98,4 +98,4 @@ TEST_CASE("logind: a file hides those of its name in the folders that count less
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::logind_test

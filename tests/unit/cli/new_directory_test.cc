@@ -27,7 +27,7 @@ extern "C" int renameat2(int from_dir, const char* from, int to_dir, const char*
   return -1;
 }
 
-namespace deltawire::cli {
+namespace deltawire::cli::new_directory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -119,4 +119,4 @@ TEST_CASE("what is read from is not replaced, however it is named") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::new_directory_test

@@ -5,7 +5,7 @@
 
 #include "proto/deltawire/v1/receiver.pb.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::output_test {
 namespace {
 
 TEST_CASE("a table's columns are as wide as their widest cell") {
@@ -117,4 +117,4 @@ TEST_CASE("a pull's times name the stage that took most, and what came before th
         "transfer 12.0 ms, apply+commit 20.0 ms (most); 41.0 MB came in 2.00 s before the publish");
 }
 
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::output_test

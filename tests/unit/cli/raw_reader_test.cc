@@ -6,7 +6,7 @@
 #include "common/base/bytes.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::raw_reader_test {
 namespace {
 
 std::filesystem::path Write(const TempDir& dir, const std::string& header, const std::string& data,
@@ -84,4 +84,4 @@ TEST_CASE("files that are broken are refused") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::raw_reader_test

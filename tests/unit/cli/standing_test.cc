@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::cli {
+namespace deltawire::cli::standing_test {
 namespace {
 
 Identity Of(uint64_t lineage, uint64_t epoch, uint64_t version, uint64_t root) {
@@ -42,4 +42,4 @@ TEST_CASE("standing: a part's lineage and root are not the whole's") {
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::standing_test

@@ -5,7 +5,7 @@
 #include "cli/output.h"
 #include "proto/convert.h"
 
-namespace deltawire::cli {
+namespace deltawire::cli::top_screen_test {
 namespace {
 
 Identity At(uint64_t version, uint64_t root = 0) {
@@ -222,4 +222,4 @@ TEST_CASE("top: an engine's version is compared with what its receiver has commi
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::top_screen_test

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
-namespace deltawire::cli {
+namespace deltawire::cli::unit_limits_test {
 namespace {
 
 constexpr uint64_t kGB = 1'000'000'000;
@@ -85,4 +85,4 @@ TEST_CASE("unit limits: a hook that writes versions to a disk keeps its model on
 }
 
 }  // namespace
-}  // namespace deltawire::cli
+}  // namespace deltawire::cli::unit_limits_test

@@ -3,7 +3,7 @@
 
 #include "common/config/options.h"
 
-namespace deltawire {
+namespace deltawire::endpoint_test {
 namespace {
 
 TEST_CASE("endpoints are read and written back") {
@@ -55,4 +55,4 @@ TEST_CASE("loopback is what only this machine reaches") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::endpoint_test

@@ -5,7 +5,7 @@
 #include "common/config/options.h"
 #include "tests/unit/config/options_rig.h"
 
-namespace deltawire {
+namespace deltawire::options_refused_test {
 namespace {
 
 TEST_CASE("errors on the command line name the option") {
@@ -205,4 +205,4 @@ TEST_CASE("a file that cannot be read is named") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::options_refused_test

@@ -11,7 +11,7 @@
 
 #include "tests/unit/config/options_rig.h"
 
-namespace deltawire {
+namespace deltawire::options_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -557,4 +557,4 @@ TEST_CASE("sizes take decimal and binary units") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::options_test

@@ -21,7 +21,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::lifetime_test {
 namespace {
 
 using testing::Forked;
@@ -163,4 +163,4 @@ TEST_CASE("a daemon that systemd has not started tells nobody") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::lifetime_test

@@ -5,7 +5,7 @@
 
 #include "common/base/checksum.h"
 
-namespace deltawire {
+namespace deltawire::chunk_history_test {
 namespace {
 
 std::shared_ptr<const Delta> Step(StateId from, StateId to,
@@ -89,4 +89,4 @@ TEST_CASE("a log may be bounded in deltas, and a chunk added twice is full") {
   CHECK_FALSE(twice->Find(1)->full);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::chunk_history_test

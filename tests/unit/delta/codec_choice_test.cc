@@ -6,7 +6,7 @@
 #include "common/delta/class_function.h"
 #include "common/delta/coder_rates.h"
 
-namespace deltawire {
+namespace deltawire::codec_choice_test {
 namespace {
 
 using kernels::Codec;
@@ -109,4 +109,4 @@ TEST_CASE("five floating dtypes have a class function each, and all other dtypes
   CHECK(without == AllDTypes().size() - 5);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::codec_choice_test

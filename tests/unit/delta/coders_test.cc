@@ -9,7 +9,7 @@
 
 #include "tests/support/delta_case.h"
 
-namespace deltawire {
+namespace deltawire::coders_test {
 namespace {
 
 using namespace kernels::test;
@@ -127,4 +127,4 @@ TEST_CASE("raw, fast and unknown payloads have no coder") {
   CHECK(coder_of({kernels::kFormat, kernels::kForms}) == nullptr);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::coders_test

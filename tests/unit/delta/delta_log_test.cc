@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire {
+namespace deltawire::delta_log_test {
 namespace {
 
 constexpr uint64_t kChunkSize = 10'000;
@@ -167,4 +167,4 @@ TEST_CASE("random histories: every plan's chain leads from the held digest to th
   }
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::delta_log_test

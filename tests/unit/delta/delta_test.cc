@@ -6,7 +6,7 @@
 
 #include "common/base/checksum.h"
 
-namespace deltawire {
+namespace deltawire::delta_test {
 namespace {
 
 std::vector<std::byte> Pattern(uint32_t chunk, size_t n) {
@@ -73,4 +73,4 @@ TEST_CASE("payloads beyond the limit become whole chunks, and stay counted") {
   CHECK(delta->payload_bytes() == 1000);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::delta_test

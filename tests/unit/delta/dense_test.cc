@@ -8,7 +8,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire {
+namespace deltawire::dense_test {
 namespace {
 
 using namespace kernels::test;
@@ -174,4 +174,4 @@ TEST_CASE("damaged dense payloads never decode beyond their chunk") {
   CHECK(refused > 100);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::dense_test

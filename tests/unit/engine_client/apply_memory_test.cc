@@ -49,7 +49,7 @@ class Watch {
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
-namespace deltawire::engine {
+namespace deltawire::engine::apply_memory_test {
 namespace {
 
 using receiver::FakeAgent;
@@ -171,4 +171,4 @@ TEST_CASE("engine weights: the memory for whole chunks is there before Apply, no
 }
 
 }  // namespace
-}  // namespace deltawire::engine
+}  // namespace deltawire::engine::apply_memory_test

@@ -6,7 +6,7 @@
 #include "receiver/engine_client/abi/deltawire_engine.h"
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::engine {
+namespace deltawire::engine::c_abi_engine_test {
 namespace {
 
 using receiver::FakeAgent;
@@ -210,4 +210,4 @@ TEST_CASE("engine C ABI: a state's name is cut as snprintf cuts, and a wait ends
 }
 
 }  // namespace
-}  // namespace deltawire::engine
+}  // namespace deltawire::engine::c_abi_engine_test

@@ -8,7 +8,7 @@
 #include "tests/unit/engine_client/engine_pair.h"
 #include "tests/unit/kernels/fake_cuda.h"
 
-namespace deltawire::engine {
+namespace deltawire::engine::device_memory_test {
 namespace {
 
 using kernels::GpuBuffer;
@@ -152,4 +152,4 @@ TEST_CASE("engine weights on a GPU: what cannot be bound is refused, and nothing
 }
 
 }  // namespace
-}  // namespace deltawire::engine
+}  // namespace deltawire::engine::device_memory_test

@@ -11,7 +11,7 @@
 
 #include "tests/unit/engine_client/engine_pair.h"
 
-namespace deltawire::engine {
+namespace deltawire::engine::engine_weights_test {
 namespace {
 
 using receiver::FakeAgent;
@@ -404,4 +404,4 @@ TEST_CASE("engine weights: a wait ends with a commit, a time limit, or its calle
 }
 
 }  // namespace
-}  // namespace deltawire::engine
+}  // namespace deltawire::engine::engine_weights_test

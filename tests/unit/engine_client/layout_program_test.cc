@@ -9,7 +9,7 @@
 
 #include "tests/unit/engine_client/engine_memory.h"
 
-namespace deltawire::engine {
+namespace deltawire::engine::layout_program_test {
 namespace {
 
 /// Where each `unit` bytes of the tensor stand in the storage, found by a walk over the box.
@@ -196,4 +196,4 @@ TEST_CASE("layout program: a box that could read or write elsewhere is refused")
 }
 
 }  // namespace
-}  // namespace deltawire::engine
+}  // namespace deltawire::engine::layout_program_test

@@ -8,7 +8,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::bucket_size_test {
 namespace {
 
 constexpr uint64_t kGiB = 1ULL << 30;
@@ -75,4 +75,4 @@ TEST_CASE("all ranks agree on one size") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::bucket_size_test

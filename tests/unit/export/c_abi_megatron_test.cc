@@ -11,7 +11,7 @@
 #include "sender/export/abi/deltawire_export.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::c_abi_megatron_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -170,4 +170,4 @@ TEST_CASE("a parameter says where it lies: host memory, or a device counted from
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::c_abi_megatron_test

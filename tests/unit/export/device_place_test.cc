@@ -8,7 +8,7 @@
 #include "tests/unit/export/device_rank.h"
 #include "tests/unit/kernels/fake_cuda.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::device_place_test {
 namespace {
 
 using kernels::test::CudaAllocations;
@@ -346,4 +346,4 @@ TEST_CASE("a callback's error names the parameter") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::device_place_test

@@ -8,7 +8,7 @@
 #include "tests/unit/export/device_rank.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::foreign_gather_test {
 namespace {
 
 constexpr uint64_t kSeed = 81;
@@ -65,4 +65,4 @@ TEST_CASE("a callback that fails in a gather ends it on every rank") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::foreign_gather_test

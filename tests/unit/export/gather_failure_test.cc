@@ -11,7 +11,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::gather_failure_test {
 namespace {
 
 using Catch::Contains;
@@ -285,4 +285,4 @@ TEST_CASE("options that cannot work are refused") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::gather_failure_test

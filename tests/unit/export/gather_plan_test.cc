@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire {
+namespace deltawire::gather_plan_test {
 namespace {
 
 uint64_t Padded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -109,4 +109,4 @@ TEST_CASE("a plan's hash sees every field and where buckets end") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::gather_plan_test

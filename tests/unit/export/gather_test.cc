@@ -6,7 +6,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::gather_test {
 namespace {
 
 std::string Text(const Status& s) { return s.ok() ? "OK" : s.ToString(); }
@@ -183,4 +183,4 @@ TEST_CASE("plans that differ are refused on every rank before the first byte") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::gather_test

@@ -7,7 +7,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::megatron_gather_test {
 namespace {
 
 constexpr const char* kMoeConfig = R"({
@@ -133,4 +133,4 @@ TEST_CASE("a rank under another number is found before the first byte") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::megatron_gather_test

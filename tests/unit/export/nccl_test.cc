@@ -7,7 +7,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::nccl_test {
 namespace {
 
 TEST_CASE("without NCCL or a device, every rank gets the reason") {
@@ -27,4 +27,4 @@ TEST_CASE("without NCCL or a device, every rank gets the reason") {
 }
 
 }  // namespace
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::nccl_test

@@ -38,7 +38,7 @@ ssize_t __wrap_pread(int fd, void* to, size_t bytes, off_t at) {
 // NOLINTEND(bugprone-reserved-identifier)
 }
 
-namespace deltawire {
+namespace deltawire::shard_dir_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -468,4 +468,4 @@ TEST_CASE("directories: weights that the disk gives back otherwise than written 
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::shard_dir_test

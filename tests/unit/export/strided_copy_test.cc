@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-namespace deltawire {
+namespace deltawire::strided_copy_test {
 namespace {
 
 struct Case {
@@ -151,4 +151,4 @@ TEST_CASE("a block without elements is left alone") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::strided_copy_test

@@ -9,7 +9,7 @@
 #include "sender/export/client/this_process.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::trainer_client_test {
 
 TEST_CASE("trainer client: gRPC stays initialized after the last client is gone") {
   // gRPC's shutdown joins a thread that polls for up to ten seconds. If the last client shut gRPC
@@ -25,4 +25,4 @@ TEST_CASE("a process is named by its program, number and host") {
   CHECK(text.starts_with("export_test, process " + std::to_string(getpid()) + " on "));
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::trainer_client_test

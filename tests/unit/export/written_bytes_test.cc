@@ -8,7 +8,7 @@
 #include "sender/export/mcore/transfer.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire {
+namespace deltawire::written_bytes_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -217,4 +217,4 @@ TEST_CASE("chunk bytes: the ranks of a Megatron job make up every chunk") {
   }
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::written_bytes_test

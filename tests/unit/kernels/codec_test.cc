@@ -3,7 +3,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::codec_test {
 namespace {
 
 const DigestKey& Key() {
@@ -202,4 +202,4 @@ TEST_CASE("A delta that is applied to a wrong base gives a digest that shows it"
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::codec_test

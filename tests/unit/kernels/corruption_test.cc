@@ -4,7 +4,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::corruption_test {
 namespace {
 
 const DigestKey& Key() {
@@ -201,4 +201,4 @@ TEST_CASE("A raw block that sparse would make smaller is refused and the other w
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::corruption_test

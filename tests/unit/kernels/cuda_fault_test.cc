@@ -6,7 +6,7 @@
 #include "tests/unit/kernels/gpu_model.h"
 #include "tests/unit/kernels/gpu_scatter_model.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::cuda_fault_test {
 namespace {
 
 GpuOptions Options(GpuMode mode) {
@@ -94,4 +94,4 @@ TEST_CASE("A CUDA error before a scatter is queued leaves the memory as it was")
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::cuda_fault_test

@@ -6,7 +6,7 @@
 #include "kernels/element_width.h"
 #include "tests/unit/kernels/cuda_emulation.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::cuda_logic_test {
 namespace {
 
 const DigestKey& Key() {
@@ -290,4 +290,4 @@ TEST_CASE("CUDA place of nothing has no units") {
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::cuda_logic_test

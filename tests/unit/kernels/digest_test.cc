@@ -5,7 +5,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::digest_test {
 namespace {
 
 TEST_CASE("The key is splitmix64 of the seed and its multipliers are odd") {
@@ -152,4 +152,4 @@ TEST_CASE("The worst single error hides as often as the bound says and no more")
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::digest_test

@@ -8,7 +8,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::digest_trials_test {
 namespace {
 
 constexpr size_t kWord = 4;
@@ -203,4 +203,4 @@ TEST_CASE("The worst error across two blocks stays under the bound in a digest c
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::digest_trials_test

@@ -8,7 +8,7 @@
 #include "common/delta/dense.h"
 #include "tests/support/delta_golden_cases.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::golden_test {
 namespace {
 
 const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v3";
@@ -221,4 +221,4 @@ TEST_CASE("The example of tight in the format document is what every backend wri
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::golden_test

@@ -3,7 +3,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::group_test {
 namespace {
 
 const DigestKey& Key() {
@@ -122,4 +122,4 @@ TEST_CASE("Fold and negate refuse too little room and payloads of another chunk"
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::group_test

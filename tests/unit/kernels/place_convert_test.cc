@@ -9,7 +9,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::place_convert_test {
 namespace {
 
 constexpr Element kNumbers[] = {Element::kBF16, Element::kF16, Element::kF32};
@@ -164,4 +164,4 @@ TEST_CASE("A conversion of nothing but place moves every bit") {
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::place_convert_test

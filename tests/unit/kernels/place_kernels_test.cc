@@ -6,7 +6,7 @@
 #include "kernels/place_pieces.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::place_kernels_test {
 namespace {
 
 /// A copy, and the bytes that its source and destination must have.
@@ -277,4 +277,4 @@ TEST_CASE("Pieces are even and as many as asked for") {
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::place_kernels_test

@@ -3,7 +3,7 @@
 
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::place_test {
 namespace {
 
 void Reference(const StridedCopy& c, const Buffer& src, Buffer& dst, size_t dim, int64_t from,
@@ -98,4 +98,4 @@ TEST_CASE("Copies with offsets and gaps and broadcasts and empty copies equal th
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::place_test

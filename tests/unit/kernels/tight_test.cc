@@ -6,7 +6,7 @@
 #include "kernels/cpu/survival.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-namespace deltawire::kernels::test {
+namespace deltawire::kernels::test::tight_test {
 namespace {
 
 const DigestKey& Key() {
@@ -281,4 +281,4 @@ TEST_CASE("LargestSum is the inverse of Survival") {
 }
 
 }  // namespace
-}  // namespace deltawire::kernels::test
+}  // namespace deltawire::kernels::test::tight_test

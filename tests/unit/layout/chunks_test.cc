@@ -4,7 +4,7 @@
 
 #include "tests/support/layout_files.h"
 
-namespace deltawire {
+namespace deltawire::chunks_test {
 namespace {
 
 Layout Make(std::vector<TensorMeta> tensors) { return Layout::Create(std::move(tensors)).value(); }
@@ -77,4 +77,4 @@ TEST_CASE("more chunks than a chunk number can name are refused before memory is
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::chunks_test

@@ -5,7 +5,7 @@
 
 #include "common/base/checksum.h"
 
-namespace deltawire {
+namespace deltawire::coverage_test {
 namespace {
 
 Coverage Make(std::vector<ChunkRange> ranges, uint32_t chunks) {
@@ -127,4 +127,4 @@ TEST_CASE("coverage: a partition is judged like counting each chunk's owners") {
   }
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::coverage_test

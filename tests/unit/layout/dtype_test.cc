@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <set>
 
-namespace deltawire {
+namespace deltawire::dtype_test {
 namespace {
 
 struct Expected {
@@ -45,4 +45,4 @@ TEST_CASE("an unknown dtype is refused with the list of known ones") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::dtype_test

@@ -5,7 +5,7 @@
 
 #include "tests/support/layout_files.h"
 
-namespace deltawire {
+namespace deltawire::layout_test {
 namespace {
 
 using Catch::Contains;
@@ -193,4 +193,4 @@ TEST_CASE("DescribeDifference is empty exactly when the fingerprints agree") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::layout_test

@@ -7,7 +7,7 @@
 #include "tests/support/layout_files.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::model_dir_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -377,4 +377,4 @@ TEST_CASE("model dir: a changed index is found out") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::model_dir_test

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::names_test {
 namespace {
 
 TEST_CASE("UTF-8 is accepted up to its limits and no further") {
@@ -45,4 +45,4 @@ TEST_CASE("JSON strings escape what JSON demands and repair what is not UTF-8") 
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::names_test

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-namespace deltawire {
+namespace deltawire::root_test {
 namespace {
 
 std::vector<uint64_t> RandomDigests(size_t n, std::mt19937_64& random) {
@@ -91,4 +91,4 @@ TEST_CASE("the root changes when two chunks swap digests or change them by oppos
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::root_test

@@ -4,7 +4,7 @@
 #include "common/layout/names.h"
 #include "tests/support/layout_files.h"
 
-namespace deltawire {
+namespace deltawire::safetensors_hostile_test {
 namespace {
 
 using Catch::Contains;
@@ -261,4 +261,4 @@ TEST_CASE("a prefix longer than the stated file is not read past the file") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::safetensors_hostile_test

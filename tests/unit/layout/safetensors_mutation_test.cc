@@ -8,7 +8,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-namespace deltawire {
+namespace deltawire::safetensors_mutation_test {
 namespace {
 
 void Damage(std::string& s, size_t first, std::mt19937& rng) {
@@ -89,4 +89,4 @@ TEST_CASE("damaged indexes never crash and never name a path") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::safetensors_mutation_test

@@ -5,7 +5,7 @@
 
 #include "tests/support/layout_files.h"
 
-namespace deltawire {
+namespace deltawire::safetensors_test {
 namespace {
 
 Layout Make(std::vector<TensorMeta> tensors) { return Layout::Create(std::move(tensors)).value(); }
@@ -161,4 +161,4 @@ TEST_CASE("a hundred thousand tensors are read in one pass") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::safetensors_test

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::weight_index_test {
 namespace {
 
 using Catch::Contains;
@@ -55,4 +55,4 @@ TEST_CASE("an index that cannot be trusted is refused, naming the file and the t
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::weight_index_test

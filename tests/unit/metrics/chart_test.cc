@@ -5,7 +5,7 @@
 
 #include "tests/unit/metrics/count.h"
 
-namespace deltawire::metrics {
+namespace deltawire::metrics::chart_test {
 namespace {
 
 bool Has(const std::string& text, const std::string& what) { return Count(text, what) > 0; }
@@ -106,4 +106,4 @@ TEST_CASE("chart: a chart of nothing is none") {
 }
 
 }  // namespace
-}  // namespace deltawire::metrics
+}  // namespace deltawire::metrics::chart_test

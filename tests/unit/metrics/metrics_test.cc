@@ -15,7 +15,7 @@
 #include "common/metrics/stage_histograms.h"
 #include "tests/support/http_get.h"
 
-namespace deltawire::metrics {
+namespace deltawire::metrics::metrics_test {
 namespace {
 
 using testing::HttpGet;
@@ -164,4 +164,4 @@ TEST_CASE("metrics: what is said of the process follows it") {
 }
 
 }  // namespace
-}  // namespace deltawire::metrics
+}  // namespace deltawire::metrics::metrics_test

@@ -13,7 +13,7 @@
 #include "common/metrics/fleet.h"
 #include "tests/unit/metrics/count.h"
 
-namespace deltawire::metrics {
+namespace deltawire::metrics::page_test {
 namespace {
 
 Identity Version(uint64_t number) {
@@ -136,4 +136,4 @@ TEST_CASE("page: a fleet begins with who is furthest behind, and ends after a th
 }
 
 }  // namespace
-}  // namespace deltawire::metrics
+}  // namespace deltawire::metrics::page_test

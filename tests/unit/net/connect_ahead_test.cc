@@ -5,7 +5,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/net/pull_rig.h"
 
-namespace deltawire::net {
+namespace deltawire::net::connect_ahead_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -84,4 +84,4 @@ TEST_CASE("connecting ahead: a host that is a name waits for Run") {
 }
 
 }  // namespace
-}  // namespace deltawire::net
+}  // namespace deltawire::net::connect_ahead_test

@@ -11,7 +11,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/net/pull_rig.h"
 
-namespace deltawire::net {
+namespace deltawire::net::host_lookup_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -89,4 +89,4 @@ TEST_CASE("the system's resolver knows this machine") {
   CHECK(std::all_of(found->begin(), found->end(), loopback));
 }
 
-}  // namespace deltawire::net
+}  // namespace deltawire::net::host_lookup_test

@@ -6,7 +6,7 @@
 
 #include "common/net/rate_meter.h"
 
-namespace deltawire::net {
+namespace deltawire::net::link_plan_test {
 namespace {
 
 constexpr double kGbit = 125e6;
@@ -105,4 +105,4 @@ TEST_CASE("rate meter: the best fifth of a second counts") {
 }
 
 }  // namespace
-}  // namespace deltawire::net
+}  // namespace deltawire::net::link_plan_test

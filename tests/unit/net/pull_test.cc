@@ -12,7 +12,7 @@
 #include "tests/support/tcp.h"
 #include "tests/unit/net/pull_rig.h"
 
-namespace deltawire::net {
+namespace deltawire::net::pull_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -532,4 +532,4 @@ TEST_CASE("stopping the server ends streams that wait for their turn in the midd
   for (const Status& why : rig.source.session->WaitClosed()) CHECK(absl::IsCancelled(why));
 }
 
-}  // namespace deltawire::net
+}  // namespace deltawire::net::pull_test

@@ -19,7 +19,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/net/pull_rig.h"
 
-namespace deltawire::net {
+namespace deltawire::net::tls_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -210,4 +210,4 @@ TEST_CASE("a client that stops in the middle of its handshake is closed in time"
   CHECK(testing::Eventually([&] { return rig.server->connections() == 0; }));
 }
 
-}  // namespace deltawire::net
+}  // namespace deltawire::net::tls_test

@@ -7,7 +7,7 @@
 #include "common/net/io_impl.h"
 #include "common/net/tcp_facts.h"
 
-namespace deltawire::net {
+namespace deltawire::net::tune_socket_test {
 namespace {
 
 struct Options {
@@ -132,4 +132,4 @@ TEST_CASE("a socket whose peer is gone is tuned without harm") {
 }
 
 }  // namespace
-}  // namespace deltawire::net
+}  // namespace deltawire::net::tune_socket_test

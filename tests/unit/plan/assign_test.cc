@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-namespace deltawire::plan {
+namespace deltawire::plan::assign_test {
 namespace {
 
 using Nodes = std::vector<AssignNode>;
@@ -234,4 +234,4 @@ TEST_CASE("assign: a tree of 585 receivers with eight followers each has four le
   CHECK(levels.at("w")[3].size() == 512);
 }
 
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::assign_test

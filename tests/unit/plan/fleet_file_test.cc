@@ -6,7 +6,7 @@
 #include "common/plan/predict.h"
 #include "common/plan/quantity.h"
 
-namespace deltawire::plan {
+namespace deltawire::plan::fleet_file_test {
 namespace {
 
 constexpr const char* kSmall = R"([model]
@@ -161,4 +161,4 @@ TEST_CASE("fleet file: samples are read, and predicted") {
 }
 
 }  // namespace
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::fleet_file_test

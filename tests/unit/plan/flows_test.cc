@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire::plan {
+namespace deltawire::plan::flows_test {
 namespace {
 
 Work On(size_t resource, double amount, double weight = 1, double sharers = 1) {
@@ -120,4 +120,4 @@ TEST_CASE("flows: random works move all their bytes and exceed nothing") {
 }
 
 }  // namespace
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::flows_test

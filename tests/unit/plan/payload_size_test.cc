@@ -8,7 +8,7 @@
 #include "common/base/bytes.h"
 #include "kernels/kernels.h"
 
-namespace deltawire::plan {
+namespace deltawire::plan::payload_size_test {
 namespace {
 
 constexpr size_t kChunk = size_t{2} << 20;
@@ -71,4 +71,4 @@ TEST_CASE("payload size: all large chunks have a change, and of small ones only 
 }
 
 }  // namespace
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::payload_size_test

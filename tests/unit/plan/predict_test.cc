@@ -8,7 +8,7 @@
 #include "common/plan/flows.h"
 #include "common/serving/encoded_cache.h"
 
-namespace deltawire::plan {
+namespace deltawire::plan::predict_test {
 namespace {
 
 Fleet Small() {
@@ -376,4 +376,4 @@ TEST_CASE("predict: slow start takes longer over a longer way, and no time in on
 }
 
 }  // namespace
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::predict_test

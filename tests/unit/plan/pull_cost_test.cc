@@ -6,7 +6,7 @@
 
 #include "common/plan/predict.h"
 
-namespace deltawire::plan {
+namespace deltawire::plan::pull_cost_test {
 namespace {
 
 Fleet Pinned(const Coder& coder) {
@@ -73,4 +73,4 @@ TEST_CASE("pull cost: a slower coder takes longer at its end, and nowhere else")
 }
 
 }  // namespace
-}  // namespace deltawire::plan
+}  // namespace deltawire::plan::pull_cost_test

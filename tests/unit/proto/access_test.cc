@@ -16,7 +16,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::access_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -219,4 +219,4 @@ TEST_CASE("tokens never travel in plaintext to another machine") {
   CHECK(access->CheckExposure(false, false).ok());
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::access_test

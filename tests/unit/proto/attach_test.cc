@@ -18,7 +18,7 @@
 #include "proto/serving/pull_service.h"
 #include "tests/support/eventually.h"
 
-namespace deltawire {
+namespace deltawire::attach_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -187,4 +187,4 @@ TEST_CASE("attach: calls without a report have the limit of attached receivers")
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::attach_test

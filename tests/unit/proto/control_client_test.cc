@@ -13,7 +13,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::control_client_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -190,4 +190,4 @@ TEST_CASE("a new token is shown without a new client, and never to another machi
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::control_client_test

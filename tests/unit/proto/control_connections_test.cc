@@ -19,7 +19,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/tcp.h"
 
-namespace deltawire::testing {
+namespace deltawire::testing::control_connections_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -261,4 +261,4 @@ TEST_CASE("control connections: a compressed request, which could be a bomb, is 
   CHECK(Ask(*stub, kMega / 2).ok());
 }
 
-}  // namespace deltawire::testing
+}  // namespace deltawire::testing::control_connections_test

@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::convert_test {
 namespace {
 
 using google::protobuf::util::MessageDifferencer;
@@ -109,4 +109,4 @@ TEST_CASE("speeds of decoding go to the fields of their codecs") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::convert_test

@@ -18,7 +18,7 @@
 #include "tests/support/tcp.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::diagnosis_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -191,4 +191,4 @@ TEST_CASE("who shows nothing and may not is told how to show something") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::diagnosis_test

@@ -12,7 +12,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/tcp.h"
 
-namespace deltawire {
+namespace deltawire::dial_test {
 namespace {
 
 using testing::Made;
@@ -116,4 +116,4 @@ TEST_CASE("DialControl: an answer without a status fails the call and not the pr
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::dial_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/eventually.h"
 
-namespace deltawire {
+namespace deltawire::grpc_lifetime_test {
 namespace {
 
 /// Makes a channel and lets it go.
@@ -41,4 +41,4 @@ TEST_CASE("KeepGrpc: the last channel that goes does not shut gRPC down") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::grpc_lifetime_test

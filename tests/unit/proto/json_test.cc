@@ -8,7 +8,7 @@
 #include "proto/convert.h"
 #include "proto/deltawire/v1/receiver.pb.h"
 
-namespace deltawire {
+namespace deltawire::json_test {
 namespace {
 
 TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers, hashes as text") {
@@ -49,4 +49,4 @@ TEST_CASE("JSON replaces bytes that are no UTF-8") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::json_test

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::open_calls_test {
 
 using Catch::Matchers::Contains;
 
@@ -43,4 +43,4 @@ TEST_CASE("open calls: the bytes that calls hold have a limit for one caller and
   CHECK(calls.TakeBytes("a", 1500).ok());
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::open_calls_test

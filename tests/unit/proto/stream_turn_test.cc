@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire {
+namespace deltawire::stream_turn_test {
 namespace {
 
 using Next = StreamTurn::Next;
@@ -101,4 +101,4 @@ TEST_CASE("stream turn: in any order one looks at a time, and the stream is fini
   }
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::stream_turn_test

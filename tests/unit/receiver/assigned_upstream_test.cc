@@ -9,7 +9,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/receiver/scripted_upstream.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::assigned_upstream_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -258,4 +258,4 @@ TEST_CASE("assigned: it ends while the sender and a relay tell of much") {
   }
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::assigned_upstream_test

@@ -3,7 +3,7 @@
 #include "receiver/buffer_names.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::buffer_damage_test {
 namespace {
 
 TEST_CASE("a chunk that lost its digest is unknown where it lost it, and only there") {
@@ -327,4 +327,4 @@ TEST_CASE("weights that somebody removes, replaces, cuts or writes to are put ri
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::buffer_damage_test

@@ -6,7 +6,7 @@
 #include "tests/support/forked.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::buffer_recover_test {
 namespace {
 
 TEST_CASE("weights that changed while the receiver was down are not given their name") {
@@ -146,4 +146,4 @@ TEST_CASE("a SIGKILL at a random moment leaves one whole version, or none by its
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::buffer_recover_test

@@ -14,7 +14,7 @@
 #include "tests/support/file_user.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::buffer_test {
 namespace {
 
 TEST_CASE("one file: a reader keeps its bytes and the update waits, by name") {
@@ -343,4 +343,4 @@ TEST_CASE("in place by option: of two files the named one stays and the hidden o
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::buffer_test

@@ -10,7 +10,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::connect_ahead_test {
 namespace {
 
 using testing::Eventually;
@@ -108,4 +108,4 @@ TEST_CASE("connect ahead: streams go to whom the last grant named, and to nobody
   (*replica)->Stop();
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::connect_ahead_test

@@ -8,7 +8,7 @@
 #include "tests/unit/receiver/buffer_rig.h"
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::delta_files_test {
 namespace {
 
 std::vector<fs::path> Files(const fs::path& folder) {
@@ -143,4 +143,4 @@ TEST_CASE("delta files: a receiver that keeps none removes those that it finds")
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::delta_files_test

@@ -12,7 +12,7 @@
 #include "common/layout/safetensors.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::disk_delta_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -501,4 +501,4 @@ TEST_CASE("disk delta: the document's worked example is what is written") {
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::disk_delta_test

@@ -5,7 +5,7 @@
 #include "tests/support/certificates.h"
 #include "tests/unit/receiver/engine_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_access_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -151,4 +151,4 @@ TEST_CASE("files of keys and authorities that cannot be used are named, and not 
   CHECK(refusal("ca_file=" + ca) == "engine a:1: " + ca + " holds no certificate in PEM");
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_access_test

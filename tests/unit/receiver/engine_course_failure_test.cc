@@ -5,7 +5,7 @@
 
 #include "tests/unit/receiver/engine_walk.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_course_failure_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -413,4 +413,4 @@ TEST_CASE("a resume that fails is repeated alone") {
   CHECK(walk.served() == Version(2));
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_course_failure_test

@@ -6,7 +6,7 @@
 
 #include "receiver/engine/engine_course.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_course_random_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -305,4 +305,4 @@ TEST_CASE("random histories: no engine resumes with mixed weights, and each serv
   }
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_course_random_test

@@ -2,7 +2,7 @@
 // before it counts as serving a version.
 #include "tests/unit/receiver/engine_walk.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_course_sleep_test {
 namespace {
 
 EngineAnswer Asleep(bool dropped) {
@@ -287,4 +287,4 @@ TEST_CASE("an engine that sleeps is awake when it says so, and not when it is no
   CHECK(walk.Later() == AfterProbe(kReadAnew));
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_course_sleep_test

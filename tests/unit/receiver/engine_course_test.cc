@@ -5,7 +5,7 @@
 
 #include "tests/unit/receiver/engine_walk.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_course_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -266,4 +266,4 @@ TEST_CASE("a hook that refuses leaves the engine at what it served, an interrupt
   CHECK(walk.served() == Identity{});
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_course_test

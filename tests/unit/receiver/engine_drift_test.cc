@@ -3,7 +3,7 @@
 #include "tests/unit/receiver/engine_rig.h"
 #include "tests/unit/receiver/engine_walk.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_drift_test {
 namespace {
 
 using Result = EngineAnswer::Result;
@@ -249,4 +249,4 @@ TEST_CASE("engines compare their memory on request, and what has drifted is put 
   }
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_drift_test

@@ -8,7 +8,7 @@
 
 #include "tests/unit/receiver/engine_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_driver_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -715,4 +715,4 @@ TEST_CASE("who waits is told what each engine serves, and when all serve it") {
   CHECK_FALSE(rig.engines->ServedAfter(served->serial).value().has_value());
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_driver_test

@@ -18,7 +18,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/engine_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_exec_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -239,4 +239,4 @@ TEST_CASE("a program follows a replica, and one that fails is tried again") {
   CHECK(rig.view().updates == 2);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_exec_test

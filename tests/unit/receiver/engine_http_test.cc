@@ -62,7 +62,7 @@ int __wrap_getaddrinfo(const char* node, const char* service, const addrinfo* hi
 // NOLINTEND(bugprone-reserved-identifier)
 }
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engine_http_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -498,4 +498,4 @@ TEST_CASE("a name that nobody resolves takes no longer than the limit, and can b
   CHECK(server.Request().find("Host: slow.test:") != std::string::npos);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engine_http_test

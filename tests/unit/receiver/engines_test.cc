@@ -9,7 +9,7 @@
 
 #include "tests/support/eventually.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::engines_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -234,4 +234,4 @@ TEST_CASE("whoever is told of a call may look at all engines until the last of t
   CHECK(seen == 2);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::engines_test

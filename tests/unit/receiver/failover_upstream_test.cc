@@ -8,7 +8,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/receiver/scripted_upstream.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::failover_upstream_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -283,4 +283,4 @@ TEST_CASE("failover: a relay does not follow one whose versions come through its
   CHECK(leaf.Why().find("a circle of relays") != std::string::npos);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::failover_upstream_test

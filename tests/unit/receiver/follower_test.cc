@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::follower_test {
 namespace {
 
 using Time = Follower::Time;
@@ -469,4 +469,4 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::follower_test

@@ -9,7 +9,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::forwarding_test {
 namespace {
 
 using testing::Eventually;
@@ -352,4 +352,4 @@ TEST_CASE("forwarding: one that is not coming any more is to be asked for again 
   CHECK(leaf.Holds(s.newest(), s.one));
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::forwarding_test

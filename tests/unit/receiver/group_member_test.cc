@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::group_member_test {
 namespace {
 
 using Do = GroupMember::Do;
@@ -259,4 +259,4 @@ TEST_CASE("a requested sync brings a member to its group's state") {
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::group_member_test

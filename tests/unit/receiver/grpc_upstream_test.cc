@@ -19,7 +19,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::grpc_upstream_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -237,4 +237,4 @@ TEST_CASE("one that is only asked is reached again when both ends have another a
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::grpc_upstream_test

@@ -4,7 +4,7 @@
 
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::pull_fault_test {
 namespace {
 
 void Break(StatusOr<net::PullEnd>& end) { end = absl::UnavailableError("the stream broke"); }
@@ -74,4 +74,4 @@ TEST_CASE("pull round: an agent is at fault for its stream and bytes and not for
   CHECK(fault([] {}) == StatusCode::kCancelled);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::pull_fault_test

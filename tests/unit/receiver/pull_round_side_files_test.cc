@@ -4,7 +4,7 @@
 #include "receiver/pull_round.h"
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::pull_round_side_files_test {
 namespace {
 
 TEST_CASE("pull round: side files are those of the end and travel only when they change") {
@@ -77,4 +77,4 @@ TEST_CASE("pull round: of a side file that several agents have the first one's i
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::pull_round_side_files_test

@@ -8,7 +8,7 @@
 
 #include "tests/unit/receiver/round_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::pull_round_test {
 namespace {
 
 using Step = PullRound::Step;
@@ -532,4 +532,4 @@ TEST_CASE("pull round: an agent whose versions count otherwise is told of no his
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::pull_round_test

@@ -11,7 +11,7 @@
 #include "common/layout/root.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::pull_sink_test {
 namespace {
 
 constexpr uint64_t kSeed = 5;
@@ -202,4 +202,4 @@ TEST_CASE("after a whole chunk with a wrong digest, only another whole chunk is 
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::pull_sink_test

@@ -8,7 +8,7 @@
 #include "tests/support/next_event.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::relayed_model_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -276,4 +276,4 @@ TEST_CASE("relay: those who are served hear of an older version that was taken o
   CHECK(second->newest.identity.id.version == 4);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::relayed_model_test

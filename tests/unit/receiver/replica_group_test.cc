@@ -11,7 +11,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::replica_group_test {
 namespace {
 
 using testing::Eventually;
@@ -260,4 +260,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::replica_group_test

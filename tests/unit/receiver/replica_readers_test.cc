@@ -15,7 +15,7 @@
 #include "tests/support/next_commit.h"
 #include "tests/unit/receiver/replica_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::replica_readers_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -273,4 +273,4 @@ TEST_CASE("weights and side files that somebody removes or changes are put back"
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::replica_readers_test

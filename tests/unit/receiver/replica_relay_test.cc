@@ -11,7 +11,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::replica_relay_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -146,4 +146,4 @@ TEST_CASE("chunks that somebody wrote to are not served while they are fetched a
   CHECK(downstream.distrusted == std::set<uint32_t>{5});
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::replica_relay_test

@@ -14,7 +14,7 @@
 #include "tests/support/denied_leases.h"
 #include "tests/unit/receiver/replica_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::replica_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -429,4 +429,4 @@ TEST_CASE("verify ends though a scrub is always due") {
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::replica_test

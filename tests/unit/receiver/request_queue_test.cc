@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::request_queue_test {
 namespace {
 
 TEST_CASE("a request is answered by the first pull that begins after it, once") {
@@ -69,4 +69,4 @@ TEST_CASE("an orchestrator's request is served once, and dropped with its attach
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::request_queue_test

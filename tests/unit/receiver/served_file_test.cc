@@ -8,7 +8,7 @@
 #include "tests/support/file_user.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::served_file_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -126,4 +126,4 @@ TEST_CASE("two files: bytes that are served stay while updates go on, in a fresh
   CHECK((TextOf(first->data()) == before));
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::served_file_test

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <set>
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::upstream_choice_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -200,4 +200,4 @@ TEST_CASE("one that fails at its work is better than one that cannot be reached,
   CHECK(choice.current() == 0);
 }
 
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::upstream_choice_test

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::receiver {
+namespace deltawire::receiver::verify_queue_test {
 namespace {
 
 VerifyResult Found(uint64_t bad) { return {.chunks = 9, .bad_chunks = bad}; }
@@ -69,4 +69,4 @@ TEST_CASE("verify queue: what is bad is repaired for those who asked for that") 
 }
 
 }  // namespace
-}  // namespace deltawire::receiver
+}  // namespace deltawire::receiver::verify_queue_test

@@ -7,7 +7,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::security {
+namespace deltawire::security::credentials_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -111,4 +111,4 @@ TEST_CASE("an issued certificate is valid for the days and the hosts that it was
   CHECK_FALSE(Issue(ca, "a", {"not,a,host"}, std::chrono::days(1)).ok());
 }
 
-}  // namespace deltawire::security
+}  // namespace deltawire::security::credentials_test

@@ -7,7 +7,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::security {
+namespace deltawire::security::principals_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -121,4 +121,4 @@ TEST_CASE("a principal that was taken out of the file is unknown soon after") {
   CHECK(principals->Now()->size() == 0);
 }
 
-}  // namespace deltawire::security
+}  // namespace deltawire::security::principals_test

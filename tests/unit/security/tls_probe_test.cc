@@ -14,7 +14,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::security {
+namespace deltawire::security::tls_probe_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -127,4 +127,4 @@ TEST_CASE("a probe by TLS says whose certificate a port shows, and whether it is
 }
 
 }  // namespace
-}  // namespace deltawire::security
+}  // namespace deltawire::security::tls_probe_test

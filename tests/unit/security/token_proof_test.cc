@@ -7,7 +7,7 @@
 
 #include "common/base/status.h"
 
-namespace deltawire::security {
+namespace deltawire::security::token_proof_test {
 namespace {
 
 std::string Hex(const Proof& proof) {
@@ -56,4 +56,4 @@ TEST_CASE("random tokens differ and secrets compare by content") {
   CHECK_FALSE(SameSecret("", "x"));
 }
 
-}  // namespace deltawire::security
+}  // namespace deltawire::security::token_proof_test

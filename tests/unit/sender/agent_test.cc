@@ -7,7 +7,7 @@
 #include "tests/support/next_event.h"
 #include "tests/unit/sender/published_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::agent_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -283,4 +283,4 @@ TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::agent_test

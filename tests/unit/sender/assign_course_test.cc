@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
-namespace deltawire::sender {
+namespace deltawire::sender::assign_course_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -267,4 +267,4 @@ TEST_CASE("assignments: one that does not serve waits a little for one that does
   CHECK(alone.places.at("n1").told.upstreams.empty());
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::assign_course_test

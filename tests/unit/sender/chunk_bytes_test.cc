@@ -14,7 +14,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/sender/published_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::chunk_bytes_test {
 namespace {
 
 using test::PublishedModel;
@@ -501,4 +501,4 @@ TEST_CASE("chunk bytes: a delta that was missed is missed though its number came
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::chunk_bytes_test

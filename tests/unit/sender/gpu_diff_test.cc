@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::sender {
+namespace deltawire::sender::gpu_diff_test {
 namespace {
 
 TEST_CASE("without a GPU or without asking for one the CPU diffs") {
@@ -23,4 +23,4 @@ TEST_CASE("without a GPU or without asking for one the CPU diffs") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::gpu_diff_test

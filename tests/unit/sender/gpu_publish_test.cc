@@ -8,7 +8,7 @@
 #include "tests/unit/kernels/kernel_data.h"
 #include "tests/unit/sender/sender_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::gpu_publish_test {
 namespace {
 
 using kernels::test::CudaCalls;
@@ -271,4 +271,4 @@ TEST_CASE("a GPU that fails the self-test is not used") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::gpu_publish_test

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-namespace deltawire::sender {
+namespace deltawire::sender::group_course_test {
 namespace {
 
 using Phase = GroupCourse::Phase;
@@ -402,4 +402,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::group_course_test

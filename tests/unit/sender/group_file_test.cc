@@ -7,7 +7,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::group_file_test {
 namespace {
 
 KeptGroups Sample() {
@@ -97,4 +97,4 @@ TEST_CASE("a file of groups with a right checksum and a wrong line is refused") 
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::group_file_test

@@ -11,7 +11,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::groups_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -395,4 +395,4 @@ TEST_CASE("a model that is let go has no groups any more") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::groups_test

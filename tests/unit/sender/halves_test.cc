@@ -5,7 +5,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::halves_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -181,4 +181,4 @@ TEST_CASE(
   CHECK(f->holds(0) == Fixture::Id(4));
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::halves_test

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::sender {
+namespace deltawire::sender::layer_density_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -54,4 +54,4 @@ TEST_CASE("layer density: names without a layer are outside, and parts have a li
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::layer_density_test

@@ -9,7 +9,7 @@
 #include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::many_tensors_test {
 namespace {
 
 /// The CPU time of this process's threads, to which other programs on the machine add nothing.
@@ -87,4 +87,4 @@ TEST_CASE("a model's life is linear in its tensors") {
   }
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::many_tensors_test

@@ -8,7 +8,7 @@
 #include "tests/support/eventually.h"
 #include "tests/unit/sender/sender_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::model_incoming_test {
 
 TEST_CASE("a version that is written can be had from its first diffed chunk until its publish") {
   const bool part = GENERATE(false, true);
@@ -140,4 +140,4 @@ TEST_CASE("versions come when they are published where the options say so") {
   CHECK(changes == 0);
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::model_incoming_test

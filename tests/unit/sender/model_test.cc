@@ -18,7 +18,7 @@
 #include "tests/support/forked.h"
 #include "tests/unit/sender/sender_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::model_test {
 namespace {
 
 ino_t Inode(const std::filesystem::path& path) {
@@ -519,4 +519,4 @@ TEST_CASE("a wait answers for its own lease, a later version or not") {
   CHECK(m->WaitPublished(1, 0, NeverGone)->id() == StateId{1, 2});
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::model_test

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-namespace deltawire::sender {
+namespace deltawire::sender::offload_session_test {
 namespace {
 
 using Phase = OffloadPhase;
@@ -399,4 +399,4 @@ TEST_CASE("an incomplete version ends, and names what nobody wrote") {
   CHECK(f->idle());
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::offload_session_test

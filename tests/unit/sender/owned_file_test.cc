@@ -6,7 +6,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::owned_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -51,4 +51,4 @@ TEST_CASE("owned file: any changed or missing byte is refused, and so is another
   }
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::owned_file_test

@@ -12,7 +12,7 @@
 #include "tests/unit/kernels/kernel_data.h"
 #include "tests/unit/sender/published_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::publish_job_test {
 namespace {
 
 using kernels::test::Random;
@@ -273,4 +273,4 @@ TEST_CASE("a chunk that was diffed is told of once, however often and by whateve
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::publish_job_test

@@ -10,7 +10,7 @@
 #include "tests/unit/sender/hand_published.h"
 #include "tests/unit/sender/sender_model.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::scrubber_test {
 namespace {
 
 using test::HandPublished;
@@ -259,4 +259,4 @@ TEST_CASE("scrubber: an idle model is read no faster than it is told to") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::scrubber_test

@@ -8,7 +8,7 @@
 
 #include "tests/unit/sender/served_pull_rig.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::served_pull_ahead_test {
 namespace {
 
 using kernels::Codec;
@@ -236,4 +236,4 @@ TEST_CASE(
   CHECK((written.link().bytes_per_s() > 0) == (left > 0));
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::served_pull_ahead_test

@@ -6,7 +6,7 @@
 
 #include "tests/unit/sender/served_pull_rig.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::served_pull_streams_test {
 namespace {
 
 TEST_CASE("pull: a chunk whose payload another thread makes does not hold up the others") {
@@ -287,4 +287,4 @@ TEST_CASE("pull: when all streams are there, a Have has the time that a slow lin
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::served_pull_streams_test

@@ -8,7 +8,7 @@
 #include "common/delta/coders.h"
 #include "tests/unit/sender/served_pull_rig.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::served_pull_test {
 namespace {
 
 TEST_CASE("pull: the first publish that overtakes it pins its end, and later ones wait") {
@@ -270,4 +270,4 @@ TEST_CASE("pull: a delta is never coded against bytes that have gone bad") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::served_pull_test

@@ -11,7 +11,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::side_file_store_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -122,4 +122,4 @@ TEST_CASE("a SIGKILL while sets are kept leaves each use one whole set") {
   }
 }
 
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::side_file_store_test

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::sender {
+namespace deltawire::sender::version_history_test {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
@@ -55,4 +55,4 @@ TEST_CASE("version history: only the last versions are kept") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::version_history_test

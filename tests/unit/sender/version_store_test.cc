@@ -9,7 +9,7 @@
 
 #include "tests/unit/sender/hand_published.h"
 
-namespace deltawire::sender {
+namespace deltawire::sender::version_store_test {
 namespace {
 
 using test::HandPublished;
@@ -350,4 +350,4 @@ TEST_CASE("version store: who reads beside a publisher sees whole versions") {
 }
 
 }  // namespace
-}  // namespace deltawire::sender
+}  // namespace deltawire::sender::version_store_test

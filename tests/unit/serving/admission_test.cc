@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::admission_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -185,4 +185,4 @@ TEST_CASE("admission: what it counts, by model") {
   CHECK(b.held_back_seconds == 0);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::admission_test

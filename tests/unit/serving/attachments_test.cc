@@ -14,7 +14,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/next_event.h"
 
-namespace deltawire {
+namespace deltawire::attachments_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -697,4 +697,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::attachments_test

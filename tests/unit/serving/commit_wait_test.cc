@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::commit_wait_test {
 namespace {
 
 using Census = Attachments::Census;
@@ -190,4 +190,4 @@ TEST_CASE("commit wait: a receiver that does not say what it drives is waited fo
   CHECK(step.tell->behind == std::vector<std::string>{"older"});
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::commit_wait_test

@@ -7,7 +7,7 @@
 #include <span>
 #include <thread>
 
-namespace deltawire {
+namespace deltawire::encoded_cache_test {
 namespace {
 
 using kernels::Codec;
@@ -189,4 +189,4 @@ TEST_CASE("a payload that was made elsewhere is found, and does not replace one"
             .value == came);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::encoded_cache_test

@@ -6,7 +6,7 @@
 
 #include "common/layout/root.h"
 
-namespace deltawire {
+namespace deltawire::incoming_version_test {
 namespace {
 
 using Step = IncomingVersion::Step;
@@ -197,4 +197,4 @@ TEST_CASE("incoming version: the root of one that is still written is what its e
   CHECK(v.end().identity == written);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::incoming_version_test

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::link_estimate_test {
 namespace {
 
 constexpr uint64_t kMega = 1'000'000;
@@ -74,4 +74,4 @@ TEST_CASE("what is sent again is a ratio of what was sent lately") {
   CHECK(link.view().round_trip_seconds == 0.2);
 }
 
-}  // namespace deltawire
+}  // namespace deltawire::link_estimate_test

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire {
+namespace deltawire::receiver_names_test {
 namespace {
 
 TEST_CASE("a receiver's id belongs to the principal that used it first") {
@@ -24,4 +24,4 @@ TEST_CASE("a principal that makes up ids uses up its own share of them") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::receiver_names_test

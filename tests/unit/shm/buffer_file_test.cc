@@ -15,7 +15,7 @@
 #include "common/layout/safetensors.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::buffer_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -322,4 +322,4 @@ TEST_CASE("a directory that is not there is named") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::buffer_file_test

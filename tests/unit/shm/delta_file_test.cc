@@ -9,7 +9,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::delta_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -113,4 +113,4 @@ TEST_CASE("delta file: entries that are out of order, or of no chunk of the mode
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::delta_file_test

@@ -10,7 +10,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::dir_lock_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -201,4 +201,4 @@ TEST_CASE("a path that cannot be a directory is named") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::dir_lock_test

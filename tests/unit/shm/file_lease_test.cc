@@ -18,7 +18,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::file_lease_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -181,4 +181,4 @@ TEST_CASE("where leases are not to be had it says why") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::file_lease_test

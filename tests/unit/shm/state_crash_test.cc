@@ -17,7 +17,7 @@
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
-namespace deltawire {
+namespace deltawire::state_crash_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -257,4 +257,4 @@ TEST_CASE("after every single instruction of the owner only true claims stand in
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::state_crash_test

@@ -18,7 +18,7 @@ struct StringMaker<deltawire::StateId> {
 };
 }  // namespace Catch
 
-namespace deltawire {
+namespace deltawire::state_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -372,4 +372,4 @@ TEST_CASE("the document's worked example is what this code writes") {
 }
 
 }  // namespace
-}  // namespace deltawire
+}  // namespace deltawire::state_file_test

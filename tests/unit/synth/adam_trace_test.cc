@@ -9,7 +9,7 @@
 #include "cli/synth/model_maker.h"
 #include "common/base/human.h"
 
-namespace deltawire::synth {
+namespace deltawire::synth::adam_trace_test {
 namespace {
 
 constexpr uint64_t kSeed = 0x5EED0007;
@@ -216,4 +216,4 @@ TEST_CASE("a 0.6b trace prints how long each step takes and how much it changes"
 }
 
 }  // namespace
-}  // namespace deltawire::synth
+}  // namespace deltawire::synth::adam_trace_test

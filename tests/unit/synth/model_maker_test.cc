@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace deltawire::synth {
+namespace deltawire::synth::model_maker_test {
 namespace {
 
 uint64_t Elements(const TensorMeta& t) {
@@ -107,4 +107,4 @@ TEST_CASE("an unknown size is refused with the known ones") {
 }
 
 }  // namespace
-}  // namespace deltawire::synth
+}  // namespace deltawire::synth::model_maker_test

@@ -5,7 +5,7 @@
 
 #include "common/base/checksum.h"
 
-namespace deltawire::wire {
+namespace deltawire::wire::frame_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -243,4 +243,4 @@ TEST_CASE("a frame's header begins with the letters DWF1") {
 }
 
 }  // namespace
-}  // namespace deltawire::wire
+}  // namespace deltawire::wire::frame_test

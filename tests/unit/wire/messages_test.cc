@@ -5,7 +5,7 @@
 
 #include "common/wire/frame.h"
 
-namespace deltawire::wire {
+namespace deltawire::wire::messages_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -288,4 +288,4 @@ TEST_CASE("no Error turns into success") {
 }
 
 }  // namespace
-}  // namespace deltawire::wire
+}  // namespace deltawire::wire::messages_test

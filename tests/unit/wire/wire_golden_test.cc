@@ -7,7 +7,7 @@
 #include "common/layout/chunks.h"
 #include "tests/golden/wire_samples.h"
 
-namespace deltawire::wire {
+namespace deltawire::wire::wire_golden_test {
 namespace {
 
 std::string ReadFile(const std::string& path) {
@@ -121,4 +121,4 @@ TEST_CASE("the example layout has the documented fingerprint and chunks") {
 }
 
 }  // namespace
-}  // namespace deltawire::wire
+}  // namespace deltawire::wire::wire_golden_test

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace deltawire::wire {
+namespace deltawire::wire::wire_versions_test {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -31,4 +31,4 @@ TEST_CASE("a range of wire versions that is none is refused") {
 }
 
 }  // namespace
-}  // namespace deltawire::wire
+}  // namespace deltawire::wire::wire_versions_test

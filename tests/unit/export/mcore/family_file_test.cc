@@ -1,7 +1,7 @@
 // Reading a family's TOML: every mistake is named with its file and line.
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::family_file_test {
 namespace {
 
 using testing::Get;
@@ -121,4 +121,4 @@ TEST_CASE("family_file: every mistake is refused with its line and the reason") 
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::family_file_test

@@ -5,7 +5,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::family_set_test {
 namespace {
 
 using testing::Families;
@@ -175,4 +175,4 @@ TEST_CASE("family_set: a star in a pattern stands for any text") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::family_set_test

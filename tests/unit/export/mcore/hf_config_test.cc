@@ -6,7 +6,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::hf_config_test {
 namespace {
 
 using testing::Get;
@@ -81,4 +81,4 @@ TEST_CASE("hf_config: what is no JSON object is refused, and a missing file is n
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::hf_config_test

@@ -2,7 +2,7 @@
 // packed, and what stays as it is.
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::listing_test {
 namespace {
 
 using testing::Changed;
@@ -174,4 +174,4 @@ TEST_CASE("listing: if the checkpoint has none of several roots, the first one i
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::listing_test

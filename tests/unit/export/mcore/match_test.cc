@@ -2,7 +2,7 @@
 #include "sender/export/mcore/transfer.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::match_test {
 namespace {
 
 using testing::Get;
@@ -287,4 +287,4 @@ TEST_CASE("match: values are widened but never rounded") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::match_test

@@ -4,7 +4,7 @@
 
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::models_test {
 namespace {
 
 using testing::Changed;
@@ -157,4 +157,4 @@ TEST_CASE("models: shapes that are easily mistaken are those of HF") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::models_test

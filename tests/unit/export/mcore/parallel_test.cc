@@ -8,7 +8,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::parallel_test {
 namespace {
 
 using testing::Get;
@@ -164,4 +164,4 @@ TEST_CASE("parallel: ranks follow the order tp-cp-ep-dp-pp") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::parallel_test

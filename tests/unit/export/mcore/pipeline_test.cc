@@ -1,7 +1,7 @@
 // Which layers each pipeline chunk holds, by Megatron's rules.
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::pipeline_test {
 namespace {
 
 using testing::Get;
@@ -170,4 +170,4 @@ TEST_CASE("pipeline: a cut that does not work out is refused with the reason") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::pipeline_test

@@ -2,7 +2,7 @@
 // nothing makes.
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::plan_check_test {
 namespace {
 
 using testing::Changed;
@@ -209,4 +209,4 @@ TEST_CASE("plan check: what cannot be planned is refused with the reason") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::plan_check_test

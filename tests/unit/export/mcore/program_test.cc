@@ -7,7 +7,7 @@
 #include "tests/support/strided_runs.h"
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::program_test {
 namespace {
 
 using testing::TextOf;
@@ -238,4 +238,4 @@ TEST_CASE("program: a cut that does not divide is refused with its numbers") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::program_test

@@ -3,7 +3,7 @@
 
 #include "tests/unit/export/mcore/plans.h"
 
-namespace deltawire::mcore {
+namespace deltawire::mcore::scope_test {
 namespace {
 
 using testing::Get;
@@ -131,4 +131,4 @@ TEST_CASE("scope: what is no size is refused with the expression") {
 }
 
 }  // namespace
-}  // namespace deltawire::mcore
+}  // namespace deltawire::mcore::scope_test
