@@ -1,6 +1,6 @@
 # Manual pages, and Debian packages by cpack: `./run package`. A package for each component of
 # DeltawireInstall.cmake; what they have in common, and their scripts, comes from deploy/debian.
-find_program(HELP2MAN help2man REQUIRED)
+find_program(HELP2MAN help2man)  # `deploy/tarball.sh` builds the programs without it
 find_program(GZIP_PROGRAM gzip REQUIRED)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(DELTAWIRE_MAINTAINER "The deltawire authors <maintainers@deltawire.example>" CACHE STRING
