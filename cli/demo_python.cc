@@ -52,9 +52,14 @@ PythonCheck CheckWithPython(const std::filesystem::path& received,
   line.erase(0, line.find_first_not_of(' '));
   if (status == 0) return {Result::kEqual, line};
   if (status == kNoPackage) {
-    return {Result::kNotRun, python + " has no safetensors; the second reader was not run"};
+    return {Result::kNotRun, "not run, since " + python +
+                                 " has no safetensors; install it there with pip, or name another "
+                                 "Python in DELTAWIRE_PYTHON"};
   }
-  if (status == 127) return {Result::kNotRun, "there is no " + python};
+  if (status == 127) {
+    return {Result::kNotRun, "not run, since there is no " + python +
+                                 "; name a Python with safetensors in DELTAWIRE_PYTHON"};
+  }
   if (status < 0) return {Result::kDifferent, "it did not end in time"};
   return {Result::kDifferent, line};
 }

@@ -1,8 +1,8 @@
-"""Renames what a wheel's libraries define, in these libraries and in all that use them.
+"""Renames the symbols of a wheel's libraries, in these libraries and in all that use them.
 
 The loader gives a name to whoever defined it first in the process's global scope, and a symbol that
 is "unique" (a static of an inline function) to whoever defined it first anywhere: a gRPC, protobuf
-or Gloo of other code would then run in the place of ours, with another layout of its classes.
+or Gloo of other code would then run in the place of ours, with another layout of its classes. The wheel's programs use the same libraries, so they get the same names.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def system_library(name: str) -> str:
 def hide(wheel: pathlib.Path, patchelf: str) -> int:
     """Renames in the unpacked `wheel`; returns how many symbols there were."""
     files = sorted(wheel.glob("*.libs/*")) + sorted(wheel.glob("deltawire/**/*.so"))
+    files += sorted(wheel.glob("deltawire/bin/*"))
     # Python itself looks for the one that an extension begins with.
     ours = {s for s in set().union(*map(defined, files)) if not s.startswith("PyInit_")}
     ours -= set().union(*(defined(system_library(name)) for name in SYSTEM))

@@ -1,4 +1,4 @@
-"""Makes a wheel of a build tree's Python package, with every library that it needs.
+"""Makes a wheel of a build tree's Python package and programs, with every library that they need.
 
     make.py BUILD_DIR OUT_DIR      in a Python with requirements.txt; SOURCE_DATE_EPOCH dates it
 
@@ -6,6 +6,9 @@ Debian's static libraries are compiled for programs and do not go into a shared 
 brings shared libraries: auditwheel copies them in and proves that nothing else is needed but what
 its tag promises. `hide_symbols.py` then renames what they define, so that they never meet another
 gRPC, protobuf or Gloo of the process (torch has a Gloo of its own).
+
+The programs lie in `deltawire/bin`, where auditwheel leads them to the same libraries. Their scripts
+on PATH are program.py under three names.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import hide_symbols
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXTENSION = re.compile(r"_core\.cpython-(\d+)-(\w+)-linux-gnu\.so$")
+PROGRAMS = ("deltawire", "deltawire-sender", "deltawire-receiver")
 LIBRARIES = "deltawire.libs"  # auditwheel's name of the folder
 
 
@@ -50,14 +54,26 @@ def run(*command: object, **environment: str) -> str:
 
 
 def install(build: pathlib.Path, prefix: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Installs the package and both libraries; returns where the package and where they are."""
-    for component in ("python", "export", "engine"):
+    """Installs package, libraries and programs; returns where the package and the libraries are."""
+    for component in ("python", "export", "engine", "cli", "sender", "receiver"):
         run("cmake", "--install", build, "--prefix", prefix, "--component", component, "--strip")
     packages = list(prefix.rglob("deltawire/__init__.py"))
     if len(packages) != 1:
         die(f"{build} has no Python package: it wants pybind11-dev and Python's headers when configured")
     library = next(prefix.rglob("libdeltawire_export.so.*"))
     return packages[0].parents[1], library.parent
+
+
+def add_programs(prefix: pathlib.Path, site: pathlib.Path) -> None:
+    """The programs, and a script for each, which pip puts on PATH."""
+    info = next(site.glob("deltawire-*.dist-info"))
+    scripts = site / f"{info.stem}.data" / "scripts"
+    scripts.mkdir(parents=True)
+    (site / "deltawire" / "bin").mkdir()
+    for name in PROGRAMS:
+        shutil.copy(prefix / "bin" / name, site / "deltawire" / "bin")
+        shutil.copyfile(pathlib.Path(__file__).with_name("program.py"), scripts / name)
+        (scripts / name).chmod(0o755)  # pip makes only such scripts executable
 
 
 def describe(site: pathlib.Path) -> pathlib.Path:
@@ -130,6 +146,7 @@ def make(build: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         site.mkdir()
         for part in ("deltawire", next(installed.glob("deltawire-*.dist-info")).name):
             shutil.copytree(installed / part, site / part)
+        add_programs(work / "prefix", site)
         describe(site)
         unpacked = repair(site, libraries, work)
         renamed = hide_symbols.hide(unpacked, tool("patchelf"))

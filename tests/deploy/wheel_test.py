@@ -1,8 +1,9 @@
-"""The wheel: made of the build's Python package, installed where nothing else is, and used.
+"""The wheel: made of the build's Python package and programs, installed where nothing else is, and used.
 
     wheel_test.py MAKER BUILD CASE...      MAKER: a Python with deploy/wheel/requirements.txt
 
-In the place of BUILD a wheel may be named, which is tested as it is. Daemons are the build's own; the processes of the trainer and the engine have only the wheel.
+In the place of BUILD a wheel may be named, which is tested as it is. The processes of the trainer and
+the engine have only the wheel; their daemons are the build's own. The demo has only the wheel.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+PROGRAMS = ("deltawire", "deltawire-sender", "deltawire-receiver")
 HASHED = re.compile(r"-[0-9a-f]{8}\.so.*")
 
 
@@ -104,6 +106,23 @@ class Alone(WheelTest):
     def test_it_moves_versions_without_torch(self):
         self.assertIn("ok: ", self.follow(self.venv / "bin" / "python3"))
 
+    def test_it_holds_the_programs(self):
+        version = self.wheel.name.split("-")[1]
+        for name in PROGRAMS:
+            self.assertEqual(run(self.venv / "bin" / name, "--version").split()[-1], version)
+            (program,) = self.venv.rglob(f"deltawire/bin/{name}")
+            others = re.findall(r"^\s*(\S+) => (?!.*/deltawire\.libs/)", run("ldd", program), re.MULTILINE)
+            self.assertEqual([o for o in others if not SYSTEM.match(o)], [])
+
+    def test_its_demo_says_how_to_run_the_second_reader(self):
+        said = self.demo()
+        self.assertIn("6 versions verified bit for bit", said)
+        self.assertRegex(said, rf"Second reader: not run, since {self.venv}/bin/python\S* has no safetensors; ")
+
+    def demo(self, within: tuple = (), **environment: str) -> str:
+        return run(*within, "env", "-u", "DELTAWIRE_PYTHON", self.venv / "bin" / "deltawire", "demo",
+                   "--size", "tiny", **environment)  # fmt: skip
+
     def test_it_directs_daemons(self):
         """Also over TLS, by the gRPC and OpenSSL that it brings."""
         run(self.venv / "bin" / "python3", "-B", ROOT / "tests" / "python" / "control_test.py",
@@ -119,9 +138,10 @@ class Alone(WheelTest):
         hidden = sorted(p for s in stems for p in folder.glob(f"{s}*") if not p.is_symlink())
         self.assertGreater(len(hidden), 10)
         script = 'for f in $HIDDEN; do mount --bind /dev/null "$f" || exit 1; done; exec "$@"'
-        said = self.follow(self.venv / "bin" / "python3", within=("unshare", "-m", "sh", "-c", script, "sh"),
-                           HIDDEN=" ".join(map(str, hidden)))  # fmt: skip
-        self.assertIn("ok: ", said)
+        within = ("unshare", "-m", "sh", "-c", script, "sh")
+        names = " ".join(map(str, hidden))
+        self.assertIn("ok: ", self.follow(self.venv / "bin" / "python3", within=within, HIDDEN=names))
+        self.assertIn("6 versions verified", self.demo(within=within, HIDDEN=names))
 
 
 @unittest.skipUnless(TORCH_PYTHON, "DELTAWIRE_TRAINER_PYTHON names no Python with torch")
