@@ -25,6 +25,9 @@ import skipping  # noqa: E402
 import stand_in_packages  # noqa: E402
 from daemons import programs  # noqa: E402
 
+COPIED = ("run", "CMakeLists.txt", "CHANGELOG.md", "cmake/progress.sh", "deploy/apt-packages.txt",
+          "deploy/install_packages.sh", "deploy/package.sh", "deploy/tarball.sh",
+          "deploy/release/release.sh", "deploy/wheel/wheel.sh", "tests/support/pythons.sh")  # fmt: skip
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 
 Files: *
@@ -41,7 +44,7 @@ def git(folder: pathlib.Path, *arguments: str) -> str:
 
 
 class Refusals(unittest.TestCase):
-    """In a repository of its own that has this tree's `run` and little else, and programs on PATH that
+    """In a repository of its own that has this tree's scripts and little else, and programs on PATH that
     only say what they are asked."""
 
     def setUp(self):
@@ -50,8 +53,8 @@ class Refusals(unittest.TestCase):
         self.tree.mkdir()
         self.programs.mkdir()
         self.asked.write_text("")
-        for name in ("run", "CMakeLists.txt", "CHANGELOG.md", "deploy/apt-packages.txt"):
-            (self.tree / name).parent.mkdir(exist_ok=True)
+        for name in COPIED:
+            (self.tree / name).parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(ROOT / name, self.tree / name)
         git(self.tree, "init", "-q")
         self.commit()
@@ -97,13 +100,13 @@ class Refusals(unittest.TestCase):
         self.assertIn("no base today", said)
         self.assertIn("making the images failed", said)
 
-    def test_the_bundle_has_the_programs_of_this_commit(self):
+    def test_the_tarball_has_the_programs_of_this_commit(self):
         self.stand_in(self.programs / "cmake", "mkdir -p build/package/bin")
         self.stand_in(self.tree / "deploy" / "bundle.sh", "exit 1")
         self.stand_in(self.tree / "build" / "package" / "bin" / "deltawire", "exit 0")
         (self.tree / ".gitignore").write_text("/build/\n")
         self.commit()
-        self.release("--rehearsal", "bundle")
+        self.release("--rehearsal", "tarball")
         asked = [line.split()[:3] for line in self.asked.read_text().splitlines()]
         self.assertIn(["cmake", "--build", "--preset"], asked)
         self.assertEqual(asked[-1][0], "bundle.sh")
@@ -114,7 +117,6 @@ class Refusals(unittest.TestCase):
         self.stand_in(self.programs / "cpack", "mkdir packages && echo $BYTES >packages/deltawire_1.deb")
         self.stand_in(self.tree / "deploy" / "containers" / "build.sh",
                       'mkdir -p "$4" && date +%N >"$4/deltawire-sender.tar"')  # fmt: skip
-        (self.tree / "deploy" / "release").mkdir()
         (self.tree / "deploy" / "release" / "sbom.py").write_text("")
         (self.tree / ".gitignore").write_text("/build/\n")
         self.commit()
