@@ -1,12 +1,11 @@
-"""The tutorial as a newcomer does it, without compiling: from a tarball and a wheel, on a machine that
-has what the tutorial asks for and nothing else.
+"""The tutorial as a newcomer does it, without compiling: from a wheel, on a machine that has what the
+tutorial asks for and nothing else.
 
     newcomer_test.py BUILD_DIR [FILES]      in a Python with deploy/wheel/requirements.txt
 
-FILES is a directory with both files, such as build/release-VERSION; without it they are made of the
-build tree by what makes a release's (deploy/bundle.sh, deploy/wheel/make.py). As root: the machine is
-a root of Debian's packages, with iproute2 and python3-venv, and each command block is run in it by
-tests/docs/commands_test.py.
+FILES is a directory with a wheel, such as build/release-VERSION; without it deploy/wheel/make.py makes
+one of the build tree. As root: the machine is a root of Debian's packages, with iproute2 and
+python3-venv, and each command block is run in it by tests/docs/commands_test.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 
 import skipping  # noqa: E402
-from daemons import programs, run  # noqa: E402
+from daemons import run  # noqa: E402
 from packages_check import no_mirror, sources  # noqa: E402
 
 RELEASE = "bookworm"
@@ -40,15 +39,9 @@ exec chroot . env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin DELTAWIRE_DOC
 
 
 def make_files(build: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
-    """Those of this build, as a release has them."""
-    files = scratch / "files"
-    (scratch / "some" / "bin").mkdir(parents=True)
-    files.mkdir()
-    for name in ("deltawire", "deltawire-sender", "deltawire-receiver"):
-        shutil.copy(programs() / name, scratch / "some" / "bin")
-    run(ROOT / "deploy/bundle.sh", scratch / "some", files / "deltawire-0.0.0-linux-x86_64.tar.gz")
-    run(sys.executable, "-B", ROOT / "deploy/wheel/make.py", build, files)
-    return files
+    """This build's wheel."""
+    run(sys.executable, "-B", ROOT / "deploy/wheel/make.py", build, scratch / "files")
+    return scratch / "files"
 
 
 def make_machine(root: pathlib.Path, files: pathlib.Path) -> None:
@@ -56,17 +49,14 @@ def make_machine(root: pathlib.Path, files: pathlib.Path) -> None:
         *sources())  # fmt: skip
     project = root / "project"
     project.mkdir()
-    for pattern in ("deltawire-*.tar.gz", "deltawire-*.whl"):
-        (found,) = files.glob(pattern)
-        shutil.copy(found, project)
+    (wheel,) = files.glob("deltawire-*.whl")
+    shutil.copy(wheel, project)
     for name in ("tests/docs/commands_test.py", DOCUMENT):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, project / name)
 
 
 def missing() -> str | None:
-    if shutil.which("patchelf") is None:
-        return "no patchelf on this machine"
     if not (pathlib.Path(sys.executable).parent / "auditwheel").exists():
         return "no auditwheel beside this Python (deploy/wheel/requirements.txt)"
     return no_mirror()
@@ -90,7 +80,7 @@ def main() -> None:
         assert said.returncode == 0, said.stdout
         assert took < MOST_S, took
         print(said.stdout.splitlines()[-1])
-        print(f"from a tarball and a wheel: {took:.0f} s, without the reading")
+        print(f"from a wheel: {took:.0f} s, without the reading")
 
 
 if __name__ == "__main__":
