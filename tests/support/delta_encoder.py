@@ -1,4 +1,5 @@
-"""A plain encoder of docs/delta_format.md (version 3): fast and tight, with "Choice of parameters".
+"""A plain encoder of docs/delta_format.md (version 3): fast, tight, and how encoders choose the
+parameters of tight.
 
 Its payloads must equal the kernels' byte for byte. Definitions that both directions share (tables,
 classes, history, the arithmetic coder) come from delta_decoder.py and delta_tight.py. Deltas are
