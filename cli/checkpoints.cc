@@ -41,15 +41,32 @@ uint64_t ShardsPromised(const std::string& stem) {
   return VersionFromName(stem.substr(of)).value_or(0);
 }
 
-bool AllShardsThere(const fs::path& dir) {
+struct Shards {
   uint64_t there = 0, promised = 0;
+};
+
+Shards CountShards(const fs::path& dir) {
+  Shards shards;
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     if (it->path().extension() != ".safetensors") continue;
-    ++there;
-    promised = std::max(promised, ShardsPromised(it->path().stem().string()));
+    ++shards.there;
+    shards.promised = std::max(shards.promised, ShardsPromised(it->path().stem().string()));
   }
-  return there >= promised;
+  return shards;
+}
+
+// Why a directory whose files do not change any more is not complete; nullopt if it is.
+std::optional<PendingCheckpoint> WhyIncomplete(const std::string& name, const fs::path& dir) {
+  using Reason = PendingCheckpoint::Reason;
+  const Shards shards = CountShards(dir);
+  if (shards.there < shards.promised) {
+    return PendingCheckpoint{name, Reason::kShardsMissing,
+                             fmt::format("{} of {} shards", shards.there, shards.promised)};
+  }
+  const Status opened = ModelDir::Open(dir, ModelDir::Access::kRead).status();
+  if (opened.ok()) return std::nullopt;
+  return PendingCheckpoint{name, Reason::kUnreadable, std::string(MessageOf(opened))};
 }
 
 // Trainers write under such names and rename the directory when they are done.
@@ -73,6 +90,7 @@ CheckpointScanner::CheckpointScanner(fs::path parent, fs::path inside)
     : parent_(std::move(parent)), inside_(std::move(inside)) {}
 
 StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
+  using Reason = PendingCheckpoint::Reason;
   Found found;
   std::map<std::string, std::string> now;
   std::error_code error;
@@ -83,17 +101,28 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
     if (IsTemporaryName(name) || done_.contains(name) || !it->is_directory(ignored)) continue;
     const fs::path dir = inside_.empty() ? it->path() : it->path() / inside_;
     std::string signature = Signature(dir);
-    if (signature.empty()) continue;
     const auto version = VersionFromName(name);
+    const bool weights = !signature.empty();
+    if (!version && !weights) continue;
     if (!version) {
       done_.insert(name);
       found.unnamed.push_back(name);
       continue;
     }
     const auto before = signatures_.find(name);
-    const bool stable = before != signatures_.end() && before->second == signature;
     now[name] = signature;
-    if (!stable || !AllShardsThere(dir) || !ModelDir::Open(dir, ModelDir::Access::kRead).ok()) {
+    if (before == signatures_.end()) continue;  // the next scan tells whether it changes
+    const bool stable = before->second == signature;
+    if (!stable) {
+      if (weights) found.pending.push_back({name, Reason::kBeingWritten, ""});
+      continue;
+    }
+    if (!weights) {
+      found.pending.push_back({name, Reason::kNoWeights, ""});
+      continue;
+    }
+    if (auto pending = WhyIncomplete(name, dir)) {
+      found.pending.push_back(*std::move(pending));
       continue;
     }
     done_.insert(name);
@@ -101,11 +130,14 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
     found.complete.push_back({dir, *version});
   }
   if (error) {
-    return Errorf(StatusCode::kNotFound, "{}: {}", parent_.string(), error.message());
+    return Errorf(StatusCode::kNotFound, "the watched directory {} cannot be read: {}",
+                  parent_.string(), error.message());
   }
   signatures_ = std::move(now);
   std::sort(found.complete.begin(), found.complete.end(),
             [](const Checkpoint& a, const Checkpoint& b) { return a.version < b.version; });
+  std::sort(found.pending.begin(), found.pending.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   return found;
 }
 

@@ -1,6 +1,6 @@
 // Finds checkpoint directories that a training run writes, and tells when one is complete. Owner:
 // `publish --watch`. Threads: one. Cost of a Scan: one stat per file of new directories. Errors:
-// only for a parent that cannot be read; an incomplete checkpoint is simply not reported.
+// only for a parent that cannot be read; an incomplete checkpoint is reported as pending.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,28 @@ struct Checkpoint {
   uint64_t version = 0;
 };
 
+/// A directory that is not a complete checkpoint yet.
+struct PendingCheckpoint {
+  enum class Reason : uint8_t {
+    kNoWeights,      ///< no *.safetensors file in two scans
+    kBeingWritten,   ///< a file has changed since the scan before
+    kShardsMissing,  ///< fewer files than their names promise
+    kUnreadable,     ///< the files do not make a model; `detail` says why
+  };
+  std::string name;  ///< of the directory below the parent
+  Reason reason = Reason::kNoWeights;
+  std::string detail;  ///< of kShardsMissing and kUnreadable
+};
+
 class CheckpointScanner {
  public:
   /// `inside`: path of the weights within each checkpoint directory, often empty.
   CheckpointScanner(std::filesystem::path parent, std::filesystem::path inside);
 
   struct Found {
-    std::vector<Checkpoint> complete;  ///< by rising version; each is reported once
-    std::vector<std::string> unnamed;  ///< directories with weights but no version; once each
+    std::vector<Checkpoint> complete;        ///< by rising version; each is reported once
+    std::vector<std::string> unnamed;        ///< directories with weights but no version; once each
+    std::vector<PendingCheckpoint> pending;  ///< by name; in each scan for as long as it holds
   };
   /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
   /// exist, and nothing has changed since the previous Scan.

@@ -5,6 +5,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "cli/left_out.h"
 #include "cli/output.h"
 #include "common/base/human.h"
 #include "common/layout/chunks.h"
@@ -81,7 +82,8 @@ void ShowTable(const Layout& layout, size_t limit) {
 
 StatusOr<Exit> Inspect(const InspectOptions& o) {
   DW_ASSIGN_OR_RETURN(const ModelDir model, ModelDir::Open(o.dir));
-  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, model.ReadSideFiles());
+  std::vector<std::string> foreign;
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, model.ReadSideFiles(&foreign));
   const Layout& layout = model.layout();
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
   const Totals totals = Sum(layout);
@@ -101,6 +103,7 @@ StatusOr<Exit> Inspect(const InspectOptions& o) {
   std::printf("%s chunks of up to %s; layout fingerprint %s\n", Grouped(chunks.size()).c_str(),
               HumanBytes(kChunkBytes).c_str(), layout.fingerprint().Hex().c_str());
   std::printf("Side files: %s\n", files.empty() ? "none" : files.c_str());
+  for (const std::string& line : LeftOutLines(model, foreign)) std::printf("%s\n", line.c_str());
   return Exit::kOk;
 }
 

@@ -5,9 +5,11 @@
 #include <thread>
 
 #include "cli/arguments.h"
+#include "cli/checkpoint_news.h"
 #include "cli/checkpoints.h"
 #include "cli/command.h"
 #include "cli/connect.h"
+#include "cli/left_out.h"
 #include "cli/output.h"
 #include "cli/publisher.h"
 #include "common/base/human.h"
@@ -60,13 +62,22 @@ std::string Describe(const std::string& model, const PublishedVersion& v) {
                      HumanSeconds(v.publish_seconds), HumanSeconds(v.trainer_wait_seconds));
 }
 
+void Say(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+// `said`: the last lines about files that are left out; checkpoints of one run have the same.
 Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std::string& model,
-                        uint64_t version, ThreadPool& pool) {
+                        uint64_t version, ThreadPool& pool, std::vector<std::string>& said) {
   const auto start = std::chrono::steady_clock::now();
   // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
   // process.
   DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir, ModelDir::Access::kRead));
-  DW_ASSIGN_OR_RETURN(std::vector<SideFile> side_files, source.ReadSideFiles());
+  std::vector<std::string> foreign;
+  DW_ASSIGN_OR_RETURN(std::vector<SideFile> side_files, source.ReadSideFiles(&foreign));
+  std::vector<std::string> left_out = LeftOutLines(source, foreign);
+  if (left_out != said) Say(left_out);
+  said = std::move(left_out);
   if (o.skip_code_files) std::erase_if(side_files, IsCodeFile);
   const Content content{&source.layout(), &side_files,
                         [&](size_t i, MutableBytes to) { return source.Read(i, to); },
@@ -103,14 +114,10 @@ StatusOr<Exit> PublishOne(const PublishOptions& o) {
   }
   DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
   ThreadPool pool;
+  std::vector<std::string> said;
   DW_RETURN_IF_ERROR(
-      PublishDirectory(o, o.dir, o.model.empty() ? NameOf(o.dir) : o.model, version, pool));
+      PublishDirectory(o, o.dir, o.model.empty() ? NameOf(o.dir) : o.model, version, pool, said));
   return Exit::kOk;
-}
-
-// Of the checkpoints found at the start, only the newest is published; the others are history.
-void KeepNewest(std::vector<Checkpoint>& found) {
-  if (found.size() > 1) found.erase(found.begin(), found.end() - 1);
 }
 
 StatusOr<Exit> PublishWatching(const PublishOptions& o) {
@@ -119,19 +126,25 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
   }
   const std::string model = o.model.empty() ? NameOf(o.dir) : o.model;
   CheckpointScanner scanner(o.dir, o.inside);
+  CheckpointNews news(o.dir, o.inside);
   DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
-  std::fprintf(stderr, "watching %s for checkpoints of %s; Ctrl-C ends it\n", o.dir.c_str(),
-               model.c_str());
+  Say(news.Begin(model));
   ThreadPool pool;
+  std::vector<std::string> said;
   for (int scans = 1;; ++scans) {
     DW_ASSIGN_OR_RETURN(CheckpointScanner::Found found, scanner.Scan());
     for (const std::string& name : found.unnamed) {
       std::fprintf(stderr, "%s: skipped, its name does not end in a version\n", name.c_str());
     }
-    // A checkpoint can be complete in the second scan at the earliest.
-    if (scans == 2) KeepNewest(found.complete);
+    Say(news.Of(found));
+    // A checkpoint can be complete in the second scan at the earliest. Of those that were there at
+    // the start, only the newest is published; the others are history.
+    if (scans == 2 && found.complete.size() > 1) {
+      Say({CheckpointNews::LeftOut(found.complete)});
+      found.complete.erase(found.complete.begin(), found.complete.end() - 1);
+    }
     for (const Checkpoint& c : found.complete) {
-      const Status done = PublishDirectory(o, c.path, model, c.version, pool);
+      const Status done = PublishDirectory(o, c.path, model, c.version, pool, said);
       if (done.ok()) continue;
       // A checkpoint that was written to meanwhile is reported again, once it is stable.
       const bool again = scanner.ChangedSince(c);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -240,6 +241,18 @@ bool IsSideFileName(std::string_view name) {
   return true;
 }
 
+bool IsForeignWeightFile(std::string_view name) {
+  for (const std::string_view index : {".index.json", ".index"}) {
+    if (name.ends_with(index)) name.remove_suffix(index.size());
+  }
+  if (name.ends_with(".bin")) return name.starts_with("pytorch_model");
+  for (const std::string_view suffix :
+       {".msgpack", ".h5", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".ot", ".tflite"}) {
+    if (name.ends_with(suffix)) return true;
+  }
+  return false;
+}
+
 namespace {
 
 struct Shards {
@@ -356,6 +369,11 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir, Access acces
       }
       DW_ASSIGN_OR_RETURN(const std::string index, ReadWhole(path));
       DW_ASSIGN_OR_RETURN(shards, ShardsOfIndex(dir, index));
+      std::copy_if(names.begin(), names.end(), std::back_inserter(model.unlisted_),
+                   [&](const std::string& name) {
+                     return name.ends_with(".safetensors") &&
+                            !std::binary_search(shards.names.begin(), shards.names.end(), name);
+                   });
     } else {
       DW_ASSIGN_OR_RETURN(shards, ShardsOfDirectory(dir, std::move(names)));
     }
@@ -414,10 +432,10 @@ Status ModelDir::Unchanged() const {
   return absl::OkStatus();
 }
 
-StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles() const {
+StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles(std::vector<std::string>* foreign) const {
   std::error_code error;
   if (fs::is_regular_file(path_, error)) return std::vector<SideFile>();  // a lone weight file
-  return SideFilesOf(path_);
+  return SideFilesOf(path_, foreign);
 }
 
 uint64_t SideFilesHash(const std::vector<SideFile>& files) {
@@ -444,11 +462,16 @@ Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed) {
                 code->name);
 }
 
-StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir) {
+StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir,
+                                            std::vector<std::string>* foreign) {
   std::vector<SideFile> files;
   DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, VisibleNames(dir));
   uint64_t total = 0;
   for (const std::string& name : names) {
+    if (IsForeignWeightFile(name)) {
+      if (foreign != nullptr) foreign->push_back(name);
+      continue;
+    }
     if (!IsSideFileName(name)) continue;
     const fs::path path = dir / name;
     DW_ASSIGN_OR_RETURN(const fs::file_status status, StatusOf(path));

@@ -30,14 +30,22 @@ inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 /// *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
+/// True when `name` is a file of weights, or an index of such files, in a format other than
+/// safetensors, as transformers and its exporters write them: *.msgpack (Flax), *.h5 (TensorFlow),
+/// pytorch_model*.bin, *.ckpt, *.gguf, *.onnx, *.onnx_data, *.ot (Rust) or *.tflite, or one of
+/// these with ".index.json" or ".index" after it.
+bool IsForeignWeightFile(std::string_view name);
+
 /// Whether an engine may execute the file: *.py, *.pyc, *.so.
 bool IsCodeFile(const SideFile& file);
 /// kFailedPrecondition, with the name, if one of the files is code and `allowed` is false.
 Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed);
 
-/// Every regular file of a directory that IsSideFileName allows, whether or not weights lie beside
-/// them. An error if they exceed the limits above.
-StatusOr<std::vector<SideFile>> SideFilesOf(const std::filesystem::path& dir);
+/// Returns every regular file of a directory that IsSideFileName allows, whether or not weights lie
+/// beside them, except for weights in other formats. Appends the names of those to `foreign` if it
+/// is not null. An error if the files exceed the limits above.
+StatusOr<std::vector<SideFile>> SideFilesOf(const std::filesystem::path& dir,
+                                            std::vector<std::string>* foreign = nullptr);
 
 /// Identifies a set of side files: XXH3-64 over, for each file in the order given, the lengths of
 /// name and content (8 bytes each, little-endian), then name and content.
@@ -67,9 +75,12 @@ class ModelDir {
   /// their time, as on tmpfs. REQUIRES: kRead.
   Status Unchanged() const;
   const std::filesystem::path& path() const { return path_; }
+  /// Names of *.safetensors files in the directory that its index does not list, sorted. Their
+  /// tensors are not part of the model. Empty without an index.
+  const std::vector<std::string>& unlisted() const { return unlisted_; }
 
-  /// SideFilesOf(path()); none if path() is a single file.
-  StatusOr<std::vector<SideFile>> ReadSideFiles() const;
+  /// SideFilesOf(path(), foreign); none if path() is a single file.
+  StatusOr<std::vector<SideFile>> ReadSideFiles(std::vector<std::string>* foreign = nullptr) const;
 
  private:
   ModelDir() = default;
@@ -83,6 +94,7 @@ class ModelDir {
                   std::vector<StoredTensor>* tensors);
 
   std::filesystem::path path_;
+  std::vector<std::string> unlisted_;
   std::shared_ptr<const Layout> layout_;
   std::vector<std::shared_ptr<const Mapping>> mappings_;
   std::vector<Bytes> data_;

@@ -209,6 +209,24 @@ TEST_CASE("publish: a checkpoint that is overwritten while it is read is not pub
   CHECK(Fills(receiver.dir()) == Fills(checkpoint.dir));
 }
 
+TEST_CASE("publish says which files of a checkpoint it leaves out, and why") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint checkpoint(root.path() / "step-1", 2, 1 << 20);
+  const std::string name = "model-00001-of-00001.safetensors";
+  fs::copy(checkpoint.file, checkpoint.dir / name);
+  WriteFile(checkpoint.dir / "model.safetensors.index.json",
+            R"({"weight_map":{"t0":")" + name + R"(","t1":")" + name + R"("}})");
+  WriteFile(checkpoint.dir / "tf_model.h5", "");
+  fs::resize_file(checkpoint.dir / "tf_model.h5", kMaxSideFileBytes + 1);
+  Tool tool(root.path(), Publish(sender, checkpoint.dir, 1));
+  const int code = tool.Wait();
+  INFO(tool.Said());
+  REQUIRE(code == 0);
+  CHECK(Has(tool.Said(), "left out: model.safetensors (model.safetensors.index.json decides"));
+  CHECK(Has(tool.Said(), "left out: tf_model.h5 (weights in a format other than safetensors)"));
+}
+
 TEST_CASE("publish --watch: a checkpoint that changed while it was read is tried again") {
   ShmDir root;
   SenderProcess sender(root.path());

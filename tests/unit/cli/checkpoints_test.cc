@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "cli/checkpoint_news.h"
 #include "common/layout/safetensors.h"
 #include "tests/support/temp_dir.h"
 
@@ -132,6 +133,74 @@ TEST_CASE("weights without a version are reported once, other directories are ig
   REQUIRE(found.ok());
   CHECK(found->unnamed.empty());
   CHECK(found->complete.empty());
+}
+
+TEST_CASE("a directory that is no complete checkpoint is pending, with the reason") {
+  const TempDir dir;
+  CheckpointScanner scanner(dir.path(), "");
+  fs::create_directories(dir.path() / "step-1");
+  fs::create_directories(dir.path() / "logs");
+  WriteShard(dir.path() / "step-2" / "model-00001-of-00003.safetensors", "a");
+  WriteShard(dir.path() / "step-3" / "model.safetensors", "w", 5);
+  WriteShard(dir.path() / "step-4" / "model.safetensors", "w");
+  using Reason = PendingCheckpoint::Reason;
+  const auto scan = [&] {
+    const auto found = scanner.Scan();
+    REQUIRE(found.ok());
+    return found->pending;
+  };
+  CHECK(scan().empty());
+  WriteShard(dir.path() / "step-4" / "optimizer.safetensors", "o");
+  const auto pending = scan();
+  REQUIRE(pending.size() == 4);
+  CHECK(pending[0].name == "step-1");
+  CHECK(pending[0].reason == Reason::kNoWeights);
+  CHECK(pending[1].reason == Reason::kShardsMissing);
+  CHECK(pending[1].detail == "1 of 3 shards");
+  CHECK(pending[2].reason == Reason::kUnreadable);
+  CHECK(pending[2].detail.find("model.safetensors") != std::string::npos);
+  CHECK(pending[3].name == "step-4");
+  CHECK(pending[3].reason == Reason::kBeingWritten);
+  fs::remove(dir.path() / "step-4" / "optimizer.safetensors");
+  CHECK(scan().size() == 4);
+  CHECK(scan().size() == 3);  // step-4 is complete
+}
+
+TEST_CASE("a watch says once what it waits for, and again when that changes") {
+  const TempDir dir;
+  using Reason = PendingCheckpoint::Reason;
+  using Lines = std::vector<std::string>;
+  const std::string parent = dir.path().string();
+  CheckpointNews news(dir.path(), "");
+  const Lines begin = news.Begin("policy");
+  REQUIRE(begin.size() == 1);
+  CHECK(begin[0].find("watching " + parent + " for new checkpoints of policy") == 0);
+  CheckpointScanner::Found found;
+  CHECK(news.Of(found).empty());
+  CHECK(news.Of(found) == Lines{"waiting for the first checkpoint: " + parent + " has none yet"});
+  CHECK(news.Of(found).empty());
+  found.pending = {{"step-1", Reason::kNoWeights, ""},
+                   {"step-2", Reason::kShardsMissing, "1 of 3 shards"}};
+  CHECK(news.Of(found) == Lines{"waiting for step-2: it has 1 of 3 shards",
+                                "waiting for step-1: no *.safetensors there yet"});
+  CHECK(news.Of(found).empty());
+  found.pending[1] = {"step-2", Reason::kBeingWritten, ""};
+  CHECK(news.Of(found) == Lines{"waiting for step-2: it is still being written"});
+  found.pending[1] = {"step-2", Reason::kShardsMissing, "2 of 3 shards"};
+  CHECK(news.Of(found).empty());
+  CHECK(CheckpointNews::LeftOut({{"c/step-1", 1}, {"c/step-2", 2}, {"c/step-3", 3}}) ==
+        "left out: c/step-1, c/step-2: older than c/step-3, and of the checkpoints at the start "
+        "only the newest is published");
+}
+
+TEST_CASE("a watch says where the weights are looked for, and that the parent itself is left out") {
+  const TempDir dir;
+  WriteShard(dir.path() / "model.safetensors", "w");
+  CheckpointNews news(dir.path(), "actor/huggingface");
+  const auto begin = news.Begin("policy");
+  REQUIRE(begin.size() == 2);
+  CHECK(begin[0].find("that hold actor/huggingface/*.safetensors") != std::string::npos);
+  CHECK(begin[1].find("itself holds *.safetensors") != std::string::npos);
 }
 
 TEST_CASE("a parent that is not there is an error that names it") {

@@ -113,6 +113,7 @@ TEST_CASE("with an index, files that it does not list are left alone") {
   const auto model = ModelDir::Open(temp.path());
   REQUIRE(model.ok());
   CHECK(model->layout().size() == 3);
+  CHECK(model->unlisted() == std::vector<std::string>{"consolidated.safetensors"});
 }
 
 TEST_CASE("symbolic links are followed, as download caches need") {
@@ -271,6 +272,39 @@ TEST_CASE("side files are the regular ones that are not weights, sorted by name"
   for (const SideFile& f : *files) got.emplace_back(f.name, f.content);
   CHECK(got == std::vector<std::pair<std::string, std::string>>{
                    {"config.json", "{}"}, {"empty.txt", ""}, {"tokenizer.json", binary}});
+}
+
+TEST_CASE("weights in other formats are no side files, whatever their size") {
+  TempDir temp;
+  WriteFile(temp.path() / "model.safetensors", Shard({"a"}));
+  WriteFile(temp.path() / "config.json", "{}");
+  WriteFile(temp.path() / "training_args.bin", "x");
+  const std::vector<std::string> foreign = {
+      "flax_model.msgpack", "model.gguf",
+      "model.onnx",         "pytorch_model-00001-of-00002.bin",
+      "pytorch_model.bin",  "pytorch_model.bin.index.json",
+      "rust_model.ot",      "tf_model.h5"};
+  for (const std::string& name : foreign) {
+    WriteFile(temp.path() / name, "");
+    fs::resize_file(temp.path() / name, kMaxSideFileBytes + 1);  // sparse
+  }
+  const auto model = ModelDir::Open(temp.path());
+  REQUIRE(model.ok());
+  CHECK(model->unlisted().empty());
+  std::vector<std::string> left_out;
+  const auto files = model->ReadSideFiles(&left_out);
+  REQUIRE(files.status() == absl::OkStatus());
+  REQUIRE(files->size() == 1);
+  CHECK(files->at(0).name == "config.json");
+  CHECK(left_out == foreign);
+  for (const char* kept : {"vocab.json", "model.index.json", "training_args.bin", "notes.txt"}) {
+    CAPTURE(kept);
+    CHECK_FALSE(IsForeignWeightFile(kept));
+  }
+  for (const char* other : {"model.ckpt.index", "tf_model.h5.index.json", "model.onnx_data"}) {
+    CAPTURE(other);
+    CHECK(IsForeignWeightFile(other));
+  }
 }
 
 TEST_CASE("side files that are broken or too large are named") {
