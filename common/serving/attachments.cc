@@ -60,6 +60,7 @@ void Attachments::SetIncoming(const std::string& model, const IncomingNews& inco
 
 void Attachments::Note(const std::string& model, const VersionInfo& info, bool in_order,
                        News& news) {
+  ended_.erase(model);
   Change& newest = newest_[model];
   // Two publishes may arrive here in reverse order.
   if (!in_order && newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
@@ -86,7 +87,7 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, bool i
   Tell(model, Of::kVersions, news);
 }
 
-void Attachments::Forget(const std::string& model) {
+void Attachments::Forget(const std::string& model, const Status& ended) {
   News news;
   {
     std::lock_guard lock(mu_);
@@ -94,9 +95,21 @@ void Attachments::Forget(const std::string& model) {
     recent_.erase(model);
     relays_.erase(model);
     incoming_.erase(model);
+    if (!ended.ok()) {
+      ended_[model] = ended;
+      for (auto& [token, a] : attached_) {
+        if (a.model == model) Wake(a, news);
+      }
+    }
     Tell(model, Of::kVersions, news);
   }
   Call(news);
+}
+
+Status Attachments::Ended(const std::string& model) const {
+  DW_RETURN_IF_ERROR(stopped_);
+  const auto ended = ended_.find(model);
+  return ended == ended_.end() ? absl::OkStatus() : ended->second;
 }
 
 void Attachments::Wake(const Attached& a, News& news) {
@@ -346,6 +359,7 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
     return absl::AbortedError("this attachment has ended, or a newer one took its place");
   }
   Attached& a = it->second;
+  DW_RETURN_IF_ERROR(Ended(a.model));
   const auto now = Clock::now();
   if (Silent(a, now)) {
     Status why = Errorf(StatusCode::kDeadlineExceeded,
@@ -439,7 +453,7 @@ uint64_t Attachments::silent(const std::string& model) const {
 StatusOr<std::optional<Attachments::Change>> Attachments::ChangeAfter(const std::string& model,
                                                                       uint64_t seen) const {
   std::lock_guard lock(mu_);
-  DW_RETURN_IF_ERROR(stopped_);
+  DW_RETURN_IF_ERROR(Ended(model));
   const auto it = newest_.find(model);
   if (it == newest_.end() || it->second.serial == seen || it->second.info.identity.empty()) {
     return std::optional<Change>();
@@ -467,7 +481,7 @@ void Attachments::Tell(const std::string& model, Of what, News& news) {
 StatusOr<Attachments::Census> Attachments::CensusOf(const std::string& model, uint64_t version,
                                                     bool part, Until until) const {
   std::lock_guard lock(mu_);
-  DW_RETURN_IF_ERROR(stopped_);
+  DW_RETURN_IF_ERROR(Ended(model));
   return Count(model, version, part, until);
 }
 

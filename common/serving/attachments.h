@@ -105,8 +105,10 @@ class Attachments {
   /// What events say of the version that is coming. Receivers hear at once of a version that comes,
   /// but only with their next event that none is coming any more.
   void SetIncoming(const std::string& model, const IncomingNews& incoming);
-  /// `model` is not registered any more.
-  void Forget(const std::string& model);
+  /// `model` is not registered any more. With an error as `ended`, every attachment to it, watch
+  /// and wait of it ends with that error, until the next Publish of that name. With OK they last,
+  /// since another model takes its place.
+  void Forget(const std::string& model, const Status& ended = absl::OkStatus());
 
   /// Returns a token for the calls below. Replaces an older attachment of the same peer and id.
   /// kAlreadyExists when another peer uses that id and was heard of within the silence. `principal`
@@ -246,6 +248,8 @@ class Attachments {
   /// Has the observers told that the attachment of a member, or of one of a site, is over. Callers
   /// then call TellMembers.
   void TellGone(const Attached& a, News& news);
+  /// The error that ends whatever is about `model` now; OK: nothing does. REQUIRES: mu_ held.
+  Status Ended(const std::string& model) const;
   /// Tells the member observer what it has not heard yet, unless another thread does. REQUIRES: mu_
   /// not held.
   void TellMembers();
@@ -278,6 +282,7 @@ class Attachments {
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
+  std::map<std::string, Status> ended_;                 // by model; see Forget
   std::map<std::string, RelayNews> relays_;
   struct Coming {
     IncomingNews news;

@@ -132,7 +132,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
   if (dir.has_parent_path()) DW_RETURN_IF_ERROR(CheckOwner(dir.parent_path()));
   DW_RETURN_IF_ERROR(CheckOwner(dir));
   if (!group.empty()) DW_RETURN_IF_ERROR(GiveGroup(dir, group));
-  const std::filesystem::path file = dir / ".deltawire.lock";
+  const std::filesystem::path file = dir / kFileName;
   DirLock lock;
   lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));

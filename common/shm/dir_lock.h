@@ -19,6 +19,7 @@ mode_t FileModeIn(const std::filesystem::path& dir);
 
 class DirLock {
  public:
+  static constexpr const char* kFileName = ".deltawire.lock";
   /// Creates `dir` if needed and takes its lock without waiting. The directory's mode is 0700, or
   /// 02750 with a `group`, whose members may then read it; a directory that was open to others
   /// before, and our files in it, are closed to them. kPermissionDenied when the directory or its

@@ -115,6 +115,7 @@ void Agent::Stop() {
     for (auto& [name, entry] : models_) models.push_back(entry.model);
     cv_.notify_all();
   }
+  users_.Stop();
   groups_.Stop(Stopping("sender"));
   desk_.Stop(Stopping("sender"));
   for (auto& model : models) model->Stop();
@@ -145,6 +146,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   {
     std::lock_guard lock(mu_);
     models_[raw->name()] = {watched, leaving};
+    unregistering_.erase(raw->name());
     leaving_[raw->name()] = leaving;
   }
   groups_.Adopt(raw->name(), raw->directory(), raw->lineage(), raw->owned().all());
@@ -233,30 +235,60 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   const auto part = Coverage::Create(owned, chunks.size());
   if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
   // Every rank of a trainer registers, so one at a time: the second rank finds what the first made.
-  {
-    std::unique_lock lock(mu_);
-    cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
-    if (stopping_) return Stopping("sender");
-    registering_.insert(name);
+  DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
+  if (known != nullptr) {
+    if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
+    Changed(*known);
+    return known;
   }
-  const auto turn = [&]() -> StatusOr<std::shared_ptr<Model>> {
-    DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
-    if (known != nullptr) {
-      if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
-      Changed(*known);
-      return known;
-    }
-    const bool replaces = Find(name).ok();
-    DW_RETURN_IF_ERROR(LetGo(name));
-    return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
-  };
+  const bool replaces = Find(name).ok();
+  DW_RETURN_IF_ERROR(LetGo(name));
+  return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
+}
+
+StatusOr<std::shared_ptr<void>> Agent::TakeTurn(const std::string& name) {
+  std::unique_lock lock(mu_);
+  cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
+  if (stopping_) return Stopping("sender");
+  registering_.insert(name);
   // Even if an exception is thrown (no thread, no memory), the name leaves registering_.
-  const std::shared_ptr<void> done(nullptr, [&](void*) {
-    std::lock_guard lock(mu_);
+  return std::shared_ptr<void>(nullptr, [this, name](void*) {
+    std::lock_guard guard(mu_);
     registering_.erase(name);
     cv_.notify_all();
   });
-  return turn();
+}
+
+StatusOr<Agent::Unregistered> Agent::Unregister(const std::string& name) {
+  DW_RETURN_IF_ERROR(CheckModelName(name));  // it is a directory's name, too
+  DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
+  if (auto model = Find(name); model.ok()) {
+    if (const std::vector<std::string> users = users_.Of(name); !users.empty()) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\": {}{} has registered it and is alive; end that trainer first",
+                    name, users.front(),
+                    users.size() == 1 ? "" : fmt::format(" and {} more", users.size() - 1));
+    }
+    DW_RETURN_IF_ERROR((*model)->Retire());
+    std::lock_guard lock(mu_);
+    unregistering_.insert(name);
+  } else {
+    std::lock_guard lock(mu_);
+    if (!unregistering_.contains(name)) return model.status();
+  }
+  DW_RETURN_IF_ERROR(LetGo(
+      name, Errorf(StatusCode::kNotFound, "model \"{}\" was unregistered from this sender", name)));
+  Unregistered done{.directory = std::filesystem::path(options_.data_dir) / name, .files = {}};
+  DW_ASSIGN_OR_RETURN(done.files, RemoveModelFiles(done.directory, options_.file_group));
+  {
+    std::lock_guard lock(mu_);
+    unregistering_.erase(name);
+    leaving_.erase(name);
+  }
+  LogInfo("model {}: unregistered, {} freed in {}", name, HumanBytes(done.files.freed_bytes),
+          done.directory.string());
+  return done;
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, const Layout& layout,
@@ -279,7 +311,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, cons
                 name, DescribeDifference(old->layout(), layout));
 }
 
-Status Agent::LetGo(const std::string& name) {
+Status Agent::LetGo(const std::string& name, const Status& ended) {
   std::shared_ptr<Model> model;
   std::shared_ptr<Leaving> leaving;
   {
@@ -296,10 +328,11 @@ Status Agent::LetGo(const std::string& name) {
     {
       // A Coming that still found the model has told of it by now, and a later one finds it gone.
       std::lock_guard one_at_a_time(coming_mu_);
-      desk_.attachments().Forget(name);
+      desk_.attachments().Forget(name, ended);
     }
     model->Drop();
-    desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));
+    desk_.Drop(*model, absl::AbortedError(ended.ok() ? "the model was replaced; describe it again"
+                                                     : ended.message()));
   }
   model.reset();
   if (leaving == nullptr) return absl::OkStatus();
@@ -309,8 +342,8 @@ Status Agent::LetGo(const std::string& name) {
   }
   return Errorf(StatusCode::kDeadlineExceeded,
                 "model \"{}\": what was registered before is not served any more, but still in use "
-                "by a call or a stream after {} ms; register again",
-                name, limits_.letting_go.count());
+                "by a call or a stream after {} ms; {} again",
+                name, limits_.letting_go.count(), ended.ok() ? "register" : "unregister");
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout layout, Coverage part,

@@ -20,6 +20,8 @@
 #include "sender/agent/assigner.h"
 #include "sender/agent/groups.h"
 #include "sender/agent/model.h"
+#include "sender/agent/model_files.h"
+#include "sender/agent/model_users.h"
 
 namespace deltawire::sender {
 
@@ -45,6 +47,14 @@ class Agent : public net::PullSource, public PullHost {
                                             const std::vector<ChunkRange>& owned,
                                             std::vector<SideFile> side_files, bool replace,
                                             bool keep_side_files = false);
+  struct Unregistered {
+    std::filesystem::path directory;
+    RemovedModel files;
+  };
+  /// Ends a model: its pulls are cut, its receivers and watchers are told, its memory is freed and
+  /// its files are removed. kFailedPrecondition while an offload is under way, or while trainers
+  /// use the model. kDeadlineExceeded: it is not served any more but still in use; call again.
+  StatusOr<Unregistered> Unregister(const std::string& name);
   StatusOr<std::shared_ptr<Model>> Find(const std::string& name) const;
   std::vector<std::shared_ptr<Model>> Models() const;
 
@@ -62,6 +72,7 @@ class Agent : public net::PullSource, public PullHost {
   const CoderRates& coder_rates() const { return coder_rates_; }
   LinkView LinkTo(const std::string& receiver_id) const { return desk_.LinkTo(receiver_id); }
 
+  ModelUsers& users() { return users_; }
   Attachments& attachments() override { return desk_.attachments(); }
   const Attachments& attachments() const { return desk_.attachments(); }
   Groups& groups() { return groups_; }
@@ -108,8 +119,12 @@ class Agent : public net::PullSource, public PullHost {
   /// caller has `name` in registering_.
   StatusOr<std::shared_ptr<Model>> Registered(const std::string& name, const Layout& layout,
                                               const Coverage& part, bool replace) const;
-  /// Takes the model out of use and waits until nobody holds a reference to it.
-  Status LetGo(const std::string& name);
+  /// Waits until no other thread registers or unregisters `name`; that name is the caller's until
+  /// the result is dropped.
+  StatusOr<std::shared_ptr<void>> TakeTurn(const std::string& name);
+  /// Takes the model out of use and waits until nobody holds a reference to it. `ended`: why there
+  /// is no model of that name any more; OK: another one takes its place.
+  Status LetGo(const std::string& name, const Status& ended = absl::OkStatus());
   StatusOr<std::shared_ptr<Model>> Make(const std::string& name, Layout layout, Coverage part,
                                         std::vector<SideFile> side_files, bool replaces);
 
@@ -124,6 +139,7 @@ class Agent : public net::PullSource, public PullHost {
   PullDesk desk_;
   Groups groups_;
   Assigner assigner_;
+  ModelUsers users_;
 
   Mutex coming_mu_;  // held while receivers are told, to keep the order; before a model's lock
   mutable Mutex mu_;
@@ -132,6 +148,7 @@ class Agent : public net::PullSource, public PullHost {
   std::map<std::string, Entry> models_;
   std::map<std::string, std::shared_ptr<Leaving>> leaving_;
   std::set<std::string> registering_;
+  std::set<std::string> unregistering_;  // models without a name whose files are still there
   const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
   Thread thread_;
 };

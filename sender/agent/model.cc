@@ -14,9 +14,6 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kOwnedName = ".deltawire.owned";
-constexpr const char* kSideDir = "side";
-
 template <typename T>
 Status Draw(T& value, const std::string& model, const char* what) {
   if (getrandom(&value, sizeof value, 0) == sizeof value) return absl::OkStatus();
@@ -271,6 +268,17 @@ void Model::Stop() {
     cv_.notify_all();
   }
   offload_listeners_.Call();
+}
+
+Status Model::Retire() {
+  {
+    std::lock_guard lock(mu_);
+    DW_RETURN_IF_ERROR(session_.MayUnregister(SteadyClock::now()));
+    stopping_ = true;
+    cv_.notify_all();
+  }
+  Stop();
+  return absl::OkStatus();
 }
 
 void Model::Drop() {

@@ -66,6 +66,10 @@ struct ModelOptions {
 
 class Model : public StateSource {
  public:
+  // Entries of its directory, beside the halves, their state (halves.h) and the groups' file.
+  static constexpr const char* kOwnedName = ".deltawire.owned";
+  static constexpr const char* kSideDir = "side";
+
   /// Returns true once the caller has gone.
   using Gone = std::function<bool()>;
 
@@ -181,6 +185,9 @@ class Model : public StateSource {
 
   /// Wakes everything that waits. A publish that is running finishes, and no other begins.
   void Stop();
+  /// Stop, for a model that is about to be unregistered: no offload begins any more.
+  /// kFailedPrecondition, and no change, while an offload is under way.
+  Status Retire();
   /// Stop, for a model that another takes the place of: a publish that is running is given up too,
   /// since nobody could ever pull what it makes.
   void Drop();

@@ -425,13 +425,21 @@ void OffloadSession::PublishFailed(Status why) {
 }
 
 Status OffloadSession::MayRollBack(Time now) const {
+  return Undisturbed(now, "roll back when it is done");
+}
+
+Status OffloadSession::MayUnregister(Time now) const {
+  return Undisturbed(now, "unregister when it is published or abandoned");
+}
+
+Status OffloadSession::Undisturbed(Time now, std::string_view advice) const {
   if (phase_ == OffloadPhase::kIdle) return absl::OkStatus();
   const auto* holder = phase_ == OffloadPhase::kWriting ? Holder(now) : nullptr;
   if (phase_ == OffloadPhase::kWriting && holder == nullptr) return absl::OkStatus();
   return Errorf(StatusCode::kFailedPrecondition,
-                "model \"{}\": an offload of version {} is under way{}; roll back when it is done",
-                options_.model, now_.version,
-                holder == nullptr ? "" : fmt::format(" by {}", Describe(holder->first)));
+                "model \"{}\": an offload of version {} is under way{}; {}", options_.model,
+                now_.version,
+                holder == nullptr ? "" : fmt::format(" by {}", Describe(holder->first)), advice);
 }
 
 Status OffloadSession::BeginRollback(uint64_t version, uint64_t attempt, Time now) {

@@ -125,6 +125,7 @@ class OffloadSession {
   /// kFailedPrecondition while somebody holds an offload; an offload that nobody holds is no
   /// hindrance.
   Status MayRollBack(Time now) const;
+  Status MayUnregister(Time now) const;
 
   /// Abandons the offload if its time is up; returns whether it did.
   bool Expire(Time now);
@@ -192,6 +193,8 @@ class OffloadSession {
   const std::map<uint32_t, Rank>::value_type* Holder(Time now) const;
   /// The reason why a request that does not join may not end the present offload; OK if it may.
   Status MayTakeOver(const OffloadRequest& request, Time now) const;
+  /// kFailedPrecondition, with `advice`, while somebody holds an offload.
+  Status Undisturbed(Time now, std::string_view advice) const;
   Status Over(uint64_t lease) const;
   /// Ends the offload as failed, and returns `why`.
   Status End(Status why);

@@ -323,4 +323,19 @@ grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status SenderServiceImpl::UnregisterModel(grpc::ServerContext* context,
+                                                const v1::UnregisterModelRequest* request,
+                                                v1::UnregisterModelResponse* response) {
+  const Status may = access_->MayTouch(*context, request->model());
+  if (!may.ok()) return ToGrpc(may);
+  const auto held = access_->Hold(*context, LongCall::kWork, *request);
+  if (!held.ok()) return ToGrpc(held.status());
+  const auto done = agent_.Unregister(request->model());
+  if (!done.ok()) return ToGrpc(done.status());
+  response->set_directory(done->directory.string());
+  response->set_freed_bytes(done->files.freed_bytes);
+  for (const std::string& name : done->files.left) response->add_left(name);
+  return grpc::Status::OK;
+}
+
 }  // namespace deltawire::sender

@@ -1,6 +1,7 @@
 // TrainerServiceImpl: the service for trainers.
 #include "sender/agent/service.h"
 
+#include "common/base/call_end.h"
 #include "proto/convert.h"
 #include "sender/agent/service_convert.h"
 
@@ -30,6 +31,26 @@ class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
   const std::shared_ptr<Model> model_;
   const uint64_t lease_;
   const uint32_t rank_;
+  const Listeners::Listener listener_;
+  bool told_ = false;
+};
+
+/// A trainer uses a model until its call ends. One message says that this has been noted.
+class UseSource final : public WatchSource<v1::AttendModelEvent> {
+ public:
+  /// Holds no model, so that another one can take its place meanwhile.
+  UseSource(ModelUsers& users, ModelUsers::Use use, std::function<void()> news)
+      : users_(users), use_(std::move(use)), listener_(users_.OnStop(std::move(news))) {}
+
+  StatusOr<Found> Next(v1::AttendModelEvent*) override {
+    if (!std::exchange(told_, true)) return Found::kMessage;
+    if (users_.stopped()) return Stopping("sender");
+    return Found::kNothing;
+  }
+
+ private:
+  ModelUsers& users_;
+  const ModelUsers::Use use_;
   const Listeners::Listener listener_;
   bool told_ = false;
 };
@@ -77,6 +98,30 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
   response->set_data_offset((*model)->data_offset());
   response->set_total_bytes((*model)->layout().total_bytes());
   return grpc::Status::OK;
+}
+
+grpc::Status TrainerServiceImpl::ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
+                                            v1::ListModelsResponse* response) {
+  for (const auto& model : agent_.Models()) {
+    v1::RegisteredModel* listed = response->add_models();
+    listed->set_model(model->name());
+    deltawire::ToProto(InfoOf(model->published()).identity, listed->mutable_published());
+    listed->set_total_bytes(model->layout().total_bytes());
+  }
+  return grpc::Status::OK;
+}
+
+grpc::ServerWriteReactor<v1::AttendModelEvent>* TrainerServiceImpl::AttendModel(
+    grpc::CallbackServerContext* context, const v1::AttendModelRequest* request) {
+  using Reactor = WatchReactor<v1::AttendModelEvent>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_RETURN_IF_ERROR(agent_.Find(request->model()).status());
+        ModelUsers& users = agent_.users();
+        return std::make_unique<UseSource>(
+            users, users.Enter(request->model(), request->rank(), request->publisher()),
+            std::move(news));
+      });
 }
 
 grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,

@@ -15,12 +15,17 @@
 namespace deltawire::sender {
 
 class TrainerServiceImpl final
-    : public v1::TrainerService::WithCallbackMethod_AttendOffload<
-          v1::TrainerService::WithCallbackMethod_WaitPublished<v1::TrainerService::Service>> {
+    : public v1::TrainerService::WithCallbackMethod_AttendModel<
+          v1::TrainerService::WithCallbackMethod_AttendOffload<
+              v1::TrainerService::WithCallbackMethod_WaitPublished<v1::TrainerService::Service>>> {
  public:
   explicit TrainerServiceImpl(Agent& agent) : agent_(agent) {}
   grpc::Status RegisterModel(grpc::ServerContext*, const v1::RegisterModelRequest*,
                              v1::RegisterModelResponse*) override;
+  grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
+                          v1::ListModelsResponse*) override;
+  grpc::ServerWriteReactor<v1::AttendModelEvent>* AttendModel(
+      grpc::CallbackServerContext*, const v1::AttendModelRequest*) override;
   grpc::Status BeginOffload(grpc::ServerContext*, const v1::BeginOffloadRequest*,
                             v1::BeginOffloadResponse*) override;
   grpc::ServerWriteReactor<v1::AttendOffloadEvent>* AttendOffload(
@@ -58,6 +63,8 @@ class SenderServiceImpl final
       grpc::CallbackServerContext*, const v1::WaitCommittedRequest*) override;
   grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*,
                         v1::RollbackResponse*) override;
+  grpc::Status UnregisterModel(grpc::ServerContext*, const v1::UnregisterModelRequest*,
+                               v1::UnregisterModelResponse*) override;
 
  private:
   /// The model, if this call may name it. A watch must not keep it from being replaced.

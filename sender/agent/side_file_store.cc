@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <system_error>
 
@@ -76,6 +77,14 @@ StatusOr<uint64_t> ParseUse(const fs::path& name, const std::string& text) {
 }  // namespace
 
 fs::path SideFileStore::PathOf(uint64_t hash) const { return directory_ / Hex(hash); }
+
+bool SideFileStore::IsOwnName(std::string_view name) {
+  if (name.starts_with(kHidden)) name.remove_prefix(std::string_view(kHidden).size());
+  if (std::find(std::begin(kUseNames), std::end(kUseNames), name) != std::end(kUseNames))
+    return true;
+  return name.size() == Hex(0).size() &&
+         name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
 
 Status SideFileStore::Clear() {
   std::error_code ec;

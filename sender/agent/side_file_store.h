@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/base/status.h"
 #include "common/serving/side_file_set.h"
@@ -20,6 +21,10 @@ class SideFileStore {
   enum class Use : uint8_t { kHalf0 = 0, kHalf1 = 1, kNext = 2 };
 
   explicit SideFileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
+
+  /// Whether an entry of the directory with this name is the store's own: a set, a use, or either
+  /// of them while it is made or removed.
+  static bool IsOwnName(std::string_view name);
 
   /// Removes everything.
   Status Clear();

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <spdlog/fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -16,8 +17,8 @@
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "proto/dial.h"
 #include "proto/grpc_lifetime.h"
-#include "sender/export/client/attendance.h"
 #include "sender/export/client/half_mapping.h"
+#include "sender/export/client/held_stream.h"
 #include "sender/export/client/strided_copy.h"
 #include "sender/export/client/this_process.h"
 #include "sender/export/client/written_marks.h"
@@ -26,6 +27,7 @@ namespace deltawire {
 namespace {
 
 constexpr std::chrono::milliseconds kGoneEvery{100};
+constexpr std::chrono::milliseconds kNotedWithin{2000};
 constexpr size_t kCopyThreads = 4;  // a few saturate a memory bus, and a node has several ranks
 
 // "[2, 3]", for messages.
@@ -102,6 +104,25 @@ grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& go
   return *done;
 }
 
+/// Shows the agent that this rank lives while it writes. Dropping it ends the offload if the rank
+/// was not ready.
+using Attendance = HeldStream<v1::AttendOffloadRequest, v1::AttendOffloadEvent>;
+/// Shows the agent that this process uses the model, between offloads, too.
+using ModelUse = HeldStream<v1::AttendModelRequest, v1::AttendModelEvent>;
+
+grpc::ChannelArguments SocketArguments() {
+  grpc::ChannelArguments args;
+  SetControlArguments(args);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  return args;
+}
+
+std::unique_ptr<v1::TrainerService::Stub> StubOf(const std::string& socket) {
+  return v1::TrainerService::NewStub(grpc::CreateCustomChannel(
+      "unix:" + socket, grpc::InsecureChannelCredentials(), SocketArguments()));
+}
+
 }  // namespace
 
 struct TrainerClient::Impl {
@@ -111,6 +132,7 @@ struct TrainerClient::Impl {
   uint32_t rank = 0, world = 1;
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
+  std::unique_ptr<ModelUse> use;  // destroyed before the stub
   std::function<bool()> gone;
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
@@ -120,6 +142,16 @@ struct TrainerClient::Impl {
   size_t copy_threads = 0;
   std::unique_ptr<ThreadPool> copiers;  // made when first used
   std::once_flag copiers_made;
+  const pid_t process = ::getpid();
+
+  Impl() = default;
+  // A forked child has none of gRPC's threads, so the end of the stream, and of the channel, would
+  // never come there. The parent has both.
+  ~Impl() {
+    if (::getpid() == process) return;
+    (void)use.release();
+    (void)stub.release();
+  }
 
   void Prepare(grpc::ClientContext& context) const {
     context.set_deadline(std::chrono::system_clock::now() + timeout);
@@ -127,6 +159,16 @@ struct TrainerClient::Impl {
   }
   Status Check(const grpc::Status& status, std::string_view call) const {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
+  }
+  // An agent of an older release does not know the call; then the stream ends at once.
+  void ShowUse() {
+    if (use != nullptr && !use->done()) return;
+    v1::AttendModelRequest request;
+    request.set_model(model);
+    request.set_rank(rank);
+    request.set_publisher(publisher);
+    use = std::make_unique<ModelUse>();
+    use->Open(std::move(request), [this](auto*... call) { stub->async()->AttendModel(call...); });
   }
   bool Owns(uint64_t chunk_offset) const {
     const auto after =
@@ -170,6 +212,24 @@ struct TrainerClient::Offload::State {
   std::vector<uint32_t> counted;  // by chunk, once Finished is called; of an only rank
 };
 
+StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
+                                                  std::chrono::milliseconds timeout) {
+  KeepGrpc();
+  const std::string path = SocketOf(socket);
+  const auto stub = StubOf(path);
+  v1::ListModelsResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
+  context.set_wait_for_ready(true);
+  DW_RETURN_IF_ERROR(FromGrpc(stub->ListModels(&context, v1::ListModelsRequest(), &response),
+                              fmt::format("sender at {}: ListModels", path)));
+  std::vector<RegisteredModel> all;
+  for (const v1::RegisteredModel& m : response.models()) {
+    all.push_back({m.model(), FromProto(m.published()), m.total_bytes()});
+  }
+  return all;
+}
+
 TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t rank, uint32_t world,
                              std::chrono::milliseconds timeout)
     : impl_(std::make_unique<Impl>()) {
@@ -179,12 +239,7 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
   impl_->rank = rank;
   impl_->world = world;
   impl_->timeout = timeout;
-  grpc::ChannelArguments args;
-  SetControlArguments(args);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  impl_->stub = v1::TrainerService::NewStub(
-      grpc::CreateCustomChannel("unix:" + impl_->socket, grpc::InsecureChannelCredentials(), args));
+  impl_->stub = StubOf(impl_->socket);
 }
 
 TrainerClient::~TrainerClient() = default;
@@ -218,6 +273,9 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   impl_->owned.clear();
   if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
   impl_->chunks = std::move(chunks);
+  impl_->ShowUse();
+  // From here on nobody can unregister the model. That it is not known does no harm to this client.
+  (void)impl_->use->AwaitNoted(std::min(impl_->timeout, kNotedWithin));
   return FromProto(response.published());
 }
 
@@ -240,6 +298,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
     impl_->stub->async()->BeginOffload(&context, &request, &response, std::move(done));
   };
   DW_RETURN_IF_ERROR(impl_->Check(Await(context, impl_->gone, start), "BeginOffload"));
+  impl_->ShowUse();  // again, where the agent was started anew
   auto state = std::make_unique<Offload::State>();
   state->client = impl_.get();
   state->version = version;
@@ -253,11 +312,14 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
                   response.half_path());
   }
   state->data = file.subspan(response.data_offset(), impl_->layout->total_bytes());
+  v1::AttendOffloadRequest attend;
+  attend.set_model(impl_->model);
+  attend.set_lease(response.lease());
+  attend.set_rank(impl_->rank);
   state->attendance = std::make_unique<Attendance>();
-  DW_RETURN_IF_ERROR(
-      impl_->Check(state->attendance->Start(*impl_->stub, impl_->model, response.lease(),
-                                            impl_->rank, impl_->timeout),
-                   "AttendOffload"));
+  state->attendance->Open(std::move(attend),
+                          [this](auto*... call) { impl_->stub->async()->AttendOffload(call...); });
+  DW_RETURN_IF_ERROR(impl_->Check(state->attendance->AwaitNoted(impl_->timeout), "AttendOffload"));
   state->marks = std::make_unique<WrittenMarks>(
       *impl_->stub,
       WrittenMarks::Writer{impl_->model, response.lease(), impl_->rank, impl_->world > 1},

@@ -63,6 +63,16 @@ struct RegisterOptions {
   std::vector<ChunkRange> owned = {};
 };
 
+struct RegisteredModel {
+  std::string name;
+  Identity published;  ///< empty: nothing yet
+  uint64_t total_bytes = 0;
+};
+/// The models that the agent at `socket` (or data directory) has, by name. kUnimplemented: an agent
+/// of an older release.
+StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
+                                                  std::chrono::milliseconds timeout);
+
 class TrainerClient {
  public:
   /// `socket` is the agent's trainer socket, or its data directory. Connects lazily; calls wait up

@@ -3,6 +3,7 @@
 #include "sender/agent/agent.h"
 
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "tests/support/next_event.h"
 #include "tests/unit/sender/published_model.h"
@@ -264,6 +265,91 @@ TEST_CASE("agent: a model stays when the one in its place cannot be made") {
   REQUIRE(model.ok());
   CHECK((*model)->layout().size() == 4);
   CHECK((*model)->published()->info.identity == before);
+}
+
+TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and nothing else") {
+  Host host;
+  Agent& agent = host.agent();
+  const std::filesystem::path data = host.Options().data_dir, dir = data / "m";
+  REQUIRE(host.Register(4, false, {{"config.json", "{}"}}).ok());
+  REQUIRE(agent.Register("n", {{"t", DType::kBF16, {64}}}, {}, {}, false).ok());
+  const bool foreign = GENERATE(false, true);
+  CAPTURE(foreign);
+  if (foreign) std::ofstream(dir / "notes") << "not the sender's";
+  const auto token = agent.attachments().Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  REQUIRE(testing::NextEvent(agent.attachments(), *token).ok());
+  std::atomic<bool> cut{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  Thread stream([&] {
+    CHECK(Soon([&] { return cut.load(); }));
+    CHECK(session->Next(0, [] {}).status().message().find("unregistered") != std::string::npos);
+    session->StreamClosed(0, absl::CancelledError("cut"));
+    session.reset();
+  });
+  const auto done = agent.Unregister("m");
+  stream.join();
+  REQUIRE(done.status() == absl::OkStatus());
+  CHECK(done->directory == dir);
+  CHECK(done->files.freed_bytes > 0);
+  if (foreign) {
+    CHECK(done->files.left == std::vector<std::string>{"notes"});
+    CHECK(std::distance(std::filesystem::directory_iterator(dir), {}) == 1);
+  } else {
+    CHECK(done->files.left.empty());
+    CHECK_FALSE(std::filesystem::exists(dir));
+  }
+  CHECK(std::filesystem::exists(data / "n"));
+  const Status told = testing::NextEvent(agent.attachments(), *token).status();
+  CHECK(told.message() == "model \"m\" was unregistered from this sender");
+  CHECK(absl::IsNotFound(agent.attachments().ChangeAfter("m", 0).status()));
+  CHECK(absl::IsNotFound(
+      agent.attachments().CensusOf("m", 0, false, Attachments::Until::kCommitted).status()));
+  CHECK(absl::IsNotFound(agent.Find("m").status()));
+  CHECK(absl::IsNotFound(agent.Unregister("m").status()));
+  CHECK(absl::IsInvalidArgument(agent.Unregister("..").status()));
+  // The name is free for another model, which receivers may attach to.
+  REQUIRE(host.Register(5, false).ok());
+  host.Publish(1);
+  CHECK(testing::NextEvent(agent.attachments(), *token).ok());
+}
+
+TEST_CASE("agent: a model that is offloaded or used by a trainer is not unregistered") {
+  Host host;
+  Agent& agent = host.agent();
+  const auto model = *agent.Find("m");
+  const auto no = [] { return false; };
+  auto use = agent.users().Enter("m", 3, "python train.py, process 4711 on node7");
+  const auto other = agent.users().Enter("n", 0, "of another model");
+  const Status used = agent.Unregister("m").status();
+  CHECK(absl::IsFailedPrecondition(used));
+  CHECK(used.message().find("rank 3 (python train.py, process 4711 on node7)") !=
+        std::string::npos);
+  use.reset();
+  const auto grant = model->BeginOffload({.version = 2, .publisher = "tester"}, no);
+  REQUIRE(grant.ok());
+  const Status busy = agent.Unregister("m").status();
+  CHECK(absl::IsFailedPrecondition(busy));
+  CHECK(busy.message().find("version 2 is under way by rank 0 of 1 (tester)") != std::string::npos);
+  // What was refused has changed nothing.
+  REQUIRE(model->NotifyReady({.version = 2, .lease = grant->lease, .wrote_all = true}).ok());
+  REQUIRE(model->WaitPublished(2, grant->lease, no).ok());
+}
+
+TEST_CASE("agent: what is still in use when it is unregistered is removed by the next call") {
+  Host host({.letting_go = milliseconds(50)});
+  Agent& agent = host.agent();
+  const std::filesystem::path dir = std::filesystem::path(host.Options().data_dir) / "m";
+  std::atomic<bool> cut{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  const Status stuck = agent.Unregister("m").status();
+  CHECK(absl::IsDeadlineExceeded(stuck));
+  CHECK(stuck.message().find("unregister again") != std::string::npos);
+  CHECK(absl::IsNotFound(agent.Find("m").status()));
+  CHECK(std::filesystem::exists(dir));
+  session.reset();
+  CHECK(Soon([&] { return agent.Unregister("m").ok(); }));
+  CHECK_FALSE(std::filesystem::exists(dir));
 }
 
 TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {

@@ -1,0 +1,27 @@
+// Removes what a sender keeps of one model on disk: the halves, the state, the side files and the
+// directory. Owner: the Agent. Threads: one at a time for one directory. Cost: a few system calls
+// per file. Errors name the path.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace deltawire::sender {
+
+struct RemovedModel {
+  uint64_t freed_bytes = 0;  ///< memory of the files that were removed
+  /// Entries of the directory that the sender does not know; they stay, and so does the directory.
+  /// At most kMostLeft names.
+  std::vector<std::string> left;
+};
+inline constexpr size_t kMostLeft = 16;
+
+/// Takes the directory's lock, and removes the state file first, so that after a crash the rest is
+/// no model. OK if there is no such directory. kAlreadyExists if another process owns it.
+StatusOr<RemovedModel> RemoveModelFiles(const std::filesystem::path& dir, const std::string& group);
+
+}  // namespace deltawire::sender

@@ -1,0 +1,44 @@
+// The trainers that show that they use a model (AttendModel), whether or not they write a version
+// now. Owner: the Agent. Threads: any. Cost: a line of text per trainer. No errors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/listeners.h"
+#include "common/base/sync.h"
+
+namespace deltawire::sender {
+
+class ModelUsers {
+ public:
+  /// A use lasts until it is dropped, which may be after this object has gone.
+  using Use = std::shared_ptr<const void>;
+  [[nodiscard]] Use Enter(const std::string& model, uint32_t rank, const std::string& publisher);
+  /// Who uses the model, in the order in which they came: "rank 0 (python train.py, process 4711 on
+  /// node7)".
+  std::vector<std::string> Of(const std::string& model) const;
+
+  /// `news` is called, without a lock, when the agent stops; see Listeners.
+  [[nodiscard]] Listeners::Listener OnStop(std::function<void()> news) {
+    return listeners_.Add(std::move(news));
+  }
+  bool stopped() const;
+  void Stop();
+
+ private:
+  struct Table {
+    Mutex mu;
+    bool stopped = false;
+    uint64_t next = 1;
+    std::map<std::string, std::map<uint64_t, std::string>> users;  // by model and arrival
+  };
+  const std::shared_ptr<Table> table_ = std::make_shared<Table>();
+  Listeners listeners_;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,89 @@
+// A stream that shows the agent that this process lives, for as long as it is open. The agent sends
+// one event when it has noted the stream. Owner: the TrainerClient or its Offload. Threads: gRPC's
+// threads call the reactor; the other methods from any. Cost: no thread of its own. Errors: Start
+// and status return the agent's.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+namespace deltawire {
+
+template <typename Request, typename Event>
+class HeldStream final : public grpc::ClientReadReactor<Event> {
+ public:
+  HeldStream() = default;
+  ~HeldStream() override { End(); }
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+
+  /// Begins the stream: `call(context, request, reactor)` is the stub's method. Call once.
+  template <typename Begin>
+  void Open(Request request, const Begin& call) {
+    request_ = std::move(request);
+    call(&context_, &request_, this);
+    {
+      std::lock_guard lock(mu_);
+      started_ = true;
+    }
+    this->StartRead(&event_);
+    this->StartCall();
+  }
+  /// Returns OK when the agent has noted the stream, otherwise the reason why it does not.
+  grpc::Status AwaitNoted(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mu_);
+    // The stream itself has no deadline, since it may have to last for any time.
+    if (!cv_.wait_for(lock, timeout, [this] { return noted_ || done_; })) {
+      return {grpc::StatusCode::DEADLINE_EXCEEDED, "the sender did not answer; is it running?"};
+    }
+    return done_ ? status_ : grpc::Status::OK;
+  }
+  /// OK while the stream is open; otherwise how it ended.
+  grpc::Status status() const {
+    std::lock_guard lock(mu_);
+    return done_ ? status_ : grpc::Status::OK;
+  }
+  bool done() const {
+    std::lock_guard lock(mu_);
+    return done_;
+  }
+  /// Ends the stream and waits for its end.
+  void End() {
+    std::unique_lock lock(mu_);
+    if (!started_) return;
+    lock.unlock();
+    context_.TryCancel();
+    lock.lock();
+    cv_.wait(lock, [this] { return done_; });
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    {
+      std::lock_guard lock(mu_);
+      noted_ = noted_ || ok;
+      cv_.notify_all();
+    }
+    if (ok) this->StartRead(&event_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    std::lock_guard lock(mu_);
+    status_ = status;
+    done_ = true;
+    cv_.notify_all();
+  }
+
+  grpc::ClientContext context_;
+  Request request_;
+  Event event_;
+  mutable std::mutex mu_;
+  std::condition_variable cv_;
+  bool started_ = false, noted_ = false, done_ = false;
+  grpc::Status status_;
+};
+
+}  // namespace deltawire
