@@ -35,7 +35,7 @@ void DeclareSync(CLI::App& app, Run* run);       // sync.cc
 void DeclareWait(CLI::App& app, Run* run);       // wait.cc
 void DeclareWatch(CLI::App& app, Run* run);      // watch.cc
 void DeclareVerify(CLI::App& app, Run* run);     // verify.cc
-void DeclareControl(CLI::App& app, Run* run);    // control.cc: pause, resume, rollback
+void DeclareControl(CLI::App& app, Run* run);    // control.cc: pause, resume, ...
 void DeclareInspect(CLI::App& app, Run* run);    // inspect.cc
 void DeclareDiff(CLI::App& app, Run* run);       // diff.cc
 void DeclarePlan(CLI::App& app, Run* run);       // plan.cc

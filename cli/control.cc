@@ -1,10 +1,11 @@
-// deltawire pause, resume (of a receiver) and rollback (at the sender).
+// deltawire pause, resume (of a receiver), rollback and unregister (at the sender).
 #include <cstdio>
 #include <memory>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
+#include "cli/left_out.h"
 #include "cli/output.h"
 #include "common/base/human.h"
 #include "proto/convert.h"
@@ -54,6 +55,40 @@ StatusOr<Exit> Rollback(const RollbackOptions& o) {
   return Exit::kOk;
 }
 
+StatusOr<Exit> Unregister(const Common& o) {
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  v1::UnregisterModelRequest request;
+  request.set_model(o.model);
+  DW_ASSIGN_OR_RETURN(const v1::UnregisterModelResponse response,
+                      Ask(sender, &Sender::Stub::UnregisterModel, request, o.timeout()));
+  const std::vector<std::string> left(response.left().begin(), response.left().end());
+  if (o.json) {
+    PrintJson({{"model", o.model},
+               {"directory", response.directory()},
+               {"freed_bytes", response.freed_bytes()},
+               {"left", left}});
+    return Exit::kOk;
+  }
+  std::printf("%s: unregistered, %s freed\n", o.model.c_str(),
+              HumanBytes(response.freed_bytes()).c_str());
+  if (!left.empty()) {
+    std::printf("%s stays, since it holds files that are not the sender's: %s\n",
+                response.directory().c_str(), NamesText(left).c_str());
+  }
+  return Exit::kOk;
+}
+
+void DeclareUnregister(CLI::App& app, Run* run) {
+  auto o = std::make_shared<Common>();
+  CLI::App* sub = app.add_subcommand(
+      "unregister", "End a model at the sender and free its memory; receivers keep what they hold");
+  sub->add_option("MODEL", o->model, "The model's name")->required()->type_name("");
+  o->AddSender(*sub);
+  o->AddTimeout(*sub, 60, "Wait this long for an answer; 0: for ever");
+  o->AddJson(*sub);
+  sub->callback([o, run] { *run = [o] { return Unregister(*o); }; });
+}
+
 void DeclarePause(CLI::App& app, Run* run, bool paused) {
   auto o = std::make_shared<Common>();
   CLI::App* sub = paused
@@ -80,6 +115,7 @@ void DeclareControl(CLI::App& app, Run* run) {
   o->AddTimeout(*sub, 120, "Give up after this long; 0: never");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Rollback(*o); }; });
+  DeclareUnregister(app, run);
 }
 
 }  // namespace deltawire::cli

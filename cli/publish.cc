@@ -1,4 +1,5 @@
 // deltawire publish: plays the trainer from HF directories.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "cli/checkpoints.h"
 #include "cli/command.h"
 #include "cli/connect.h"
+#include "cli/interrupt_notice.h"
 #include "cli/left_out.h"
 #include "cli/output.h"
 #include "cli/publisher.h"
@@ -66,9 +68,51 @@ void Say(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
-// `said`: the last lines about files that are left out; checkpoints of one run have the same.
-Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std::string& model,
-                        uint64_t version, ThreadPool& pool, std::vector<std::string>& said) {
+/// The model that versions are published of, and what the user has been told about them.
+struct Publishing {
+  std::string model;
+  bool is_new = false;
+  uint64_t newest = 0;  ///< its published version; 0: none, or not known
+  /// The sender's other models.
+  std::vector<std::string> others;
+  /// The last lines about files that are left out; checkpoints of one run have the same.
+  std::vector<std::string> left_out;
+};
+
+std::string NameOf(const fs::path& dir) {
+  const fs::path whole = fs::absolute(dir).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+/// The model of --model; without it the only registered one, or the directory's name if there is
+/// none.
+StatusOr<Publishing> ChoosePublishedModel(const PublishOptions& o) {
+  Publishing chosen;
+  chosen.model = o.model;
+  const auto known = ListModels(o.socket, o.timeout());
+  // A sender of an older release does not say, so the name is chosen as by its tool.
+  if (!known.ok() && !absl::IsUnimplemented(known.status())) return known.status();
+  if (known.ok()) {
+    for (const RegisteredModel& m : *known) chosen.others.push_back(m.name);
+  }
+  if (chosen.model.empty() && chosen.others.size() > 1) {
+    std::string names;
+    for (const std::string& name : chosen.others) names += (names.empty() ? "" : ", ") + name;
+    return UsageError(
+        fmt::format("the sender has several models: choose one with --model ({})", names));
+  }
+  if (chosen.model.empty()) {
+    chosen.model = chosen.others.empty() ? NameOf(o.dir) : chosen.others.front();
+  }
+  for (size_t i = 0; known.ok() && i < known->size(); ++i) {
+    if ((*known)[i].name == chosen.model) chosen.newest = (*known)[i].published.id.version;
+  }
+  chosen.is_new = std::erase(chosen.others, chosen.model) == 0;
+  return chosen;
+}
+
+Status PublishDirectory(const PublishOptions& o, const fs::path& dir, uint64_t version,
+                        ThreadPool& pool, Publishing& to) {
   const auto start = std::chrono::steady_clock::now();
   // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
   // process.
@@ -76,34 +120,65 @@ Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std:
   std::vector<std::string> foreign;
   DW_ASSIGN_OR_RETURN(std::vector<SideFile> side_files, source.ReadSideFiles(&foreign));
   std::vector<std::string> left_out = LeftOutLines(source, foreign);
-  if (left_out != said) Say(left_out);
-  said = std::move(left_out);
+  if (left_out != to.left_out) Say(left_out);
+  to.left_out = std::move(left_out);
   if (o.skip_code_files) std::erase_if(side_files, IsCodeFile);
   const Content content{&source.layout(), &side_files,
-                        [&](size_t i, MutableBytes to) { return source.Read(i, to); },
+                        [&](size_t i, MutableBytes bytes) { return source.Read(i, bytes); },
                         [&] { return source.Unchanged(); }};
+  const auto registered = [&to] {
+    if (!std::exchange(to.is_new, false) || to.others.empty()) return;
+    Say({fmt::format("new model registered: {} (others: {}); `deltawire unregister {}` undoes that",
+                     to.model, NamesText(to.others), to.model)});
+  };
+  InterruptNotice& notice = InterruptNotice::Of("publish");
+  notice.Set(
+      fmt::format("version {} of {} may not be published; `deltawire status` shows what the "
+                  "sender has",
+                  version, to.model));
+  const std::shared_ptr<void> done(nullptr, [&notice](void*) { notice.Set(""); });
   PublishedVersion published;
   {
-    Progress progress(fmt::format("publish {} version {}", model, version));
-    DW_ASSIGN_OR_RETURN(published, PublishVersion({o.socket, model, o.timeout(), o.replace},
-                                                  content, version, pool, progress));
+    Progress progress(fmt::format("publish {} version {}", to.model, version));
+    DW_ASSIGN_OR_RETURN(
+        published, PublishVersion({o.socket, to.model, o.timeout(), o.replace, registered}, content,
+                                  version, pool, progress));
   }
   if (o.json) {
-    const Json json = VersionJson(model, published, SecondsSince(start));
+    const Json json = VersionJson(to.model, published, SecondsSince(start));
     o.watch ? PrintJsonLine(json) : PrintJson(json);
   } else {
-    std::printf("%s\n", Describe(model, published).c_str());
+    std::printf("%s\n", Describe(to.model, published).c_str());
     std::fflush(stdout);
   }
   return absl::OkStatus();
 }
 
-std::string NameOf(const fs::path& dir) {
-  const fs::path whole = fs::absolute(dir).lexically_normal();
-  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+bool HoldsSafetensors(const fs::path& dir) {
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+/// A usage error if `dir` is not a checkpoint but the directory above some.
+Status CheckHoldsWeights(const fs::path& dir) {
+  if (HoldsSafetensors(dir)) return absl::OkStatus();
+  std::vector<std::string> below;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    if (HoldsSafetensors(it->path())) below.push_back(it->path().string());
+  }
+  if (below.empty()) return absl::OkStatus();  // opening it says what is missing
+  std::sort(below.begin(), below.end());
+  return UsageError(fmt::format(
+      "{} holds no weights, but {} {}: name one of these, or add --watch to publish new ones",
+      dir.string(), NamesText(below), below.size() == 1 ? "does" : "do"));
 }
 
 StatusOr<Exit> PublishOne(const PublishOptions& o) {
+  DW_RETURN_IF_ERROR(CheckHoldsWeights(o.dir));
   uint64_t version = o.version;
   if (version == 0) {
     const auto from_name = VersionFromName(NameOf(o.dir));
@@ -113,10 +188,15 @@ StatusOr<Exit> PublishOne(const PublishOptions& o) {
     version = *from_name;
   }
   DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
+  InterruptNotice::Of("publish");  // before any thread
   ThreadPool pool;
-  std::vector<std::string> said;
-  DW_RETURN_IF_ERROR(
-      PublishDirectory(o, o.dir, o.model.empty() ? NameOf(o.dir) : o.model, version, pool, said));
+  DW_ASSIGN_OR_RETURN(Publishing to, ChoosePublishedModel(o));
+  const Status done = PublishDirectory(o, o.dir, version, pool, to);
+  if (absl::IsFailedPrecondition(done) && version <= to.newest) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} (--version N publishes {} under another number)", MessageOf(done), o.dir);
+  }
+  DW_RETURN_IF_ERROR(done);
   return Exit::kOk;
 }
 
@@ -124,13 +204,13 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
   if (o.version != 0) {
     return UsageError("--version does not go with --watch: versions come from the names");
   }
-  const std::string model = o.model.empty() ? NameOf(o.dir) : o.model;
   CheckpointScanner scanner(o.dir, o.inside);
   CheckpointNews news(o.dir, o.inside);
   DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
-  Say(news.Begin(model));
+  InterruptNotice::Of("publish");  // before any thread
+  DW_ASSIGN_OR_RETURN(Publishing to, ChoosePublishedModel(o));
+  Say(news.Begin(to.model));
   ThreadPool pool;
-  std::vector<std::string> said;
   for (int scans = 1;; ++scans) {
     DW_ASSIGN_OR_RETURN(CheckpointScanner::Found found, scanner.Scan());
     for (const std::string& name : found.unnamed) {
@@ -144,7 +224,7 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
       found.complete.erase(found.complete.begin(), found.complete.end() - 1);
     }
     for (const Checkpoint& c : found.complete) {
-      const Status done = PublishDirectory(o, c.path, model, c.version, pool, said);
+      const Status done = PublishDirectory(o, c.path, c.version, pool, to);
       if (done.ok()) continue;
       // A checkpoint that was written to meanwhile is reported again, once it is stable.
       const bool again = scanner.ChangedSince(c);
@@ -174,7 +254,7 @@ void DeclarePublish(CLI::App& app, Run* run) {
       "Leave out side files that engines may execute (*.py); a sender takes them only with "
       "--allow-code-files");
   sub->add_flag("--replace", o->replace, "Drop a registered model of another layout");
-  o->AddModel(*sub, "the name of DIR");
+  o->AddModel(*sub, "the only one there is; if there is none, the name of DIR");
   o->AddSocket(*sub);
   o->AddTimeout(*sub, 120, "Give up on a version after so long");
   o->AddJson(*sub);

@@ -23,6 +23,7 @@ StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& t
   DW_ASSIGN_OR_RETURN(
       const Identity published,
       client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
+  if (target.registered) target.registered();
   // An earlier try of ours may have succeeded although its answer was lost. Attempts tell it from
   // another publisher's version of the same number.
   const bool through = published.id.version == version &&

@@ -34,6 +34,8 @@ struct PublishTarget {
   std::string model;
   std::chrono::milliseconds timeout{0};
   bool replace = false;  ///< drop a registered model of another layout
+  /// Called each time the model has been registered; may be null.
+  std::function<void()> registered = {};
 };
 
 StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,

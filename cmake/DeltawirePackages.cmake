@@ -38,8 +38,8 @@ if(NOT DELTAWIRE_DATE)
 endif()
 
 dw_manual(deltawire 1 deltawire cli "bring inference engines' weights in step with a trainer's")
-foreach(command publish status top sync wait watch verify pause resume rollback inspect diff plan
-    convert doctor limits bench-link simulate certs demo version help completion)
+foreach(command publish status top sync wait watch verify pause resume rollback unregister inspect
+    diff plan convert doctor limits bench-link simulate certs demo version help completion)
   dw_manual(deltawire-${command} 1 deltawire cli "deltawire's command ${command}" ${command})
 endforeach()
 dw_manual(deltawire-sender 8 deltawire-sender sender "publish a trainer's weights as versions")

@@ -419,7 +419,7 @@ Status ModelDir::Unchanged() const {
     const char* why = nullptr;
     struct stat now {};
     if (::stat(opened->path.c_str(), &now) != 0) {
-      why = "is gone, or cannot be looked at any more";
+      why = errno == ENOENT ? "was removed" : "cannot be looked at any more";
     } else {
       why = Difference(opened->file.stat(), now);
     }

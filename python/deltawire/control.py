@@ -204,6 +204,14 @@ class Sender(_Daemon):
         request = {"model": self.model(), "version": version}
         return self.call("Rollback", request, timeout=timeout)["info"]
 
+    def unregister(self, model: str, *, timeout: float | None = 60.0) -> dict[str, Any]:
+        """Ends a model at the sender and frees its memory; receivers keep what they hold. It is
+        named, even if it is the only one. RefusedError: an offload is under way, or a trainer that
+        has registered it is alive."""
+        answer = self.call("UnregisterModel", {"model": model}, timeout=timeout)
+        self._found = None
+        return answer
+
 
 class Receiver(_Daemon):
     """A receiver's `ReceiverService`."""

@@ -280,6 +280,9 @@ class Pair:
 
         until(knows_both, "the receiver knows its own version and the sender's")
         self.status(sender=sender, receiver=receiver.address, code=4)
+        (self.root / "s2" / "m" / "notes").write_text("not the sender's")
+        ended = self.out.run("unregister", "unregister", "m", "--sender", sender)
+        assert (ended["left"], ended["freed_bytes"] > 0) == (["notes"], True), ended
 
 
 def play_alone(root: pathlib.Path, out: Outputs, pair: Pair) -> None:

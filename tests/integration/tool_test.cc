@@ -2,6 +2,7 @@
 // others write to while it reads, beside other publishers, and to receivers of another layout.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -225,6 +226,155 @@ TEST_CASE("publish says which files of a checkpoint it leaves out, and why") {
   REQUIRE(code == 0);
   CHECK(Has(tool.Said(), "left out: model.safetensors (model.safetensors.index.json decides"));
   CHECK(Has(tool.Said(), "left out: tf_model.h5 (weights in a format other than safetensors)"));
+}
+
+TEST_CASE("publish without --model takes the only registered model, and says when one is new") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  (void)sender.Status(kModel);
+  const Checkpoint one(root.path() / "run" / "step-1", 2, 1 << 20, 'a');
+  const Checkpoint two(root.path() / "run" / "step-2", 2, 1 << 20, 'b');
+  const auto publish = [&](const Checkpoint& checkpoint, std::vector<std::string> more) {
+    std::vector<std::string> args = {"publish", checkpoint.dir.string(), "--socket",
+                                     sender.socket()};
+    args.insert(args.end(), more.begin(), more.end());
+    return Tool(root.path(), args);
+  };
+  Tool first = publish(one, {"--model", "policy"});
+  REQUIRE(first.Wait() == 0);
+  CHECK_FALSE(Has(first.Said(), "new model"));  // there is no other that it could be mistaken for
+  Tool second = publish(two, {});
+  CHECK(second.Wait() == 0);
+  INFO(second.Said());
+  CHECK(Has(second.Said(), "policy: version 2 (lineage "));
+  Tool typo = publish(one, {"--model", "polcy"});
+  CHECK(typo.Wait() == 0);
+  CHECK(Has(typo.Said(), "new model registered: polcy (others: policy)"));
+  Tool which = publish(two, {});
+  CHECK(which.Wait() == 2);
+  CHECK(Has(which.Said(), "several models: choose one with --model (polcy, policy)"));
+  Tool again = publish(two, {"--model", "polcy"});
+  CHECK(again.Wait() == 0);
+  CHECK_FALSE(Has(again.Said(), "new model"));
+
+  Tool removed(root.path(), {"unregister", "polcy", "--sender", sender.control()});
+  CHECK(removed.Wait() == 0);
+  INFO(removed.Said());
+  CHECK(Has(removed.Said(), "polcy: unregistered, "));
+  CHECK_FALSE(fs::exists(sender.dir() / "polcy"));
+  CHECK(fs::exists(sender.dir() / "policy"));
+  Tool unknown(root.path(), {"unregister", "polcy", "--sender", sender.control()});
+  CHECK(unknown.Wait() == 1);
+  CHECK(Has(unknown.Said(), "it has: policy"));
+}
+
+TEST_CASE("unregister: receivers keep what they hold, and a live trainer is named") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto unregister = [&] {
+    return Tool(root.path(), {"unregister", kModel, "--sender", sender.control()});
+  };
+  const Checkpoint checkpoint(root.path() / "step-1", 2, 1 << 20);
+  REQUIRE(Tool(root.path(), Publish(sender, checkpoint.dir, 1)).Wait() == 0);
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(1));
+  Tool watch(root.path(), {"watch", "--model", kModel, "--sender", sender.control()});
+  REQUIRE(Eventually([&] { return Has(watch.Said(), "published"); }));
+  {
+    // It has registered the model, and then writes no version.
+    TrainerClient trainer(sender.socket(), kModel);
+    const auto opened = ModelDir::Open(checkpoint.dir);
+    REQUIRE(opened.ok());
+    REQUIRE(trainer.Register(opened->layout(), {}, {.keep_side_files = true}).ok());
+    auto offload = trainer.Begin(2);
+    REQUIRE(offload.ok());
+    Tool writing = unregister();
+    CHECK(writing.Wait() == 1);
+    (*offload)->Abandon("not needed");
+    offload->reset();
+    Tool refused = unregister();
+    CHECK(refused.Wait() == 1);
+    INFO(refused.Said());
+    CHECK(Has(refused.Said(), fmt::format("process {}", getpid())));
+    CHECK(Has(refused.Said(), "is alive"));
+  }
+  std::string said;
+  REQUIRE(Eventually([&] {  // the agent learns of the trainer's end a moment later
+    Tool done = unregister();
+    const int code = done.Wait();
+    said = done.Said();
+    return code == 0;
+  }));
+  INFO(said);
+  CHECK_FALSE(fs::exists(sender.dir() / kModel));
+  CHECK(watch.Wait() != 0);
+  CHECK(Has(watch.Said(), "was unregistered from this sender"));
+  CHECK(
+      Eventually([&] { return Has(receiver.Status().message(), "no model \"m\" is registered"); }));
+  CHECK(receiver.Status().committed().version() == 1);
+  CHECK(Fills(receiver.dir()) == "a");
+  CHECK(Has(ReadText(receiver.log()), "was unregistered"));
+  // After a restart the sender knows nothing of it, and the name is free for another model.
+  sender.Restart();
+  const Checkpoint other(root.path() / "other", 3, 1 << 20, 'c');
+  REQUIRE(Tool(root.path(), Publish(sender, other.dir, 1)).Wait() == 0);
+  CHECK(Eventually([&] { return Fills(receiver.dir()) == "c"; }));
+}
+
+TEST_CASE("a forked child drops a trainer's client without waiting for threads that it lacks") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint checkpoint(root.path() / "step-1", 2, 1 << 20);
+  const auto opened = ModelDir::Open(checkpoint.dir);
+  REQUIRE(opened.ok());
+  auto trainer = std::make_unique<TrainerClient>(sender.socket(), kModel);
+  REQUIRE(trainer->Register(opened->layout(), {}).ok());
+  Forked child([&] { trainer.reset(); });
+  REQUIRE(Eventually([&] { return child.Ended().has_value(); }));
+  CHECK(child.Wait() == 0);
+  Tool refused(root.path(), {"unregister", kModel, "--sender", sender.control()});
+  CHECK(refused.Wait() == 1);
+  CHECK(Has(refused.Said(), "is alive"));
+}
+
+TEST_CASE("publish says what is wrong with the directory or the version, and what to do") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint one(root.path() / "run" / "step-1", 2, 1 << 20);
+  const Checkpoint two(root.path() / "run" / "step-2", 2, 1 << 20);
+  Tool above(root.path(), Publish(sender, root.path() / "run", 1));
+  CHECK(above.Wait() == 2);
+  CHECK(Has(above.Said(), "holds no weights, but"));
+  CHECK(Has(above.Said(), "step-1"));
+  CHECK(Has(above.Said(), "--watch"));
+  REQUIRE(Tool(root.path(), Publish(sender, one.dir, 1)).Wait() == 0);
+  Tool again(root.path(), Publish(sender, one.dir, 1));
+  CHECK(again.Wait() == 1);
+  CHECK(Has(again.Said(), "is not newer than the published version 1"));
+  CHECK(Has(again.Said(), "--version N publishes"));
+}
+
+TEST_CASE("publish: an interruption ends in one line and 130, and in no version") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint checkpoint(root.path() / "step-1", 64, 4 << 20);
+  Tool tool(root.path(), Publish(sender, checkpoint.dir, 1));
+  const auto offloading = [&] {
+    v1::SenderStatusResponse response;
+    grpc::ClientContext context;
+    (void)sender.orchestrator().GetStatus(&context, v1::SenderStatusRequest(), &response);
+    return response.models_size() == 1 && response.models(0).offloading_version() == 1;
+  };
+  REQUIRE(Eventually([&] { return offloading() || !tool.child().Running(); }));
+  kill(tool.child().pid(), SIGINT);
+  const int code = tool.Wait();
+  INFO(tool.Said());
+  if (code == 0) return;  // it was done before the signal came
+  CHECK(code == 130);
+  CHECK(Has(tool.Said(), "deltawire publish: interrupted: version 1 of m may not be published"));
+  // The claim of a tool that ended before it attended its offload lasts for seconds.
+  CHECK(Eventually(
+      [&] { return Tool(root.path(), Publish(sender, checkpoint.dir, 2)).Wait() == 0; }));
 }
 
 TEST_CASE("publish --watch: a checkpoint that changed while it was read is tried again") {

@@ -5,6 +5,7 @@ certificates that change while a client lives, and where a daemon goes and comes
 from __future__ import annotations
 
 import array
+import gc
 import inspect
 import json
 import math
@@ -65,6 +66,10 @@ class Fleet(Daemons):
     def publish(self, version: int) -> None:
         weights = {"w": array.array("f", [version] * 64), "step": array.array("q", [version])}
         self._trainer.offload(weights.items(), version).wait()
+
+    def end_trainer(self) -> None:
+        del self._trainer
+        gc.collect()
 
     def close(self) -> None:
         super().close()
@@ -233,6 +238,31 @@ class PlainTest(unittest.TestCase):
             source = "".join(inspect.getsource(c) for c in kind.__mro__[:2])
             self.assertGreaterEqual(len(names), 6)
             self.assertEqual([n for n in names if f'"{n}"' not in source], [])
+
+
+class UnregisterTest(unittest.TestCase):
+    def test_a_model_is_unregistered_when_its_trainer_has_gone(self):
+        with Fleet() as fleet, Sender(fleet.sender) as sender, Receiver(fleet.receiver) as receiver:
+            fleet.publish(1)
+            receiver.wait(1, timeout=DEADLINE_S)
+            watch = sender.watch()
+            next(watch)
+            until(lambda: "is alive" in refusal(lambda: sender.unregister("policy"))[1],
+                  "the trainer is known")
+            code, why = refusal(lambda: sender.unregister("policy"))
+            self.assertEqual(code, "FAILED_PRECONDITION")
+            self.assertIn("rank 0 (", why)
+            self.assertEqual(refusal(lambda: sender.unregister("polcy"))[0], "NOT_FOUND")
+            fleet.end_trainer()
+            done = until(lambda: not refusal(lambda: sender.unregister("policy"))[0],
+                         "it is unregistered")
+            self.assertTrue(done)
+            self.assertEqual(sender.status()["models"], [])
+            self.assertFalse((fleet.root / "s" / "policy").exists())
+            self.assertIn("was unregistered", refusal(lambda: next(watch))[1])
+            held = receiver.status()["models"][0]["committed"]
+            self.assertEqual(held["version"], 1)
+            self.assertEqual(receiver.verify(timeout=DEADLINE_S)["bad_chunks"], 0)
 
 
 class Alone(Daemons):

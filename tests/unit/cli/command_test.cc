@@ -29,8 +29,9 @@ TEST_CASE("help and versions succeed") {
   CHECK(RunTool({"--help"}) == 0);
   CHECK(RunTool({"--version"}) == 0);
   CHECK(RunTool({"version"}) == 0);
-  for (const char* command : {"publish", "status", "sync", "watch", "verify", "inspect", "diff",
-                              "rollback", "pause", "resume", "plan", "convert", "demo"}) {
+  for (const char* command :
+       {"publish", "status", "sync", "watch", "verify", "inspect", "diff", "rollback", "unregister",
+        "pause", "resume", "plan", "convert", "demo"}) {
     CAPTURE(command);
     CHECK(RunTool({command, "--help"}) == 0);
   }
@@ -43,6 +44,7 @@ TEST_CASE("wrong usage is exit code 2") {
   CHECK(RunTool({"status", "--frobnicate"}) == 2);
   CHECK(RunTool({"rollback"}) == 2);
   CHECK(RunTool({"rollback", "--version", "0"}) == 2);
+  CHECK(RunTool({"unregister"}) == 2);
   CHECK(RunTool({"inspect", (dir.path() / "none").string()}) == 2);
   CHECK(RunTool({"status", "--sender", "no-port"}) == 2);
   CHECK(RunTool({"publish", dir.path().string(), "--watch", "--version", "3"}) == 2);
@@ -64,6 +66,7 @@ TEST_CASE("every command that asks daemons over TCP takes --credentials") {
   for (Arguments arguments : {Arguments{"status", "--sender", dead},
                               {"watch", "--sender", dead},
                               {"rollback", "--version", "1", "--sender", dead},
+                              {"unregister", "m", "--sender", dead},
                               {"sync", "--receiver", dead},
                               {"wait", "--version", "1", "--receiver", dead},
                               {"wait", "--all", "--sender", dead},
