@@ -60,6 +60,14 @@ std::string ToString(const Endpoint& e) {
   return fmt::format("{}{}{}:{}", v6 ? "[" : "", e.host, v6 ? "]" : "", e.port);
 }
 
+bool IsAddress(const Endpoint& e) {
+  in6_addr any;
+  return ::inet_pton(AF_INET, e.host.c_str(), &any) == 1 ||
+         ::inet_pton(AF_INET6, e.host.c_str(), &any) == 1;
+}
+
+bool IsWildcard(const Endpoint& e) { return e.host == "0.0.0.0" || e.host == "::"; }
+
 bool IsLoopback(const Endpoint& e) {
   in_addr v4;
   if (::inet_pton(AF_INET, e.host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;

@@ -20,5 +20,9 @@ StatusOr<Endpoint> ParseEndpoint(std::string_view text);
 std::string ToString(const Endpoint& e);
 /// True for 127.0.0.0/8, ::1 and "localhost".
 bool IsLoopback(const Endpoint& e);
+/// True if the host is an IPv4 or IPv6 address, and not a name.
+bool IsAddress(const Endpoint& e);
+/// True for 0.0.0.0 and ::, which stand for every address of the machine.
+bool IsWildcard(const Endpoint& e);
 
 }  // namespace deltawire

@@ -33,7 +33,8 @@ CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& 
       ->option_text(type);
 }
 
-void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target) {
+CLI::Option* AddListen(CLI::App& app, const std::string& name, const std::string& help,
+                       Endpoint* target) {
   const auto set = [name, target](const std::string& text) {
     const auto endpoint = ParseEndpoint(text);
     if (!endpoint.ok()) {
@@ -41,7 +42,7 @@ void AddListen(CLI::App& app, const std::string& name, const std::string& help, 
     }
     *target = *endpoint;
   };
-  app.add_option_function<std::string>(name, set, help)
+  return app.add_option_function<std::string>(name, set, help)
       ->option_text(Shown("HOST:PORT", ToString(*target)));
 }
 

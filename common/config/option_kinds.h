@@ -28,7 +28,8 @@ void AddText(CLI::App& app, const std::string& name, std::string_view type, cons
 /// other; its error refuses the option.
 CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& type,
                      const std::string& help, std::function<Status(const std::string& text)> add);
-void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target);
+CLI::Option* AddListen(CLI::App& app, const std::string& name, const std::string& help,
+                       Endpoint* target);
 /// `min` and `max` are allowed.
 void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,
                uint32_t max, uint32_t* target);

@@ -20,6 +20,7 @@ constexpr uint32_t kMaxHistory = 8;  // of the codec tight
 constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;
+constexpr const char* kBulkListen = "--bulk-listen";
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
 void AddCodec(CLI::App& app, std::optional<kernels::Codec>* target) {
@@ -157,8 +158,7 @@ Status CheckSite(const ReceiverOptions& o) {
                   "address alone (here: {})",
                   fmt::join(o.senders, " "));
   }
-  const bool anywhere = o.control.host == "0.0.0.0" || o.control.host == "::";
-  if (o.serve && (o.control.port == 0 || (anywhere && o.advertise_host.empty()))) {
+  if (o.serve && (o.control.port == 0 || (IsWildcard(o.control) && o.advertise_host.empty()))) {
     return Errorf(
         StatusCode::kInvalidArgument,
         "--site with --serve: others are told to dial --control-listen {}, which names no "
@@ -301,7 +301,8 @@ void AddProcess(CLI::App& app, Options& o) {
 }
 
 void AddBulk(CLI::App& app, const std::string& help, Endpoint* bulk, std::string* advertise_host) {
-  AddListen(app, "--bulk-listen", help, bulk);
+  AddListen(app, kBulkListen, help, bulk)
+      ->option_text(Shown("HOST:PORT", fmt::format("CONTROL-HOST:{}", bulk->port)));
   AddText(app, "--advertise-host", "HOST",
           "Host that receivers dial for weights; empty: the one they dialled for control",
           advertise_host, CheckHost);
@@ -437,16 +438,36 @@ Status CheckCommon(const Options& o) {
   return CheckMetricsExposure(metrics, o.insecure_metrics || o.insecure_plaintext);
 }
 
+/// Refuses a bulk port that is not at the host where receivers dial it. Names of hosts are not
+/// looked up, so only addresses are compared.
+Status CheckBulkHost(const Endpoint& control, const Endpoint& bulk,
+                     const std::string& advertise_host) {
+  const std::string& dialled = control.host;
+  const bool everywhere = IsWildcard(control) || bulk.host == "::" ||
+                          (bulk.host == "0.0.0.0" && dialled.find(':') == std::string::npos);
+  const bool comparable = IsAddress(control) && IsAddress(bulk);
+  if (!advertise_host.empty() || everywhere || !comparable || bulk.host == dialled) return {};
+  return Errorf(StatusCode::kInvalidArgument,
+                "{}: receivers fetch weights from the host of --control-listen ({}), and {} is "
+                "another one; give both options one host, or name the bulk host by "
+                "--advertise-host",
+                kBulkListen, ToString(control), ToString(bulk));
+}
+
 Status Check(const ReceiverOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
-  if (o.serve) DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
+  if (o.serve) {
+    DW_RETURN_IF_ERROR(CheckExposure(kBulkListen, o.bulk, MayBeReached(o)));
+    DW_RETURN_IF_ERROR(CheckBulkHost(o.control, o.bulk, o.advertise_host));
+  }
   DW_RETURN_IF_ERROR(CheckSite(o));
   return CheckEngines(o);
 }
 
 Status Check(const SenderOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
-  DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
+  DW_RETURN_IF_ERROR(CheckExposure(kBulkListen, o.bulk, MayBeReached(o)));
+  DW_RETURN_IF_ERROR(CheckBulkHost(o.control, o.bulk, o.advertise_host));
   DW_RETURN_IF_ERROR(CheckGroups(o.groups));
   const bool own_socket = !o.trainer_socket.empty();
   const std::string socket = own_socket ? o.trainer_socket : o.data_dir + "/trainer.sock";
@@ -465,8 +486,10 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
   AddGeneralOptions(app);
   Options options;
   Declare(app, options);
-  CommandLineOutcome outcome =
-      ParseCommandLine(app, argc, argv, [&options] { return Check(options); });
+  CommandLineOutcome outcome = ParseCommandLine(app, argc, argv, [&app, &options] {
+    if (app.get_option(kBulkListen)->empty()) options.bulk.host = options.control.host;
+    return Check(options);
+  });
   return {outcome.run, std::move(options), std::move(outcome.text), outcome.exit_code};
 }
 

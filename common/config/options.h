@@ -27,7 +27,7 @@ struct SenderOptions {
   std::string file_group;                       ///< group that may read models; empty: none
   std::string trainer_socket;                   ///< empty: <data_dir>/trainer.sock
   Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
-  Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP
+  Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP; by default the host of `control`
   std::string advertise_host;  ///< bulk host told to receivers; empty: the host they dialled
   uint64_t delta_log_bytes = uint64_t{2} << 30;    ///< per model
   std::optional<kernels::Codec> codec;             ///< none: whichever is committed soonest
@@ -85,7 +85,7 @@ struct ReceiverOptions {
   std::string site;  ///< label; empty: the sender does not say whom to follow
   Endpoint control{"127.0.0.1", 7710};
   bool serve = false;                ///< serve what is committed to other receivers, too
-  Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`
+  Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`; its host as the sender's
   std::string advertise_host;        ///< as the sender's, with `serve`
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
   uint64_t rate_limit = 0;               ///< bytes/s to all receivers that are served; 0: none

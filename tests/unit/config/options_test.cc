@@ -55,6 +55,41 @@ TEST_CASE("without arguments every option has its default") {
   CHECK((receiver.options == want));
 }
 
+TEST_CASE("the bulk port is at the host of the control port unless it is said") {
+  const auto bulk_of = [](std::vector<const char*> args) {
+    const auto sender = Sender(std::move(args));
+    CAPTURE(sender.text);
+    REQUIRE(sender.run);
+    return sender.options.bulk;
+  };
+  CHECK(bulk_of({"--control-listen", "[::1]:7700"}) == Endpoint{"::1", 7701});
+  CHECK(bulk_of({"--control-listen", "0.0.0.0:1", "--insecure-plaintext"}) ==
+        Endpoint{"0.0.0.0", 7701});
+  CHECK(bulk_of({"--control-listen", "localhost:1"}) == Endpoint{"localhost", 7701});
+  CHECK(bulk_of({"--bulk-listen", ":2", "--control-listen", "127.0.0.1:1"}) ==
+        Endpoint{"127.0.0.1", 2});
+  const ConfigFile file("control-listen = '[::1]:1'\n");
+  CHECK(bulk_of({"--config", file.path()}) == Endpoint{"::1", 7701});
+  const auto relay = Receiver({"--model", "m", "--serve", "--control-listen", "[::1]:1"});
+  REQUIRE(relay.run);
+  CHECK(relay.options.bulk == Endpoint{"::1", 7711});
+
+  // What receivers would dial for weights must be there.
+  const std::string why =
+      "--bulk-listen: receivers fetch weights from the host of --control-listen";
+  CheckError(Sender({"--control-listen", "[::1]:1", "--bulk-listen", "127.0.0.1:2"}),
+             {why, "([::1]:1), and 127.0.0.1:2 is another one", "--advertise-host"});
+  CheckError(Receiver({"--model", "m", "--serve", "--bulk-listen", "127.0.0.2:2"}), {why});
+  CHECK(Receiver({"--model", "m", "--bulk-listen", "127.0.0.2:2"}).run);  // serves nobody
+  bulk_of({"--control-listen", "[::1]:1", "--bulk-listen", "127.0.0.1:2", "--advertise-host", "a"});
+  bulk_of({"--control-listen", "localhost:1", "--bulk-listen", "127.0.0.1:2"});
+  const char* const open = "--insecure-plaintext";
+  bulk_of({"--control-listen", "10.0.0.1:1", "--bulk-listen", "0.0.0.0:2", open});
+  bulk_of({"--control-listen", "[::1]:1", "--bulk-listen", "[::]:2", open});
+  bulk_of({"--control-listen", "0.0.0.0:1", "--bulk-listen", "10.0.0.1:2", open});
+  CheckError(Sender({"--control-listen", "[::1]:1", "--bulk-listen", "0.0.0.0:2", open}), {why});
+}
+
 TEST_CASE("a site wants one sender, and an address where a relay of it can be dialled") {
   CHECK(Sender({"--assign-upstreams", "--fan-out", "3"}).options.fan_out == 3);
   CHECK(Sender({"--assign-upstreams"}).options.assign_upstreams);
