@@ -51,7 +51,8 @@ Status ClearStaleSocket(const std::string& path) {
   close(fd);
   if (alive) {
     return Errorf(StatusCode::kAlreadyExists,
-                  "listening on {}: another process does already; stop it or choose another socket",
+                  "listening on {}: address already in use; stop the sender that has it, or choose "
+                  "another socket",
                   path);
   }
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path);

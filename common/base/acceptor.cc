@@ -43,8 +43,8 @@ StatusOr<UniqueFd> BindAndListen(const addrinfo& at, const std::string& what) {
     }
     if (err == EADDRINUSE) {
       return Errorf(StatusCode::kAlreadyExists,
-                    "{}: another process does already; stop it (`ss -ltnp` names it), or choose "
-                    "another address",
+                    "{}: address already in use; stop the process that has it (`ss -ltnp` names "
+                    "it), or choose another address",
                     what);
     }
     return ErrnoError(what, err);

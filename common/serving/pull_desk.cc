@@ -381,7 +381,7 @@ void PullDesk::Changed(const StateSource& source) {
 void PullDesk::CutReaders(const StateSource& source, uint32_t half, std::string_view why) {
   for (const auto& pull : PullsOf(source)) {
     if (!pull->CutIfReading(half, why)) continue;
-    LogWarn("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
+    LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
             pull->receiver_id(), why);
     std::lock_guard lock(mu_);
     ++finished_pulls_[source.name()].cut;

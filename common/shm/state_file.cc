@@ -132,7 +132,7 @@ StatusOr<uint64_t> BootHash() {
 
 Status Damaged(const std::filesystem::path& path, std::string_view what) {
   return Errorf(StatusCode::kDataLoss,
-                "{} {}; what its buffers hold is not known, so remove it and fetch them whole",
+                "{} {}, so it does not tell which version the weight files beside it hold",
                 path.native(), what);
 }
 
