@@ -2,11 +2,13 @@
 
 #include <filesystem>
 #include <random>
+#include <set>
 
 #include "common/base/attempt.h"
 #include "common/base/log.h"
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
+#include "common/shm/mapped_file.h"
 #include "receiver/assigned_upstream.h"
 #include "receiver/failover_upstream.h"
 #include "receiver/grpc_upstream.h"
@@ -60,6 +62,7 @@ Status Daemon::Start() {
     target.token = credentials_->Now()->token;
     return std::make_unique<net::PullClient>(io_, std::move(target));
   };
+  std::set<std::filesystem::path> parents;
   for (const ReceiverModelOptions& m : options_.models) {
     ReplicaOptions o;
     o.seed = std::random_device()();
@@ -96,6 +99,8 @@ Status Daemon::Start() {
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }
+    // Models of one data directory are on one filesystem, so this is said once of all of them.
+    if (parents.insert(o.directory.parent_path()).second) WarnIfOnDisk(o.directory);
     replicas_[m.name] = std::move(*replica);
     StartEngines(m.name);
   }

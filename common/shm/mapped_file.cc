@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/base/machine.h"
 #include "common/shm/dir_lock.h"
 
@@ -50,6 +51,15 @@ uint64_t RoomFor(const std::filesystem::path& dir) {
   if (fd.get() < 0) return 0;
   const uint64_t free = FreeBytes(fd.get());
   return LivesInMemory(fd.get()) ? std::min(free, AvailableMemory()) : free;
+}
+
+void WarnIfOnDisk(const std::filesystem::path& dir) {
+  const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0 || LivesInMemory(fd.get())) return;
+  LogWarn(
+      "{} is on a disk, so each version is written to that disk, and publishing, pulling and "
+      "loading wait for it; name a directory on a tmpfs, such as one below /dev/shm",
+      dir.native());
 }
 
 StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable,

@@ -18,6 +18,8 @@ namespace deltawire {
 /// Bytes that can still be allocated in `dir`: what the filesystem has free and, if it lives in
 /// memory, no more than the machine's available memory.
 uint64_t RoomFor(const std::filesystem::path& dir);
+/// Logs a warning if `dir` is on a disk: then every version is written to that disk.
+void WarnIfOnDisk(const std::filesystem::path& dir);
 
 /// One MAP_SHARED mapping of a whole file; `bytes` > 0.
 class Mapping {

@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/model_name.h"
 #include "common/base/trace.h"
+#include "common/shm/mapped_file.h"
 
 namespace deltawire::sender {
 Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits,
@@ -198,6 +199,7 @@ Status Agent::RecoverModels() {
   std::error_code ec;
   std::filesystem::create_directories(options_.data_dir, ec);
   if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", options_.data_dir, ec.message());
+  WarnIfOnDisk(options_.data_dir);
   std::filesystem::directory_iterator it(options_.data_dir, ec), end;
   for (; !ec && it != end; it.increment(ec)) {
     const std::filesystem::path directory = it->path();
