@@ -179,6 +179,8 @@ class Buffer {
   /// Checks `chunks` in both files and marks those unknown that lack their digest. If the committed
   /// file has such a chunk, it loses its name until the next commit.
   Status Distrust(std::span<const uint32_t> chunks);
+  /// Removes its weight files from the directory, before the buffer is destroyed.
+  void RemoveFiles();
 
  private:
   struct LeasedFile {

@@ -12,6 +12,7 @@
 #include "common/layout/safetensors.h"
 #include "receiver/buffer.h"
 #include "receiver/buffer_names.h"
+#include "receiver/buffer_turn.h"
 
 namespace deltawire::receiver {
 namespace fs = std::filesystem;
@@ -277,6 +278,13 @@ Status Buffer::DropFile(int slot) {
   ForgetSlot(slot);
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path.native());
   return absl::OkStatus();
+}
+
+void Buffer::RemoveFiles() {
+  const Turn turn(*this);
+  for (const LeasedFile& slot : slots_) {
+    if (slot.file && HasItsPath(&slot == &slots_[0] ? 0 : 1)) ::unlink(slot.file->path().c_str());
+  }
 }
 
 fs::path Buffer::FreeHiddenName(int slot) const {

@@ -7,6 +7,8 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/shm/delta_file.h"
+#include "common/shm/mapped_file.h"
+#include "receiver/buffer_names.h"
 #include "receiver/start_from.h"
 
 namespace deltawire::receiver {
@@ -47,7 +49,8 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                     fmt::format("model {}: its buffer cannot be taken up", options.model));
   }
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
-    LogWarn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
+    LogWarn("model {}: {}; replacing its files and pulling the model whole", options.model,
+            MessageOf(buffer.status()));
   }
   std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
                                                pool, rates, lock,
@@ -147,11 +150,10 @@ void Replica::Run() {
 
 bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   const auto now = Clock::now();
+  if (buffer_ != nullptr && !describe_ && !HasItsDirectory()) LoseDirectory();
   if (!follower_.attached()) {
     if (!requests_.waiting()) return DoUpkeep(lock, now, again) || VerifySome(lock);
-    Answer(lock, requests_.Take(),
-           Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
-                  status_.message));
+    Answer(lock, requests_.Take(), WhyNoSender());
     return true;
   }
   if (describe_) {
@@ -214,7 +216,8 @@ void Replica::Rest(const std::string& why) {
 
 ReceiverPhase Replica::RestingPhase() const {
   if (paused_) return ReceiverPhase::kPaused;
-  return prepared_ ? ReceiverPhase::kPrepared : ReceiverPhase::kIdle;
+  if (prepared_) return ReceiverPhase::kPrepared;
+  return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
 bool Replica::MayCatchUp(Clock::time_point now) const {
@@ -263,7 +266,9 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   lock.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
-    if (status_.phase == ReceiverPhase::kFailed) status_.phase = ReceiverPhase::kStarting;
+    const bool over = status_.phase == ReceiverPhase::kFailed ||
+                      status_.phase == ReceiverPhase::kWaitingForVersion;
+    if (over) status_.phase = ReceiverPhase::kStarting;
     return;
   }
   describe_ = true;
@@ -272,7 +277,11 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   describe_at_ = Clock::now() +
                  std::chrono::duration_cast<Clock::duration>(describe_backoff_.Next(
                      random_, absl::IsNotFound(prepared) ? kUnregisteredPause : Backoff::kLongest));
-  SetMessage(prepared);
+  if (AsksToWait(prepared)) {
+    SetWaiting(std::string(MessageOf(prepared)), LevelOfWait(prepared));
+  } else {
+    SetMessage(prepared);
+  }
   Answer(lock, requests_.Take(), prepared);
 }
 
@@ -329,25 +338,21 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
 }
 
 Status Replica::MakeBuffer(ModelDescription& description) {
+  if (buffer_ != nullptr && !HasItsDirectory()) {
+    buffer_->RemoveFiles();
+    DropBuffer();
+  }
   if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
-    LogWarn("model {}: the sender has another layout now: {}; starting anew", options_.model,
-            DescribeDifference(description.layout, buffer_->layout()));
-    if (options_.downstream != nullptr) options_.downstream->Dropped();
-    {
-      std::lock_guard lock(mu_);
-      status_.fingerprint.clear();
-    }
-    sink_.reset();
-    buffer_.reset();
-    early_ = {};
-    history_.Forget();
-    for (AgentLink& agent : agents_) agent.round.held = {};
-    std::lock_guard lock(mu_);
-    suspects_.clear();
-    status_.committed = ready_ = last_whole_ = {};
-    half_updated_ = false;
+    LogWarn("model {}: the sender has another layout now: {}; pulling the model whole",
+            options_.model, DescribeChange(buffer_->layout(), description.layout));
+    DropBuffer();
   }
   if (buffer_ == nullptr) {
+    if (!lock_->IsInPlace()) {
+      DW_ASSIGN_OR_RETURN(DirLock again, DirLock::Acquire(options_.directory, options_.file_group));
+      lock_ = std::make_shared<DirLock>(std::move(again));
+      WarnIfOnDisk(options_.directory);
+    }
     const uint64_t bytes = description.layout.total_bytes();
     DW_ASSIGN_OR_RETURN(buffer_,
                         Buffer::Create(options_.directory, lock_, std::move(description.layout),
@@ -379,6 +384,39 @@ Status Replica::MakeBuffer(ModelDescription& description) {
   return absl::OkStatus();
 }
 
+void Replica::DropBuffer() {
+  if (options_.downstream != nullptr) options_.downstream->Dropped();
+  {
+    std::lock_guard lock(mu_);
+    status_.fingerprint.clear();
+  }
+  sink_.reset();
+  buffer_.reset();
+  early_ = {};
+  history_.Forget();
+  for (AgentLink& agent : agents_) agent.round.held = {};
+  std::lock_guard lock(mu_);
+  suspects_.clear();
+  status_.committed = ready_ = last_whole_ = {};
+  half_updated_ = false;
+}
+
+bool Replica::HasItsDirectory() const {
+  std::error_code ignored;
+  return lock_->IsInPlace() && std::filesystem::exists(options_.directory / kState, ignored);
+}
+
+void Replica::LoseDirectory() {
+  SetMessage(Errorf(StatusCode::kFailedPrecondition,
+                    "{} was removed or moved by another process; making it anew{}",
+                    options_.directory.native(),
+                    options_.follow && !paused_ ? " and pulling the model whole"
+                                                : ", and the next sync pulls the model whole"));
+  describe_ = true;
+  describe_at_ = Clock::now();
+  status_.committed = ready_ = {};
+}
+
 void Replica::TakeFirstBytes() {
   const auto start = SteadyClock::now();
   const std::string from = options_.start_from.string();
@@ -402,8 +440,8 @@ void Replica::TakeFirstBytes() {
     LogWarn("model {}: {}: {}", options_.model, from, MessageOf(taken->first_error));
   }
   if (taken->others > 0) {
-    LogWarn("model {}: {} has not, or with another shape or type, {} of the tensors",
-            options_.model, from, taken->others);
+    LogWarn("model {}: {} of the tensors are missing in {}, or have another shape or type there",
+            options_.model, taken->others, from);
   }
 }
 
@@ -429,16 +467,40 @@ Follower::Situation Replica::Situation() const {
           .one_file = status_.buffers == 1};
 }
 
-void Replica::SetMessage(const Status& failed, TraceId trace) {
+void Replica::SetMessage(const Status& failed, TraceId trace, LogLevel level) {
   if (MessageOf(failed) != status_.message || !(trace == message_of_)) {
-    LogWarn("model {}: {}{}", options_.model, MessageOf(failed),
+    LogLine(level, "model {}: {}{}", options_.model, MessageOf(failed),
             trace == TraceId{} ? "" : fmt::format(" {}", ToString(trace)));
   }
+  Show(ReceiverPhase::kFailed, std::string(MessageOf(failed)));
   message_of_ = trace;
+}
+
+void Replica::SetWaiting(const std::string& why, LogLevel level) {
+  const std::string text = fmt::format("waiting for a version: {}", why);
+  if (text != status_.message) LogLine(level, "model {}: {}", options_.model, text);
+  Show(ReceiverPhase::kWaitingForVersion, text);
+}
+
+LogLevel Replica::LevelOfWait(const Status& why) const {
+  const bool lost = absl::IsNotFound(why) && !status_.committed.empty();
+  return lost ? LogLevel::kWarn : LogLevel::kInfo;
+}
+
+void Replica::Show(ReceiverPhase phase, const std::string& message) {
+  message_of_ = {};
   connection_failed_ = false;
-  status_.message = std::string(MessageOf(failed));
-  status_.phase = ReceiverPhase::kFailed;
+  status_.message = message;
+  status_.phase = phase;
   cv_.notify_all();
+}
+
+Status Replica::WhyNoSender() const {
+  if (status_.phase == ReceiverPhase::kWaitingForVersion) {
+    return Errorf(StatusCode::kUnavailable, "model \"{}\": {}", options_.model, status_.message);
+  }
+  return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
+                status_.message.empty() ? "not connected yet, try again" : status_.message);
 }
 
 void Replica::Recovered() {
@@ -494,8 +556,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
     std::lock_guard lock(mu_);
     if (stopping_) return Stopping("receiver");
     if (!follower_.attached()) {
-      return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
-                    status_.message.empty() ? "not connected yet, try again" : status_.message);
+      return WhyNoSender();
     }
     request = requests_.Add(force_full);
     cv_.notify_all();

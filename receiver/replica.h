@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/base/listeners.h"
+#include "common/base/log.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/stages.h"
 #include "common/base/sync.h"
@@ -214,6 +215,7 @@ class Replica {
     uint64_t delta_bytes = 0;  // of the agent's newest version
     uint64_t attachment = 0;   // number of the attachment, so that late events of an older one show
     std::optional<UpstreamEvent> heard;  // the last of the attachment
+    std::string ended;  // why the last attachment ended, as it was logged; "": attached since
   };
 
   Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
@@ -232,6 +234,12 @@ class Replica {
   StatusOr<std::vector<ModelDescription>> DescribeAll();
   Status PrepareBuffer(std::vector<ModelDescription> descriptions);
   Status MakeBuffer(ModelDescription& description);
+  /// Destroys the buffer and forgets what is known of it.
+  void DropBuffer();
+  /// False once somebody removed or moved the directory, or its state file.
+  bool HasItsDirectory() const;
+  /// Shows that the directory is gone, and asks for a new buffer. REQUIRES: mu_ held.
+  void LoseDirectory();
   void TakeFirstBytes();
   // Pulls (replica_pull.cc).
   /// `hold`: makes the target ready for a group's word, and commits nothing.
@@ -260,6 +268,8 @@ class Replica {
   void HoldParts(const Follower::Target& target);
   /// What a round works with, without Env::forward.
   PullRound::Env RoundEnv();
+  /// Logs that `target` is of another lineage than what is held, once for each lineage.
+  void SayNewLineage(const Identity& target);
   Status RunRound(const Follower::Target& target, bool force_full, bool hold);
   /// Takes the round's steps until it is done, or prepared if it is to hold.
   Status Drive(PullRound& round, bool hold);
@@ -338,6 +348,8 @@ class Replica {
   /// False: the event is of an attachment that has ended, or must not be taken.
   bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
   void OnEnded(size_t agent, uint64_t attachment, const Status& why);
+  /// Logs and shows why the attachment to `a` ended, or was refused. REQUIRES: mu_ held.
+  void NoteEnded(AgentLink& a, bool was_attached, const Status& why);
 
   void SetPhase(ReceiverPhase phase);
   void SendAll();
@@ -348,7 +360,15 @@ class Replica {
   // REQUIRES: mu_ held.
   Report MakeReport(size_t agent) const;
   /// `trace`: of the version that failed, for the log; empty: of none.
-  void SetMessage(const Status& failed, TraceId trace = {});
+  void SetMessage(const Status& failed, TraceId trace = {}, LogLevel level = LogLevel::kWarn);
+  /// The upstream runs, and `why` says that it has no version to pull yet.
+  void SetWaiting(const std::string& why, LogLevel level);
+  /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
+  LogLevel LevelOfWait(const Status& why) const;
+  /// Puts both into status().
+  void Show(ReceiverPhase phase, const std::string& message);
+  /// The answer to a caller who wants a version while no sender can give one.
+  Status WhyNoSender() const;
   /// Clears the failed phase: its cause is over.
   void Recovered();
   /// The next pull checks these chunks again, and fetches the bad ones whole.
@@ -367,9 +387,9 @@ class Replica {
   const TransportFactory transport_;
   ThreadPool& pool_;
   CoderRates& rates_;
-  const std::shared_ptr<DirLock> lock_;
 
   // Used by the driving thread only.
+  std::shared_ptr<DirLock> lock_;
   std::unique_ptr<Buffer> buffer_;
   std::unique_ptr<PullSink> sink_;          // of buffer_
   std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
@@ -379,8 +399,9 @@ class Replica {
   uint32_t scrub_next_ = 0;
   int root_mismatches_ = 0;  // consecutive ones
   Follower::Target
-      early_;     // the unwritten version whose pull has brought something; no parts: none
-  Status fault_;  // what the upstream did wrong in the last round; see Upstream::PullEnded
+      early_;        // the unwritten version whose pull has brought something; no parts: none
+  Hash128 lineage_;  // of the last pull; zero: there was none
+  Status fault_;     // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
   bool behind_ = false;  // the hidden one of two files is not at the committed version
@@ -452,6 +473,7 @@ class Replica {
   bool connection_failed_ = false;  // status_ shows a lost connection; the next one clears it
   bool check_failed_ = false;       // status_ shows a failed Check; the next success clears it
   uint64_t buffers_made_ = 0;
+  uint64_t committed_in_ = 0;         // buffers_made_ at the last commit
   bool pulling_ = false;              // a pull, a check or a replacement uses the buffer, or will
   std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
   std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole

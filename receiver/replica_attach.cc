@@ -47,8 +47,9 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
     }
     const uint64_t attachment = a.attachment;
     lock.unlock();
-    a.upstream->Detach();  // calls OnEnded, unless there was no attachment
+    // First the reason: Detach ends the attachment as cancelled, which says nothing.
     OnEnded(agent, attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
+    a.upstream->Detach();
     lock.lock();
     return;
   }
@@ -104,6 +105,10 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     attend_cv_.notify_all();
     return false;
   }
+  if (!a.heard) {
+    a.ended.clear();
+    LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
+  }
   if (agents_.size() == 1) upstream_news_ = event.relay;
   if (agents_.size() == 1) member_.Told(event.group);
   a.delta_bytes = event.delta_bytes;
@@ -143,17 +148,39 @@ void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
   AgentLink& a = agents_[agent];
   if (attachment != a.attachment) return;
   if (round_incoming_) waits = round_;
+  const bool was_attached = follower_.attached(agent);
   ++a.attachment;  // later calls for this attachment are ignored
   follower_.Ended(agent, why, Clock::now());
   requests_.DropRemote(agent);
   upstream_news_ = {};
   if (stopping_) return;
-  SetMessage(Errorf(StatusCode::kUnavailable, "the connection to sender {} ended: {}",
-                    a.view.address, MessageOf(why)));
-  connection_failed_ = true;
+  NoteEnded(a, was_attached, why);
   attend_cv_.notify_all();
   lock.unlock();
   if (waits != nullptr) waits->Cancel();
+}
+
+void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
+  const std::string& address = a.view.address;
+  std::string_view reason = MessageOf(why);
+  if (const std::string context = fmt::format("sender {}: Attach: ", address);
+      reason.starts_with(context)) {
+    reason.remove_prefix(context.size());
+  }
+  // Each agent's end is logged once, also where several agents are away and end by turns.
+  const auto said = [&a](const std::string& text) { return std::exchange(a.ended, text) == text; };
+  if (AsksToWait(why)) {
+    const std::string text = fmt::format("sender {}: {}", address, reason);
+    return SetWaiting(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
+  }
+  const std::string text =
+      was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)
+                   : fmt::format("cannot attach to sender {}: {}", address, reason);
+  // This end cancels the attachment to an upstream that it leaves for another one.
+  const auto level = absl::IsCancelled(why) ? LogLevel::kInfo : LogLevel::kWarn;
+  if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
+  Show(ReceiverPhase::kFailed, text);
+  connection_failed_ = true;
 }
 
 Report Replica::MakeReport(size_t agent) const {

@@ -108,9 +108,7 @@ bool Replica::VerifySome(std::unique_lock<Mutex>& lock) {
     if (follower_.attached()) {
       verifies_.Repairs(call, requests_.Add(false));
     } else {
-      verifies_.RepairFailed(
-          call, Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
-                       status_.message));
+      verifies_.RepairFailed(call, WhyNoSender());
     }
   }
   return true;

@@ -106,7 +106,9 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
     status_.phase = ReceiverPhase::kPaused;
   } else {
     ++status_.pull_failures;
-    SetMessage(pulled, TraceOf(target));
+    // The upstream asks to pull again: what was pulled is not there any more, or makes way.
+    const auto level = absl::IsAborted(pulled) ? LogLevel::kInfo : LogLevel::kWarn;
+    SetMessage(pulled, TraceOf(target), level);
     // The sender may have another layout or part now, or no longer have the model.
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
     if (other && !cannot_hold_) describe_ = true;
@@ -240,6 +242,15 @@ PullRound::Env Replica::RoundEnv() {
           .published = [this] { return PublishedAt(); }};
 }
 
+void Replica::SayNewLineage(const Identity& target) {
+  const Identity held = buffer_->last_whole();
+  const Hash128 before = std::exchange(lineage_, target.lineage);
+  if (held.empty() || target.lineage == Hash128{}) return;
+  if (held.lineage == target.lineage || before == target.lineage) return;
+  LogInfo("model {}: the sender has begun a new lineage, {}; leaving {} for {}", options_.model,
+          target.lineage.Hex().substr(0, 8), DescribeFully(held), ToString(target));
+}
+
 Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
   fault_ = absl::CancelledError("the round has not ended");
   holding_ = hold;
@@ -286,6 +297,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     }
   }
   const auto began = Clock::now();
+  SayNewLineage(target.whole);
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
           ToString(buffer_->committed()), ToString(TraceOf(target.whole)));
   const Status ended = Drive(*round, hold);
@@ -409,7 +421,9 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   status_.forms += stats.forms;
   status_.history_deltas = history_.deltas();
   status_.history_bytes = history_.bytes();
-  if (last_commit_ && last_commit_->id == id) {
+  // In a directory that was made anew the version that was there before is a new commit.
+  const bool same_buffer = std::exchange(committed_in_, buffers_made_) == buffers_made_;
+  if (last_commit_ && last_commit_->id == id && same_buffer) {
     last_commit_->stats = stats;
     return;
   }

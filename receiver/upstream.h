@@ -94,6 +94,10 @@ struct Report {
   EnginesServe engines;
 };
 
+/// Whether an upstream that failed a call with `why` runs and has nothing to give yet: a sender
+/// without the model (its trainer may be starting), or a relay whose first pull still runs.
+inline bool AsksToWait(const Status& why) { return absl::IsNotFound(why) || absl::IsAborted(why); }
+
 class Upstream {
  public:
   virtual ~Upstream() = default;

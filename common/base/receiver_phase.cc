@@ -8,8 +8,19 @@ namespace {
 
 // Indexed by the enum's value.
 constexpr std::string_view kPhaseNames[] = {
-    "",       "unknown", "starting",           "idle",     "pulling", "applying",
-    "paused", "failed",  "waiting for reader", "prepared", "asked",   "committed",
+    "",
+    "unknown",
+    "starting",
+    "idle",
+    "pulling",
+    "applying",
+    "paused",
+    "failed",
+    "waiting for version",
+    "waiting for reader",
+    "prepared",
+    "asked",
+    "committed",
 };
 static_assert(std::size(kPhaseNames) == static_cast<size_t>(ReceiverPhase::kCommitted) + 1);
 

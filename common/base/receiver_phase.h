@@ -7,7 +7,8 @@
 
 namespace deltawire {
 
-/// A replica begins as kStarting. From any phase it may go to kIdle, kPulling, kPaused or kFailed.
+/// A replica begins as kStarting. From any phase it may go to kIdle, kPulling, kPaused, kFailed or
+/// kWaitingForVersion.
 /// Further transitions: kPulling -> kApplying -> kIdle; any -> kWaitingForReader -> the phase
 /// before; kFailed -> kStarting once the replica has recovered; of a member of a group also
 /// kPulling -> kApplying -> kPrepared -> kApplying.
@@ -20,6 +21,7 @@ enum class ReceiverPhase : uint8_t {
   kApplying,
   kPaused,
   kFailed,
+  kWaitingForVersion,  ///< the sender has no version of the model yet
   kWaitingForReader,
   kPrepared,  ///< holds a state ready for its group's word
   // Only for a sync: asked for, then ended as kCommitted or kFailed.

@@ -102,6 +102,37 @@ class Findings {
   std::string text_;
 };
 
+/// What is said of a tensor that only one of two layouts has.
+struct DifferenceWords {
+  std::string_view only_want, only_got;
+};
+
+std::string Compare(const Layout& want, const Layout& got, size_t limit,
+                    const DifferenceWords& words) {
+  Findings findings(limit);
+  for (const TensorMeta& w : want.tensors()) {
+    const auto at = got.Find(w.name);
+    if (!at) {
+      findings.Add("tensor {} ({}) {}", Quoted(w.name), Describe(w), words.only_want);
+    } else if (got.tensor(*at) != w) {
+      findings.Add("tensor {} is {} instead of {}", Quoted(w.name), Describe(got.tensor(*at)),
+                   Describe(w));
+    }
+  }
+  for (const TensorMeta& g : got.tensors()) {
+    if (!want.Find(g.name))
+      findings.Add("tensor {} ({}) {}", Quoted(g.name), Describe(g), words.only_got);
+  }
+  if (findings.count() > 0) return findings.Text();
+  // Both have the same tensors, so only the order can differ.
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (want.tensor(i).name == got.tensor(i).name) continue;
+    findings.Add("tensor {} is number {} instead of number {}", Quoted(want.tensor(i).name),
+                 *got.Find(want.tensor(i).name), i);
+  }
+  return findings.Text();
+}
+
 }  // namespace
 
 StatusOr<uint64_t> TensorBytes(const TensorMeta& t) {
@@ -159,28 +190,11 @@ std::optional<size_t> Layout::Find(std::string_view name) const {
 }
 
 std::string DescribeDifference(const Layout& want, const Layout& got, size_t limit) {
-  Findings findings(limit);
-  for (const TensorMeta& w : want.tensors()) {
-    const auto at = got.Find(w.name);
-    if (!at) {
-      findings.Add("tensor {} ({}) is missing", Quoted(w.name), Describe(w));
-    } else if (got.tensor(*at) != w) {
-      findings.Add("tensor {} is {} instead of {}", Quoted(w.name), Describe(got.tensor(*at)),
-                   Describe(w));
-    }
-  }
-  for (const TensorMeta& g : got.tensors()) {
-    if (!want.Find(g.name))
-      findings.Add("tensor {} ({}) is not expected", Quoted(g.name), Describe(g));
-  }
-  if (findings.count() > 0) return findings.Text();
-  // Both have the same tensors, so only the order can differ.
-  for (size_t i = 0; i < want.size(); ++i) {
-    if (want.tensor(i).name == got.tensor(i).name) continue;
-    findings.Add("tensor {} is number {} instead of number {}", Quoted(want.tensor(i).name),
-                 *got.Find(want.tensor(i).name), i);
-  }
-  return findings.Text();
+  return Compare(want, got, limit, {"is missing", "is not expected"});
+}
+
+std::string DescribeChange(const Layout& before, const Layout& after, size_t limit) {
+  return Compare(before, after, limit, {"was removed", "was added"});
 }
 
 }  // namespace deltawire

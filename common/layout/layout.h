@@ -59,5 +59,7 @@ class Layout {
 /// Says what differs between two layouts in words that a user can act on ("tensor X is missing,
 /// ..."); empty when they are equal. At most `limit` findings are spelt out.
 std::string DescribeDifference(const Layout& want, const Layout& got, size_t limit = 5);
+/// The same where neither layout is wrong and the model has changed ("tensor X was added, ...").
+std::string DescribeChange(const Layout& before, const Layout& after, size_t limit = 5);
 
 }  // namespace deltawire

@@ -134,6 +134,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
   if (!group.empty()) DW_RETURN_IF_ERROR(GiveGroup(dir, group));
   const std::filesystem::path file = dir / kFileName;
   DirLock lock;
+  lock.file_ = file;
   lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));
   int rc;
@@ -154,11 +155,19 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
   return lock;
 }
 
-DirLock::DirLock(DirLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+DirLock::DirLock(DirLock&& other) noexcept
+    : file_(std::move(other.file_)), fd_(std::exchange(other.fd_, -1)) {}
 
 DirLock& DirLock::operator=(DirLock&& other) noexcept {
+  std::swap(file_, other.file_);
   std::swap(fd_, other.fd_);
   return *this;
+}
+
+bool DirLock::IsInPlace() const {
+  struct stat locked, found;
+  return ::fstat(fd_, &locked) == 0 && ::stat(file_.c_str(), &found) == 0 &&
+         locked.st_dev == found.st_dev && locked.st_ino == found.st_ino;
 }
 
 DirLock::~DirLock() {

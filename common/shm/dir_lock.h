@@ -29,9 +29,13 @@ class DirLock {
   DirLock(DirLock&&) noexcept;
   DirLock& operator=(DirLock&&) noexcept;
   ~DirLock();
+  /// False once the lock's file has left its path: somebody removed or moved the directory. Another
+  /// process may then make it, and own it.
+  bool IsInPlace() const;
 
  private:
   DirLock() = default;
+  std::filesystem::path file_;
   int fd_ = -1;
 };
 

@@ -204,7 +204,9 @@ void EngineDriver::Tell(const EngineCourse::View& before, const EngineCourse::Vi
   const bool failed = after.failures != before.failures && !(trace == failed_);
   if (after.error.empty() || (after.error == before.error && !failed)) return;
   failed_ = trace;
-  LogWarn("model {}: engine {}: {}{}; it is {}{}{}", model, name_,
+  // A program puts an engine to sleep on purpose, and wakes it.
+  const auto level = after.state == EngineState::kAsleep ? LogLevel::kInfo : LogLevel::kWarn;
+  LogLine(level, "model {}: engine {}: {}{}; it is {}{}{}", model, name_,
           to.empty() ? "" : fmt::format("{}: ", ToString(to)), after.error, ToString(after.state),
           after.paused ? ", and paused" : "",
           to.empty() ? "" : fmt::format(" {}", ToString(trace)));

@@ -301,7 +301,7 @@ TEST_CASE("a relay's ports ask who calls: TLS, roles and models hold there as at
   ShowAs("");
   REQUIRE(Eventually([&] { return trainer.Compare(token.dir()) == ""; }));
   CHECK(says(other, "may not"));
-  CHECK(says(bare, "the connection to sender"));
+  CHECK(says(bare, "cannot attach to sender"));
   CHECK_FALSE(std::filesystem::exists(other.dir() / "model.safetensors"));
   CHECK_FALSE(std::filesystem::exists(bare.dir() / "model.safetensors"));
 }

@@ -17,6 +17,7 @@ TEST_CASE("a receiver's phases: their names are what messages have always had") 
       {ReceiverPhase::kApplying, "applying"},
       {ReceiverPhase::kPaused, "paused"},
       {ReceiverPhase::kFailed, "failed"},
+      {ReceiverPhase::kWaitingForVersion, "waiting for version"},
       {ReceiverPhase::kWaitingForReader, "waiting for reader"},
       {ReceiverPhase::kAsked, "asked"},
       {ReceiverPhase::kCommitted, "committed"},

@@ -165,6 +165,15 @@ TEST_CASE("differences are told in words") {
         "number 1");
 }
 
+TEST_CASE("a change says which tensors came and went") {
+  const Layout before = Make({{"a", DType::kBF16, {2}}, {"b", DType::kU8, {}}});
+  const Layout after = Make({{"b", DType::kF32, {}}, {"c", DType::kI8, {1}}});
+  CHECK(DescribeChange(before, after) ==
+        "tensor \"a\" (BF16 [2]) was removed; tensor \"b\" is F32 [] instead of U8 []; "
+        "tensor \"c\" (I8 [1]) was added");
+  CHECK(DescribeChange(before, before).empty());
+}
+
 TEST_CASE("only the first differences are spelt out") {
   std::vector<TensorMeta> many;
   for (int i = 0; i < 9; ++i) many.push_back({"t" + std::to_string(i), DType::kU8, {}});

@@ -13,6 +13,7 @@
 #include "tests/support/bad_memory.h"
 #include "tests/support/denied_leases.h"
 #include "tests/unit/receiver/replica_rig.h"
+#include "tests/unit/receiver/scripted_upstream.h"
 
 namespace deltawire::receiver::replica_test {
 namespace {
@@ -378,6 +379,101 @@ TEST_CASE("pause returns when nothing changes, and ends a pull that has changed 
   s.agent().Publish({1, 3}, FakeAgent::Step(first, 7));
   s.replica->SetPaused(false);
   CHECK(s.Reaches(s.agent().identity()));
+}
+
+TEST_CASE("without a version to pull the phase is a wait, and no failure") {
+  ReplicaRig s;
+  s.Start();
+  REQUIRE(
+      Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForVersion; }));
+  CHECK(s.replica->status().message == "sender s0 has published nothing yet");
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  REQUIRE(s.Reaches(s.agent().identity()));
+  REQUIRE(Eventually([&] { return s.replica->status().phase == ReceiverPhase::kIdle; }));
+  CHECK(s.replica->status().message.empty());
+}
+
+TEST_CASE("an attachment that ends says whether the upstream has gone or only has no version yet") {
+  const TempDir dir;
+  ThreadPool pool(1);
+  CoderRates rates;
+  auto scripted = std::make_unique<ScriptedUpstream>("s:1");
+  ScriptedUpstream& sender = *scripted;
+  sender.Refuse(absl::NotFoundError("sender s:1: Attach: no such model"));
+  std::vector<std::unique_ptr<Upstream>> upstreams;
+  upstreams.push_back(std::move(scripted));
+  const auto replica = Replica::Start(
+      {.model = "m", .directory = dir.path()}, std::move(upstreams),
+      [](const net::PullTarget&) { return std::unique_ptr<net::PullTransport>(); }, pool, rates);
+  REQUIRE(replica.ok());
+  const auto shows = [&](ReceiverPhase phase, const std::string& message) {
+    return Eventually([&] {
+      const ReplicaStatus status = (*replica)->status();
+      return status.phase == phase && status.message == message;
+    });
+  };
+  CHECK(
+      shows(ReceiverPhase::kWaitingForVersion, "waiting for a version: sender s:1: no such model"));
+  CHECK(MessageOf((*replica)->AskSync(false).status()) ==
+        "model \"m\": waiting for a version: sender s:1: no such model");
+  sender.Refuse(absl::AbortedError("fetching it itself"));
+  CHECK(shows(ReceiverPhase::kWaitingForVersion,
+              "waiting for a version: sender s:1: fetching it itself"));
+  sender.Refuse(absl::UnavailableError("refused"));
+  CHECK(shows(ReceiverPhase::kFailed, "cannot attach to sender s:1: refused"));
+  CHECK(MessageOf((*replica)->AskSync(false).status()) ==
+        "model \"m\" has no sender: cannot attach to sender s:1: refused");
+  sender.Refuse(absl::OkStatus());
+  REQUIRE(Eventually([&] { return sender.attached(); }));
+  sender.Tell();
+  CHECK(shows(ReceiverPhase::kWaitingForVersion, "sender s:1 has published nothing yet"));
+  sender.Refuse(absl::UnavailableError("refused"));
+  sender.End(absl::UnavailableError("reset"));
+  CHECK(shows(ReceiverPhase::kFailed, "cannot attach to sender s:1: refused"));
+}
+
+/// Removes `dir` at once: a replica that made files there meanwhile would keep it from being empty.
+void MoveAway(const std::filesystem::path& dir) {
+  const std::filesystem::path away = dir.native() + "_away";
+  std::filesystem::rename(dir, away);
+  std::filesystem::remove_all(away);
+}
+
+TEST_CASE("a directory that was removed is made anew, and the version in it is a new commit") {
+  ReplicaRig s;
+  const uint32_t buffers = GENERATE(1u, 2u);
+  const auto chunks = s.Begin({.buffers = buffers});
+  MoveAway(s.dir.path());
+  REQUIRE(Eventually([&] { return s.replica->status().commits == 2; }));
+  CHECK(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(s.replica->status().phase == ReceiverPhase::kIdle);
+  CHECK(std::filesystem::exists(s.dir.path() / ".deltawire.lock"));
+  const auto next = FakeAgent::Step(chunks, 2);
+  s.agent().Publish({1, 2}, next);
+  CHECK(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(next));
+}
+
+TEST_CASE("without its state file a running receiver makes its directory anew") {
+  ReplicaRig s;
+  const auto chunks = s.Begin();
+  std::filesystem::remove(s.dir.path() / ".deltawire.state");
+  REQUIRE(Eventually([&] { return s.replica->status().commits == 2; }));
+  CHECK(s.Holds(chunks));
+}
+
+TEST_CASE("a receiver that does not follow makes a removed directory, and pulls when told to") {
+  ReplicaRig s;
+  const auto chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.follow = false});
+  REQUIRE(Eventually([&] { return s.Sync().ok(); }));
+  MoveAway(s.dir.path());
+  REQUIRE(Eventually([&] { return s.committed().empty(); }));
+  CHECK(s.replica->Ready().empty());
+  REQUIRE(s.Sync().ok());
+  CHECK(s.Holds(chunks));
 }
 
 TEST_CASE("an orchestrator's request is answered by its number") {

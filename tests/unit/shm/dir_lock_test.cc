@@ -35,6 +35,28 @@ TEST_CASE("the directory is made and locked, and the second owner is told who th
   CHECK(DirLock::Acquire(dir).ok());
 }
 
+TEST_CASE("a lock knows when its directory was removed, moved or made by somebody else") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "model";
+  const auto lock = DirLock::Acquire(dir);
+  REQUIRE(lock.ok());
+  CHECK(lock->IsInPlace());
+  SECTION("moved") {
+    fs::rename(dir, temp.path() / "elsewhere");
+    CHECK_FALSE(lock->IsInPlace());
+    fs::rename(temp.path() / "elsewhere", dir);
+    CHECK(lock->IsInPlace());
+  }
+  SECTION("removed, and made by another owner") {
+    fs::remove_all(dir);
+    CHECK_FALSE(lock->IsInPlace());
+    const auto other = DirLock::Acquire(dir);
+    REQUIRE(other.ok());
+    CHECK_FALSE(lock->IsInPlace());
+    CHECK(other->IsInPlace());
+  }
+}
+
 TEST_CASE("files are their owner's alone, or a group's to read") {
   const TempDir temp;
   REQUIRE(DirLock::Acquire(temp.path() / "own").ok());
