@@ -34,6 +34,49 @@ void ShowState(const ReplicaStatus& s, const std::string& model, Page& page) {
   if (!s.readers.empty()) page.Note(fmt::format("An update waits for {}.", s.readers));
 }
 
+void Judge(const EngineDriver::View& e, const std::string& model, metrics::Verdict& verdict) {
+  const std::string name = fmt::format("engine {} of {}", e.name, model);
+  switch (e.state) {
+    case EngineState::kWaiting:
+      return;  // the model's own state says why
+    case EngineState::kServing:
+      return verdict.AddGood(fmt::format("{} serves {}", name, ToString(e.served)));
+    case EngineState::kPreparing:
+    case EngineState::kUpdating:
+    case EngineState::kAsleep:
+      return verdict.AddWait(fmt::format("{} is {}", name, ToString(e.state)));
+    case EngineState::kUnreachable:
+    case EngineState::kRetrying:
+    case EngineState::kPaused:
+    case EngineState::kBehind:
+    case EngineState::kOut:
+      return verdict.AddFailure(fmt::format("{} is {}{}", name, ToString(e.state),
+                                            e.error.empty() ? "" : ": " + e.error));
+  }
+}
+
+/// Adds what a reader wants to know first of a model.
+void Judge(const ReplicaStatus& s, const std::string& model, metrics::Verdict& verdict) {
+  const uint64_t behind = VersionsBehind(s.committed, s.newest);
+  if (s.phase == ReceiverPhase::kFailed) {
+    verdict.AddFailure(fmt::format("{}: {}", model, s.message));
+  } else if (s.phase == ReceiverPhase::kWaitingForVersion) {
+    verdict.AddWait(fmt::format("{}: {}", model, s.message));
+  } else if (!s.attached) {
+    verdict.AddWait(fmt::format("{} is not attached to its sender", model));
+  } else if (!s.readers.empty()) {
+    verdict.AddWait(fmt::format("an update of {} waits for {}", model, s.readers));
+  } else if (s.committed.empty()) {
+    verdict.AddWait(fmt::format("{} has no version here yet ({})", model, ToString(s.phase)));
+  } else if (behind > 0) {
+    verdict.AddWait(fmt::format("{} is {}, {} behind {}", model, ToString(s.phase),
+                                behind == 1 ? "1 version" : fmt::format("{} versions", behind),
+                                ToString(s.newest)));
+  } else {
+    verdict.AddGood(fmt::format("{} is at {}", model, ToString(s.committed)));
+  }
+}
+
 void ShowUpstreams(const ReplicaStatus& s, const std::string& model, Page& page) {
   std::vector<metrics::Row> rows;
   for (const AgentView& a : s.agents) {
@@ -77,7 +120,7 @@ void ShowServed(Relay& relay, const ReplicaStatus& status, const std::string& mo
 
 void DrawCommits(const std::vector<Commit>& recent, Page& page) {
   metrics::Steps versions{"Versions", "version", {"committed"}, {{}}};
-  metrics::Columns stages{"First heard of to committed",
+  metrics::Columns stages{"From the sender's notice to the commit",
                           {"queue", "transfer", "wait for readers", "apply", "commit"},
                           {}};
   metrics::Columns bytes{"Bytes received", {"deltas", "whole chunks"}, {}};
@@ -118,7 +161,16 @@ void ShowCommits(const std::vector<Commit>& recent, const std::string& model, Pa
 
 std::function<std::string()> StatusPage(const Daemon& daemon) {
   return [&daemon, started = SteadyClock::now()] {
-    Page page(fmt::format("deltawire receiver {}", daemon.receiver_id()), SecondsSince(started));
+    metrics::Verdict verdict;
+    for (const Replica* replica : daemon.Replicas()) {
+      const std::string& model = replica->options().model;
+      Judge(replica->status(), model, verdict);
+      const Engines* const engines = daemon.EnginesOf(model);
+      if (engines == nullptr) continue;
+      for (const EngineDriver::View& e : engines->views()) Judge(e, model, verdict);
+    }
+    Page page(fmt::format("deltawire receiver {}", daemon.receiver_id()), SecondsSince(started),
+              verdict);
     for (const Replica* replica : daemon.Replicas()) {
       const std::string& model = replica->options().model;
       const ReplicaStatus status = replica->status();

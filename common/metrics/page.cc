@@ -28,7 +28,9 @@ body{margin:0 auto;max-width:1280px;padding:16px;background:var(--bg);color:var(
 font:14px/1.45 system-ui,sans-serif}
 h1{font-size:20px;margin:0}h2{font-size:17px;margin:32px 0 8px}
 h1,h2,p,dd{overflow-wrap:anywhere}
-p,dt,figcaption span{color:var(--dim)}p{margin:4px 0}
+p,dt,figcaption span{color:var(--dim)}p{margin:4px 0}a{color:inherit}
+.verdict{color:var(--fg);font-size:16px;margin:8px 0;padding:2px 10px;border-left:4px solid}
+.good{border-color:var(--k2)}.wait{border-color:var(--k1)}.bad{border-color:var(--k5)}
 dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(128px,1fr));gap:8px;margin:8px 0}
 dl div{background:var(--row);border:1px solid var(--line);border-radius:6px;padding:6px 10px}
 dt{font-size:12px}dd{margin:0;font-size:16px}
@@ -112,7 +114,7 @@ std::string Inner(const Cell& cell) {
 }  // namespace
 
 const char* const kPagePolicy =
-    "default-src 'none'; style-src 'sha256-qw6mEBAW1f5ObNju7NVh6Nb29f9ETgkbRQFP4Kx4rwQ='; img-src "
+    "default-src 'none'; style-src 'sha256-RgUhYM8zZH2Gs4CrWV2dG9ngphMbBKIM3xbc/2wWXDs='; img-src "
     "data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
 
@@ -159,7 +161,26 @@ Cell Cell::Trace(const Identity& id) {
   return Word(id.empty() ? "-" : fmt::format("{:016x}", TraceOf(id).value));
 }
 
-Page::Page(std::string_view title, double uptime_seconds) {
+std::string_view Verdict::look() const {
+  return !failures_.empty() ? "bad" : !waits_.empty() ? "wait" : "good";
+}
+
+std::string Verdict::Text() const {
+  constexpr size_t kMost = 5;
+  const bool bad = !failures_.empty();
+  const std::string_view opening = bad               ? "Needs attention"
+                                   : !waits_.empty() ? "Waiting"
+                                                     : "All is well";
+  std::vector<std::string> all = bad || !waits_.empty() ? failures_ : good_;
+  if (bad || !waits_.empty()) all.insert(all.end(), waits_.begin(), waits_.end());
+  if (all.empty()) return fmt::format("{}.", opening);
+  const size_t more = all.size() - std::min(all.size(), kMost);
+  all.resize(all.size() - more);
+  if (more > 0) all.push_back(fmt::format("and {} more", more));
+  return fmt::format("{}: {}", opening, fmt::join(all, "; "));
+}
+
+Page::Page(std::string_view title, double uptime_seconds, const Verdict& verdict) {
   const std::string escaped = EscapeHtml(title);
   html_ = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
@@ -171,8 +192,11 @@ Page::Page(std::string_view title, double uptime_seconds) {
   tm utc{};
   char instant[32];
   std::strftime(instant, sizeof instant, "%F %T UTC", gmtime_r(&now, &utc));
-  Note(fmt::format("deltawire {}, up {}, at {}; reloads every {} s", DELTAWIRE_VERSION,
-                   HumanSeconds(uptime_seconds), instant, kReloadSeconds));
+  html_ += fmt::format("<p class=\"verdict {}\" id=\"verdict\">{}</p>\n", verdict.look(),
+                       EscapeHtml(verdict.Text()));
+  html_ += fmt::format(
+      "<p>deltawire {}, up {}, at {}; reloads every {} s; <a href=\"/metrics\">metrics</a></p>\n",
+      DELTAWIRE_VERSION, HumanSeconds(uptime_seconds), instant, kReloadSeconds);
 }
 
 void Page::Heading(std::string_view text) {

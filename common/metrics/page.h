@@ -46,10 +46,29 @@ struct Cell {
 
 using Row = std::vector<Cell>;
 
+/// Collects what the line at the top of a page says: whether all is well, and if not, what is not.
+class Verdict {
+ public:
+  /// Something is as it should be, e.g. "policy is at version 7".
+  void AddGood(std::string what) { good_.push_back(std::move(what)); }
+  /// Something ends by itself, e.g. a version that is on its way.
+  void AddWait(std::string what) { waits_.push_back(std::move(what)); }
+  /// Something needs a person.
+  void AddFailure(std::string what) { failures_.push_back(std::move(what)); }
+
+  /// The line's class in the style: "good", "wait" or "bad".
+  std::string_view look() const;
+  /// "All is well: ...", "Waiting: ..." or "Needs attention: ...".
+  std::string Text() const;
+
+ private:
+  std::vector<std::string> good_, waits_, failures_;
+};
+
 class Page {
  public:
   /// `uptime_seconds`: of this daemon.
-  Page(std::string_view title, double uptime_seconds);
+  Page(std::string_view title, double uptime_seconds, const Verdict& verdict);
 
   void Heading(std::string_view text);
   void Note(std::string_view text);

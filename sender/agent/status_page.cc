@@ -43,6 +43,38 @@ void ShowNewest(const Model& model, const VersionInfo& v, const Agent& agent, Pa
   }
 }
 
+/// Adds what a reader wants to know first of a model.
+void Judge(const Model& model, const Agent& agent, metrics::Verdict& verdict) {
+  const std::string& name = model.name();
+  const auto state = model.published();
+  if (state == nullptr) return verdict.AddWait(fmt::format("{} has no version yet", name));
+  const Identity& newest = state->info.identity;
+  if (model.damaged_chunks() > 0) {
+    verdict.AddFailure(
+        fmt::format("{}: {} chunks have lost their digest", name, model.damaged_chunks()));
+  }
+  const std::vector<ReceiverView> receivers = agent.attachments().Receivers(name);
+  size_t behind = 0;
+  for (const ReceiverView& view : receivers) {
+    if (view.report.phase == ReceiverPhase::kFailed) {
+      verdict.AddFailure(fmt::format("receiver {}: {}", view.id, view.report.message));
+    } else if (VersionsBehind(view.report.committed, newest) > 0) {
+      ++behind;
+    }
+  }
+  if (receivers.empty()) {
+    verdict.AddWait(
+        fmt::format("{} is at {}, and no receiver is attached", name, ToString(newest)));
+  } else if (behind > 0) {
+    verdict.AddWait(fmt::format("{} of {} receivers of {} have yet to commit {}", behind,
+                                receivers.size(), name, ToString(newest)));
+  } else {
+    verdict.AddGood(fmt::format(
+        "{} is at {} here and at {}", name, ToString(newest),
+        receivers.size() == 1 ? "1 receiver" : fmt::format("{} receivers", receivers.size())));
+  }
+}
+
 std::string VersionsChart(const std::vector<Entry>& recent) {
   metrics::Steps chart{
       "Versions", "version", {"published", "committed by the last receiver"}, {{}, {}}};
@@ -166,8 +198,11 @@ void ShowModel(const Model& model, const Agent& agent, Page& page) {
 
 std::function<std::string()> StatusPage(const Agent& agent, std::string address) {
   return [&agent, address = std::move(address), started = SteadyClock::now()] {
-    Page page(fmt::format("deltawire sender {}", address), SecondsSince(started));
     const auto models = agent.Models();
+    metrics::Verdict verdict;
+    if (models.empty()) verdict.AddWait("no model is registered yet");
+    for (const auto& model : models) Judge(*model, agent, verdict);
+    Page page(fmt::format("deltawire sender {}", address), SecondsSince(started), verdict);
     if (models.empty()) {
       page.Note("No model is registered yet: a trainer or `deltawire publish` does it.");
     }

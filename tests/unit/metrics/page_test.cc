@@ -55,7 +55,9 @@ TEST_CASE("page: no bytes can end the text that they are in") {
 
 TEST_CASE("page: names are escaped wherever they go") {
   const std::string evil = "<script>alert(1)</script>\"'";
-  Page page(evil, 1);
+  Verdict verdict;
+  verdict.AddFailure(evil);
+  Page page(evil, 1, verdict);
   page.Heading(evil);
   page.Note(evil);
   page.Facts(evil, {{evil, Cell::Word(evil)}});
@@ -73,8 +75,29 @@ TEST_CASE("page: names are escaped wherever they go") {
   CHECK(Count(html, "&lt;script&gt;") > 30);
 }
 
+TEST_CASE("page: the line at the top says the worst first, and links to the metrics") {
+  const auto html = [](const Verdict& verdict) { return Page("t", 1, verdict).Finish(); };
+  const auto says = [&](const Verdict& verdict, const std::string& look, const std::string& text) {
+    const std::string line =
+        fmt::format("<p class=\"verdict {}\" id=\"verdict\">{}</p>", look, text);
+    return html(verdict).find("<h1>t</h1>\n" + line) != std::string::npos;
+  };
+  Verdict verdict;
+  CHECK(says(verdict, "good", "All is well."));
+  verdict.AddGood("a is at version 7");
+  verdict.AddGood("b is at version 8");
+  CHECK(says(verdict, "good", "All is well: a is at version 7; b is at version 8"));
+  verdict.AddWait("c waits");
+  CHECK(says(verdict, "wait", "Waiting: c waits"));
+  verdict.AddFailure("d <failed>");
+  CHECK(says(verdict, "bad", "Needs attention: d &lt;failed&gt;; c waits"));
+  for (int i = 0; i < 9; ++i) verdict.AddFailure("e");
+  CHECK(says(verdict, "bad", "Needs attention: d &lt;failed&gt;; e; e; e; e; and 6 more"));
+  CHECK(Count(html({}), "<a href=\"/metrics\">metrics</a>") == 1);
+}
+
 TEST_CASE("page: the policy allows this style, and no other") {
-  const std::string html = Page("t", 1).Finish();
+  const std::string html = Page("t", 1, {}).Finish();
   const std::string open = "<style>";
   const size_t at = html.find(open) + open.size();
   const std::string style = html.substr(at, html.find("</style>") - at);
@@ -90,7 +113,7 @@ TEST_CASE("page: the policy allows this style, and no other") {
 }
 
 TEST_CASE("page: a cell has what a reader wants, and its exact value") {
-  Page page("t", 5400);
+  Page page("t", 5400, {});
   page.Table("t", {"n"}, {Row{Cell::Bytes(8580000)}});
   page.Facts("f", {{"changed", Cell::Share(1, 8)}, {"none", Cell::Share(0, 0)}});
   const std::string html = page.Finish();
@@ -118,7 +141,7 @@ TEST_CASE("page: a fleet begins with who is furthest behind, and ends after a th
   members[0].seconds = 2;
   members[0].transfer_seconds = 0.5;
   members[0].payload_bytes = 1000;
-  Page page("t", 1);
+  Page page("t", 1, {});
   ShowFleet(page, "receivers", Version(9), members);
   const std::string html = page.Finish();
   const size_t first = html.find("r0900"), second = html.find("r0901"), third = html.find("r0000");
@@ -130,7 +153,7 @@ TEST_CASE("page: a fleet begins with who is furthest behind, and ends after a th
   CHECK(html.find("pulling, 75 %") != std::string::npos);
   CHECK(html.find("<data value=\"ipv4:10.0.0.7:1\">10.0.0.7:1</data>") != std::string::npos);
   CHECK(html.find("<data value=\"2000\">2.00 kB/s</data>") != std::string::npos);
-  Page empty("t", 1);
+  Page empty("t", 1, {});
   ShowFleet(empty, "receivers", Version(9), {});
   CHECK(empty.Finish().find("No receiver is attached.") != std::string::npos);
 }
