@@ -25,6 +25,12 @@ std::string_view RemedyOf(const grpc::Status& s) {
     return "; its certificate is not for the name that was dialled: dial one of its names, or set "
            "`server-name`";
   }
+  if (says("ALPN") || says("Failed parsing HTTP/2")) {
+    return "; that port speaks no gRPC, as a bulk port: name the control port";
+  }
+  if (says("C-ares") || says("DNS resolution failed")) {
+    return "; no address is known for that host: check its spelling";
+  }
   if (says("failed to connect") && says("Socket closed")) {
     return "; if that port speaks TLS, give this end --credentials";
   }

@@ -219,6 +219,10 @@ class Peers(Base):
         bulk = self.bulk_address(control, *me)
         self.says(self.ask("sender", bulk, *me), 3, "that is a bulk port")
         self.says(self.ask("sender", bulk), 3, "that is a bulk port")
+        rollout = ["--credentials", str(keys / "rollout/credentials.toml")]
+        lost = self.daemons.start_receiver([bulk], MODEL, self.root / "r2", *rollout)
+        until(lambda: "as a bulk port: name the control port" in self.daemons.logs(),
+              f"the receiver {lost.address} says that {bulk} is a bulk port")  # fmt: skip
         looker = ["--credentials", keys / "looker/credentials.toml"]
         self.says(self.tool("rollback", "--version", 1, "--sender", control, "--model", MODEL, *looker), 1,
                   "looker may not call", "takes the role operator")  # fmt: skip
@@ -226,6 +230,16 @@ class Peers(Base):
         run(programs() / "deltawire", "certs", others, "me:operator")
         self.says(self.ask("sender", control, "--credentials", others / "me/credentials.toml"), 3,
                   "is not believed: it is of another authority")  # fmt: skip
+
+    def test_a_receiver_that_is_given_a_wrong_address(self):
+        control = self.daemons.start_sender(self.root / "s")
+        said = "that port speaks no gRPC, as a bulk port: name the control port"
+        for i, (address, words) in enumerate((
+            ("no-such-host.invalid:7700", "no address is known for that host: check its spelling"),
+            (self.bulk_address(control), said),
+        )):  # fmt: skip
+            receiver = self.daemons.start_receiver([address], MODEL, self.root / f"r{i}")
+            until(lambda r=receiver, w=words: w in r.status().get("message", ""), f"its status says {words}")
 
     def test_a_daemon_that_hangs(self):
         control = self.daemons.start_sender(self.root / "s")
