@@ -39,7 +39,12 @@ void Replica::EndEarlyPull() {
 bool Replica::EarlyPullIsOver() const {
   std::lock_guard lock(mu_);
   if (!round_unwritten_) return false;
-  if (agents_.size() > 1) return follower_.GivenUp(round_parts_);
+  if (agents_.size() > 1) {
+    // An agent that is behind the others' incoming version may publish one between first.
+    const auto common = follower_.Common();
+    const bool overtaken = common && IsLater(common->whole, Situation().held());
+    return overtaken || follower_.GivenUp(round_parts_);
+  }
   const GroupMember::Choice group = member_.Next(MemberSituation());
   if (!holding_) return group.what != GroupMember::Do::kFollow;
   const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(round_target_, group.goal);
