@@ -14,6 +14,8 @@ add_library(dw_pch STATIC "${pch_owner}")
 target_link_libraries(dw_pch PUBLIC dw_flags absl::status absl::statusor spdlog::spdlog)
 target_precompile_headers(dw_pch PRIVATE ${DELTAWIRE_PCH})
 
+# A target of other options, -O1 among them, takes no header that was precompiled with -O3: GCC 12 may
+# crash on one.
 # dw_precompile(TARGET [HEADER...]): gives the target the shared precompiled header, or, if headers
 # are named, one of its own that has these beside the shared ones.
 function(dw_precompile target)
