@@ -40,6 +40,5 @@ def hide(wheel: pathlib.Path, patchelf: str) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="deltawire-symbols-") as names:
         names.writelines(f"{symbol} {PREFIX}{symbol}\n" for symbol in sorted(ours))
         names.flush()
-        for file in files:
-            subprocess.run([patchelf, "--rename-dynamic-symbols", names.name, str(file)], check=True)
+        subprocess.run([patchelf, "--rename-dynamic-symbols", names.name, *map(str, files)], check=True)
     return len(ours)

@@ -119,7 +119,7 @@ def repair(site: pathlib.Path, libraries: pathlib.Path, work: pathlib.Path) -> p
     (work / "plain").mkdir()
     run(tool("wheel"), "pack", "-d", work / "plain", site)
     (plain,) = (work / "plain").iterdir()
-    run(tool("auditwheel"), "repair", "--plat", "auto", "--only-plat", "-w", work / "bundled", plain,
+    run(tool("auditwheel"), "repair", "--plat", "auto", "--only-plat", "-z", 1, "-w", work / "bundled", plain,
         LD_LIBRARY_PATH=str(libraries))  # fmt: skip
     (bundled,) = (work / "bundled").iterdir()
     run(tool("wheel"), "unpack", "-d", work / "unpacked", bundled)
