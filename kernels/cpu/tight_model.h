@@ -1,6 +1,6 @@
 // The tight codec's parameters: their choice from counts, and their bits in the payload.
 // Plain values; no allocation; thread-safe. Errors: Read is false for bits that the format refuses.
-// Source of every rule: docs/delta_format.md, "tight".
+// The bits: docs/delta_format.md, "tight"; the choice: tests/support/delta_encoder.py.
 #pragma once
 
 #include <cstdint>

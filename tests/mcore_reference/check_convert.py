@@ -1,8 +1,8 @@
 """deltawire convert against the reference: shards to HF, HF to shards, over random combinations.
 
-usage: check_convert.py DELTAWIRE CASES [FIRST_SEED] [FAMILY...]
+usage: check_convert.py DELTAWIRE CASES [FIRST_SEED|today] [FAMILY...]
 Every case is one family, config, checkpoint and parallel layout, drawn from (family, seed), which is
-printed when the case fails. Three things must hold: the reference's shards become exactly the
+printed when the case fails; `today` draws other seeds every day. Three things must hold: the reference's shards become exactly the
 reference's HF tensors; those become the shards again, byte for byte (but for what is padding or a copy);
 and `deltawire plan` finds every byte written once.
 """
@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 try:
     import numpy as np
@@ -180,7 +181,8 @@ def newer_names():
 
 def main():
     program, cases = sys.argv[1], int(sys.argv[2])
-    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    given = sys.argv[3] if len(sys.argv) > 3 else "0"
+    first = int(time.time() // 86400) * 10 if given == "today" else int(given)
     families = sys.argv[4:] or list(FAMILIES)
     todo = [(families[i % len(families)], first + i // len(families), "") for i in range(cases)]
     if len(sys.argv) <= 4:
