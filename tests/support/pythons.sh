@@ -17,7 +17,7 @@ find_venv() {
   if [[ -z ${DELTAWIRE_NO_INSTALL:-} ]]; then
     mkdir -p build
     if ! timeout "$limit" tests/support/make_venv.sh "$list" "$root/.venv-$name" "$@" >"$log" 2>&1 </dev/null; then
-      say "no Python with what $list lists ($log); what needs it is skipped"
+      say "no Python with what $list lists; $log says why"
       return 0
     fi
     ((SECONDS - started < 3)) || say "made .venv-$name in $((SECONDS - started)) s"
@@ -25,29 +25,31 @@ find_venv() {
   [[ ! -f .venv-$name/ready ]] || export "$named=$root/.venv-$name/bin/python3"
 }
 
-# need_venv NAME ...: as find_venv, where nothing works without it.
-need_venv() {
+# need NAME FIND...: runs FIND, and ends the script if there is no Python NAME afterwards.
+need() {
   local named=DELTAWIRE_${1^^}_PYTHON
-  find_venv "$@"
-  [[ -n ${!named:-} ]] || die "no environment $1: build/$1-python.log says why"
+  "${@:2}"
+  [[ -n ${!named:-} ]] || die "there is no .venv-$1, and $named names no Python"
 }
 
-need_docs_python() {
-  need_venv docs "$pip_limit_s" deploy/site/requirements.txt -c 'import google.protobuf, material, mkdocs, pymdownx'
+find_docs_python() {
+  find_venv docs "$pip_limit_s" deploy/site/requirements.txt -c 'import google.protobuf, material, mkdocs, pymdownx'
 }
-need_wheel_python() {
-  need_venv wheel "$pip_limit_s" deploy/wheel/requirements.txt -c 'import auditwheel, spdx_tools, wheel'
+find_wheel_python() {
+  find_venv wheel "$pip_limit_s" deploy/wheel/requirements.txt -c 'import auditwheel, spdx_tools, wheel'
 }
-need_tidy_python() { need_venv tidy "$pip_limit_s" cmake/tidy/requirements.txt -c 'import clang_tidy'; }
+need_docs_python() { need docs find_docs_python; }
+need_wheel_python() { need wheel find_wheel_python; }
+need_tidy_python() { need tidy find_venv tidy "$pip_limit_s" cmake/tidy/requirements.txt -c 'import clang_tidy'; }
 find_trainer_python() { find_venv trainer "$trainer_limit_s" tests/trainer/requirements.txt tests/trainer/check_venv.py; }
 find_deploy_pythons() {
   find_venv deploy "$pip_limit_s" tests/deploy/requirements.txt -c 'import kubernetes_validate, yaml'
-  find_venv wheel "$pip_limit_s" deploy/wheel/requirements.txt -c 'import auditwheel, spdx_tools, wheel'
+  find_wheel_python
 }
 need_engine_pythons() {
   local engine
   for engine in vllm sglang; do
-    need_venv "$engine" 0 "tests/engines/requirements-$engine.txt" -c "import torch, $engine"
+    need "$engine" find_venv "$engine" 0 "tests/engines/requirements-$engine.txt" -c "import torch, $engine"
   done
 }
 
