@@ -4,7 +4,7 @@
 #   deploy/tarball.sh [TARBALL]     default: build/deltawire-VERSION-linux-x86_64.tar.gz
 set -euo pipefail
 
-target=${1:+$(realpath -m "$1")}
+target=${1:+$(realpath -m -- "$1")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 die() {
