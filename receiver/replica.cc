@@ -261,24 +261,31 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   DropPrepared();  // the buffer may be replaced
   lock.unlock();
   auto descriptions = DescribeAll();
-  const Status prepared =
-      descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : descriptions.status();
+  const Status described = descriptions.status();
+  const Status prepared = descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : described;
   lock.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
     const bool over = status_.phase == ReceiverPhase::kFailed ||
                       status_.phase == ReceiverPhase::kWaitingForVersion;
     if (over) status_.phase = ReceiverPhase::kStarting;
+    // The directory that was lost came back before it was made anew, so its version is ready again.
+    if (ready_.empty() && !status_.committed.empty()) {
+      lock.unlock();
+      HandOver();
+      lock.lock();
+    }
     return;
   }
   describe_ = true;
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting.
-  describe_at_ = Clock::now() +
-                 std::chrono::duration_cast<Clock::duration>(describe_backoff_.Next(
-                     random_, absl::IsNotFound(prepared) ? kUnregisteredPause : Backoff::kLongest));
-  if (AsksToWait(prepared)) {
-    SetWaiting(std::string(MessageOf(prepared)), LevelOfWait(prepared));
+  const auto longest = absl::IsNotFound(described) ? kUnregisteredPause : Backoff::kLongest;
+  describe_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                    describe_backoff_.Next(random_, longest));
+  // A file of this machine that is not found is no wait.
+  if (AsksToWait(described)) {
+    SetWaiting(std::string(MessageOf(described)), LevelOfWait(described));
   } else {
     SetMessage(prepared);
   }
