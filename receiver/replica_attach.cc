@@ -169,7 +169,9 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   }
   // Each agent's end is logged once, also where several agents are away and end by turns.
   const auto said = [&a](const std::string& text) { return std::exchange(a.ended, text) == text; };
-  if (AsksToWait(why)) {
+  // An attachment that is aborted later was taken by another receiver of the same id: no wait.
+  const bool taken = was_attached && absl::IsAborted(why);
+  if (AsksToWait(why) && !taken) {
     const std::string text = fmt::format("sender {}: {}", address, reason);
     return SetWaiting(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
   }
