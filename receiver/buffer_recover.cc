@@ -283,7 +283,13 @@ Status Buffer::DropFile(int slot) {
 void Buffer::RemoveFiles() {
   const Turn turn(*this);
   for (const LeasedFile& slot : slots_) {
-    if (slot.file && HasItsPath(&slot == &slots_[0] ? 0 : 1)) ::unlink(slot.file->path().c_str());
+    if (!slot.file) continue;
+    // With the device: in another file system's directory a stranger's file may have this inode.
+    struct stat ours, named;
+    const bool same = ::fstat(slot.file->fd(), &ours) == 0 &&
+                      ::lstat(slot.file->path().c_str(), &named) == 0 &&
+                      ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+    if (same) ::unlink(slot.file->path().c_str());
   }
 }
 
