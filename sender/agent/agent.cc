@@ -254,6 +254,7 @@ StatusOr<std::shared_ptr<void>> Agent::TakeTurn(const std::string& name) {
   cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
   if (stopping_) return Stopping("sender");
   registering_.insert(name);
+  lock.unlock();  // the deleter below takes it, also if there is no memory for the result
   // Even if an exception is thrown (no thread, no memory), the name leaves registering_.
   return std::shared_ptr<void>(nullptr, [this, name](void*) {
     std::lock_guard guard(mu_);

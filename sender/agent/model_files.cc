@@ -77,7 +77,9 @@ Status RemoveSideFiles(const fs::path& side, uint64_t& freed) {
 
 StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& group) {
   RemovedModel removed;
-  if (!IsRealDirectory(dir)) return removed;
+  // It may be a link to a directory, as where models are taken up; then the link stays.
+  std::error_code unknown;
+  if (!fs::is_directory(dir, unknown)) return removed;
   DW_ASSIGN_OR_RETURN(const DirLock lock, DirLock::Acquire(dir, group));
   const std::string half[] = {Halves::PathOf(dir, 0).filename(), Halves::PathOf(dir, 1).filename()};
   for (const std::string& name : {std::string(Halves::kStateName), half[0], half[1],

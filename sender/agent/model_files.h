@@ -21,7 +21,8 @@ struct RemovedModel {
 inline constexpr size_t kMostLeft = 16;
 
 /// Takes the directory's lock, and removes the state file first, so that after a crash the rest is
-/// no model. OK if there is no such directory. kAlreadyExists if another process owns it.
+/// no model. A link to the directory stays. OK if there is no such directory. kAlreadyExists if
+/// another process owns it.
 StatusOr<RemovedModel> RemoveModelFiles(const std::filesystem::path& dir, const std::string& group);
 
 }  // namespace deltawire::sender
