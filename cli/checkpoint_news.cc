@@ -8,14 +8,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool HoldsWeights(const fs::path& dir) {
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 std::vector<std::string> CheckpointNews::Begin(const std::string& model) const {

@@ -86,6 +86,8 @@ std::optional<uint64_t> VersionFromName(std::string_view name) {
   return version;
 }
 
+bool HoldsWeights(const fs::path& dir) { return CountShards(dir).there > 0; }
+
 CheckpointScanner::CheckpointScanner(fs::path parent, fs::path inside)
     : parent_(std::move(parent)), inside_(std::move(inside)) {}
 

@@ -20,6 +20,9 @@ namespace deltawire::cli {
 /// "12". nullopt for a name without trailing digits, for 0, and beyond 2^64 - 1.
 std::optional<uint64_t> VersionFromName(std::string_view name);
 
+/// Whether `dir` itself has a *.safetensors file.
+bool HoldsWeights(const std::filesystem::path& dir);
+
 struct Checkpoint {
   std::filesystem::path path;  ///< directory of the weights: <parent>/<name>/<inside>
   uint64_t version = 0;

@@ -154,21 +154,13 @@ Status PublishDirectory(const PublishOptions& o, const fs::path& dir, uint64_t v
   return absl::OkStatus();
 }
 
-bool HoldsSafetensors(const fs::path& dir) {
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") return true;
-  }
-  return false;
-}
-
 /// A usage error if `dir` is not a checkpoint but the directory above some.
 Status CheckHoldsWeights(const fs::path& dir) {
-  if (HoldsSafetensors(dir)) return absl::OkStatus();
+  if (HoldsWeights(dir)) return absl::OkStatus();
   std::vector<std::string> below;
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    if (HoldsSafetensors(it->path())) below.push_back(it->path().string());
+    if (HoldsWeights(it->path())) below.push_back(it->path().string());
   }
   if (below.empty()) return absl::OkStatus();  // opening it says what is missing
   std::sort(below.begin(), below.end());
