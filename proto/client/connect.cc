@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/config/endpoint.h"
 #include "proto/convert.h"
 #include "proto/dial.h"
 
@@ -26,12 +27,12 @@ Status NotInTime(const DialedPeer& peer, milliseconds timeout) {
   // A lookup of the host's name has no deadline, so only a numeric address is looked at.
   PortFacts facts;
   facts.connected = absl::DeadlineExceededError("");
-  const std::string host = peer.address.substr(0, peer.address.rfind(':'));
-  if (host.find_first_not_of("0123456789.") == std::string::npos || host.starts_with('[')) {
-    facts = LookAtPort(peer, kLateDiagnosisLimit);
-  }
+  const auto endpoint = ParseEndpoint(peer.address);
+  if (endpoint.ok() && IsAddress(*endpoint)) facts = LookAtPort(peer, kLateDiagnosisLimit);
   Diagnosis diagnosis = WhyNotReached(facts, peer);
-  if (facts.kind == PortKind::kUnknown) {
+  const bool silent = facts.connected.ok() ? facts.kind == PortKind::kUnknown
+                                           : absl::IsDeadlineExceeded(facts.connected);
+  if (silent) {
     diagnosis.why =
         fmt::format("no answer in {} ms{}", timeout.count(),
                     facts.connected.ok() ? ", although its port takes connections" : "");
