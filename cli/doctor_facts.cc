@@ -176,7 +176,7 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
   // the control port's host.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
   const StatusOr<Endpoint> control = ParseEndpoint(address);
-  if (bulk.ok() && control.ok() && (bulk->host == "0.0.0.0" || bulk->host == "::")) {
+  if (bulk.ok() && control.ok() && IsWildcard(*bulk)) {
     bulk->host = control->host;
     p.bulk_address = ToString(*bulk);
   }

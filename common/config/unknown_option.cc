@@ -7,7 +7,9 @@
 #include "common/base/similar_word.h"
 
 namespace deltawire {
+namespace {
 
+// Without dashes.
 std::vector<std::string> LongNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -15,6 +17,8 @@ std::vector<std::string> LongNames(const CLI::App& app) {
   }
   return names;
 }
+
+}  // namespace
 
 std::string UnknownOption(const CLI::App& app, const std::vector<std::string>& arguments) {
   constexpr std::string_view kDashes = "--";

@@ -12,7 +12,4 @@ namespace deltawire {
 /// `there is no option --reciever; did you mean "--receiver"?`. "": all are known.
 std::string UnknownOption(const CLI::App& app, const std::vector<std::string>& arguments);
 
-/// `app`'s options by their long names, without dashes.
-std::vector<std::string> LongNames(const CLI::App& app);
-
 }  // namespace deltawire

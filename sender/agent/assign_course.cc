@@ -27,7 +27,7 @@ std::string AgainstAddress(const SiteReceiver& r) {
   if (!at.ok() || at->port == 0) {
     return fmt::format("\"{}\" is not an address that can be dialled", r.offer.address);
   }
-  if (at->host == "0.0.0.0" || at->host == "::") {
+  if (IsWildcard(*at)) {
     return fmt::format("{} names no machine: it needs --advertise-host", r.offer.address);
   }
   if (!IsLocalPeer(r.peer) && IsLoopback(*at)) {
