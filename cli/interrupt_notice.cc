@@ -51,6 +51,8 @@ void InterruptNotice::Wait() {
   if (!text_.empty()) {
     std::fprintf(stderr, "deltawire %s: interrupted: %s\n", command_, text_.c_str());
   }
+  // A flush waits for a pipe that is full, so another signal ends the process.
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   std::fflush(nullptr);
   _exit(128 + signal);
 }

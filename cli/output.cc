@@ -131,7 +131,7 @@ std::string Table::Text(size_t width) const {
     const size_t end = lines.find('\n', begin) + 1;
     text += lines.substr(begin, end - begin);
     begin = end;
-    if (line == 0) continue;  // the titles
+    if (line == 0 || line > rows_.size()) continue;  // the titles, or a cell of several lines
     std::string others;
     for (size_t i = 0; i < columns_.size(); ++i) {
       const std::string& cell = rows_[line - 1][i];
