@@ -26,7 +26,7 @@ std::string_view RemedyOf(const grpc::Status& s) {
            "`server-name`";
   }
   if (says("ALPN") || says("Failed parsing HTTP/2")) {
-    return "; that port speaks no gRPC, as a bulk port: name the control port";
+    return "; that port speaks no gRPC; pass the control port, not the bulk port";
   }
   if (says("C-ares") || says("DNS resolution failed")) {
     return "; no address is known for that host: check its spelling";

@@ -221,7 +221,7 @@ class Peers(Base):
         self.says(self.ask("sender", bulk), 3, "that is a bulk port")
         rollout = ["--credentials", str(keys / "rollout/credentials.toml")]
         lost = self.daemons.start_receiver([bulk], MODEL, self.root / "r2", *rollout)
-        until(lambda: "as a bulk port: name the control port" in self.daemons.logs(),
+        until(lambda: "pass the control port, not the bulk port" in self.daemons.logs(),
               f"the receiver {lost.address} says that {bulk} is a bulk port")  # fmt: skip
         looker = ["--credentials", keys / "looker/credentials.toml"]
         self.says(self.tool("rollback", "--version", 1, "--sender", control, "--model", MODEL, *looker), 1,
@@ -233,7 +233,7 @@ class Peers(Base):
 
     def test_a_receiver_that_is_given_a_wrong_address(self):
         control = self.daemons.start_sender(self.root / "s")
-        said = "that port speaks no gRPC, as a bulk port: name the control port"
+        said = "that port speaks no gRPC; pass the control port, not the bulk port"
         for i, (address, words) in enumerate((
             ("no-such-host.invalid:7700", "no address is known for that host: check its spelling"),
             (self.bulk_address(control), said),
