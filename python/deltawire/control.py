@@ -205,9 +205,9 @@ class Sender(_Daemon):
         return self.call("Rollback", request, timeout=timeout)["info"]
 
     def unregister(self, model: str, *, timeout: float | None = 60.0) -> dict[str, Any]:
-        """Ends a model at the sender and frees its memory; receivers keep what they hold. It is
-        named, even if it is the only one. RefusedError: an offload is under way, or a trainer that
-        has registered it is alive."""
+        """Ends a model at the sender and frees its memory; receivers keep what they hold. `model` is
+        required, even if the sender has only one. RefusedError: an offload is under way, or a
+        trainer that has registered the model is alive."""
         answer = self.call("UnregisterModel", {"model": model}, timeout=timeout)
         self._found = None
         return answer
