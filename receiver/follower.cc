@@ -277,6 +277,8 @@ std::optional<Follower::Target> Follower::Written(const Identity& version, bool 
       target.parts.push_back(*part);
       continue;
     }
+    // An agent that still writes an earlier version makes that one common to all first.
+    if (!coming.empty() && coming.id.version < version.id.version) return std::nullopt;
     const Identity expected{
         a.newest.lineage, {a.newest.id.epoch, version.id.version}, 0, version.attempt};
     if (a.forgotten || WillNotCome(a, expected)) return std::nullopt;

@@ -192,6 +192,19 @@ TEST_CASE("of several agents the parts of one attempt are pulled while they come
   CHECK(IsOf(joined.target.whole, s.Next(s.Whole()).target.whole));
 }
 
+TEST_CASE("of agents that are a version apart the earlier version is pulled first") {
+  TwoAgents s;
+  Identity published = s.Two(0);
+  published.root = 20;
+  Identity third = s.Two(0, 9);
+  third.id.version = 3;
+  s.Write(1, s.Two(1));
+  s.Write(0, third, published);
+  const auto next = s.Next(s.Whole());
+  CHECK(next.target.unwritten());
+  CHECK(next.target.parts == std::vector<Identity>{published, s.Two(1)});
+}
+
 TEST_CASE("what comes of several agents is given up with the first part that does not come") {
   TwoAgents s;
   s.Write(0, s.Two(0));
