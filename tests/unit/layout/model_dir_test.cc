@@ -386,7 +386,7 @@ TEST_CASE("model dir: read instead of mapped, a file that changes is found out")
   }
   SECTION("gone") {
     fs::remove(file);
-    changed("is gone");
+    changed("was removed");
     CHECK(ReadAll(*model, 0).size() == layout->bytes(0));  // the open descriptor keeps the content
   }
   SECTION("cut short: an error, and no SIGBUS") {
