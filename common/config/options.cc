@@ -443,7 +443,9 @@ Status CheckCommon(const Options& o) {
 Status CheckBulkHost(const Endpoint& control, const Endpoint& bulk,
                      const std::string& advertise_host) {
   const std::string& dialled = control.host;
-  const bool everywhere = IsWildcard(control) || bulk.host == "::" ||
+  // Receivers of other machines dial a wildcard control port, and never reach a bulk port at
+  // loopback.
+  const bool everywhere = (IsWildcard(control) && !IsLoopback(bulk)) || bulk.host == "::" ||
                           (bulk.host == "0.0.0.0" && dialled.find(':') == std::string::npos);
   const bool comparable = IsAddress(control) && IsAddress(bulk);
   if (!advertise_host.empty() || everywhere || !comparable || bulk.host == dialled) return {};

@@ -403,7 +403,7 @@ TEST_CASE("daemons beyond loopback without TLS and principals do not start") {
   const std::string token_only = authority.TokenOnly("cloud", kCloudToken, true);
   const auto fails_with = [&](std::vector<std::string> args, const std::string& why) {
     args.insert(args.begin(), {"--data-dir", (root.path() / "s").string(), "--bulk-listen",
-                               "127.0.0.1:0", "--control-listen", "0.0.0.0:0"});
+                               "0.0.0.0:0", "--control-listen", "0.0.0.0:0"});
     const auto log = root.path() / "log";
     const auto child = Spawn("deltawire-sender", args, log);
     CHECK(Eventually([&] { return !child->Running(); }));

@@ -88,6 +88,8 @@ TEST_CASE("the bulk port is at the host of the control port unless it is said") 
   bulk_of({"--control-listen", "[::1]:1", "--bulk-listen", "[::]:2", open});
   bulk_of({"--control-listen", "0.0.0.0:1", "--bulk-listen", "10.0.0.1:2", open});
   CheckError(Sender({"--control-listen", "[::1]:1", "--bulk-listen", "0.0.0.0:2", open}), {why});
+  CheckError(Sender({"--control-listen", "0.0.0.0:1", "--bulk-listen", "127.0.0.1:2", open}),
+             {why});
 }
 
 TEST_CASE("a site wants one sender, and an address where a relay of it can be dialled") {
