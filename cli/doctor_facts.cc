@@ -117,7 +117,7 @@ void LookAtLogind(MachineFacts& f) {
   if (LogindRemovesIpc()) f.logind_removes = user->pw_name;
 }
 
-// What gRPC does not tell of a peer: why the connection failed, or the certificate of one that
+// Finds out what gRPC does not tell: why the connection failed, or the certificate of a peer that
 // was reached.
 void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
   const auto endpoint = ParseEndpoint(p.address);

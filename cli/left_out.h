@@ -1,4 +1,4 @@
-// What of a model directory is not part of the model that the tool reads from it, in words. Owner:
+// The files of a model directory that the tool does not read as the model, in words. Owner:
 // none. Threads: any. Cost: none. No errors.
 #pragma once
 

@@ -102,7 +102,7 @@ class Findings {
   std::string text_;
 };
 
-/// What is said of a tensor that only one of two layouts has.
+/// The words for a tensor that only one of two layouts has.
 struct DifferenceWords {
   std::string_view only_want, only_got;
 };

@@ -52,7 +52,7 @@ PortKind KindByHead(std::string_view head) {
   return head.empty() ? PortKind::kUnknown : PortKind::kOther;
 }
 
-// What the port answers to a plaintext HTTP/2 client.
+// The answer of the port to a plaintext HTTP/2 client.
 PortKind AskInPlaintext(const std::string& address, milliseconds limit) {
   const auto fd = ConnectTcp(address, limit);
   if (!fd.ok()) return PortKind::kUnknown;

@@ -34,7 +34,7 @@ struct DialedPeer {
   DialWords words;
 };
 
-/// What a port turns out to be.
+/// The protocol that a port speaks.
 enum class PortKind : uint8_t {
   kUnknown,  ///< it was not asked, or said nothing
   kGrpc,     ///< HTTP/2 in plaintext
@@ -45,7 +45,7 @@ enum class PortKind : uint8_t {
   kOther,
 };
 
-/// What this machine finds at a control address.
+/// The facts that this machine finds at a control address.
 struct PortFacts {
   Status connected;  ///< of a TCP connection; codes as in ConnectTcp
   PortKind kind = PortKind::kUnknown;

@@ -49,7 +49,7 @@ def write(weights: dict[str, torch.Tensor], folder: pathlib.Path) -> None:
 
 
 def run(options: argparse.Namespace, disk: pathlib.Path) -> None:
-    # What slime's parser makes of docs/howto/rl_frameworks.md.
+    # The options of docs/howto/rl_frameworks.md, read by slime's parser.
     args = argparse.Namespace(
         update_weight_mode="full", update_weight_transport="disk", update_weight_disk_dir=str(disk),
         custom_update_weight_post_write_path=HOOK, deltawire_directory=options.directory,

@@ -1,4 +1,4 @@
-// What a program is told of an address that gives it no service, by ports that are real.
+// The words for an address that gives no service, at real ports.
 #include "proto/client/diagnosis.h"
 
 #include <sys/socket.h>
@@ -85,7 +85,7 @@ class Talker {
   std::thread thread_;
 };
 
-// What is said of a sender at `address`.
+// The message about a sender at `address`.
 std::string Said(const std::string& address, security::Credentials& credentials) {
   const DialedPeer peer{"sender", address, credentials, {}};
   const auto channel = ConnectControl(peer, kLimit);

@@ -331,7 +331,7 @@ TEST_CASE("agent: a model that is offloaded or used by a trainer is not unregist
   const Status busy = agent.Unregister("m").status();
   CHECK(absl::IsFailedPrecondition(busy));
   CHECK(busy.message().find("version 2 is under way by rank 0 of 1 (tester)") != std::string::npos);
-  // What was refused has changed nothing.
+  // A refused request has changed nothing.
   REQUIRE(model->NotifyReady({.version = 2, .lease = grant->lease, .wrote_all = true}).ok());
   REQUIRE(model->WaitPublished(2, grant->lease, no).ok());
 }
