@@ -22,7 +22,7 @@ class CheckpointNews {
   std::vector<std::string> Begin(const std::string& model) const;
   /// The news of one scan; call it for each, in order.
   std::vector<std::string> Of(const CheckpointScanner::Found& found);
-  /// Of the complete checkpoints of the first scans, all but the newest are left out.
+  /// The first scans leave out all complete checkpoints but the newest.
   static std::string LeftOut(const std::vector<Checkpoint>& found);
 
  private:

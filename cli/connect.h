@@ -63,7 +63,7 @@ class TimeBudget {
  public:
   /// 0: without an end.
   explicit TimeBudget(std::chrono::milliseconds total) : total_(total) {}
-  /// What is left, at least 1 ms; 0: without an end.
+  /// The time that is left, at least 1 ms; 0: no limit.
   std::chrono::milliseconds left() const;
 
  private:

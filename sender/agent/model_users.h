@@ -19,7 +19,7 @@ class ModelUsers {
   /// A use lasts until it is dropped, which may be after this object has gone.
   using Use = std::shared_ptr<const void>;
   [[nodiscard]] Use Enter(const std::string& model, uint32_t rank, const std::string& publisher);
-  /// Who uses the model, in the order in which they came: "rank 0 (python train.py, process 4711 on
+  /// The users of the model, in order of arrival: "rank 0 (python train.py, process 4711 on
   /// node7)".
   std::vector<std::string> Of(const std::string& model) const;
 

@@ -74,7 +74,7 @@ TEST_CASE("the bulk port is at the host of the control port unless it is said") 
   REQUIRE(relay.run);
   CHECK(relay.options.bulk == Endpoint{"::1", 7711});
 
-  // What receivers would dial for weights must be there.
+  // The address that receivers dial for weights must be one that they reach.
   const std::string why =
       "--bulk-listen: receivers fetch weights from the host of --control-listen";
   CheckError(Sender({"--control-listen", "[::1]:1", "--bulk-listen", "127.0.0.1:2"}),
