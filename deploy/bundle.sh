@@ -49,6 +49,7 @@ add() {
   patchelf --set-rpath "$3" "$2"
 }
 
+declare -A origin=()
 programs=()
 for file in "$build"/bin/*; do
   is_program "$file" || continue
@@ -61,13 +62,28 @@ for file in "${programs[@]}"; do
   add "$file" "$stage/bin/$(basename "$file")" '$ORIGIN/../lib'
   while read -r library; do
     base=$(basename "$library")
+    if stays_behind "$base" || [[ -e $stage/lib/$base ]]; then continue; fi
+    library=$(realpath -e "$library")
+    origin[$library]=1
     # shellcheck disable=SC2016
-    stays_behind "$base" || [[ -e $stage/lib/$base ]] ||
-      add "$(realpath -e "$library")" "$stage/lib/$base" '$ORIGIN'
+    add "$library" "$stage/lib/$base" '$ORIGIN'
   done < <(libraries "$file")
 done
 
 cp -r "$root/configs" "$root/docs" "$root/LICENSE" "$root/NOTICE" "$stage/"
+
+# The licenses of the libraries, by the Debian package that each came from.
+mkdir "$stage/licenses"
+for library in "${!origin[@]}"; do
+  # A file below /lib is known to dpkg by that name, though /lib leads to /usr/lib.
+  package=$(dpkg-query -S "$library" 2>/dev/null || dpkg-query -S "${library#/usr}" 2>/dev/null) || {
+    printf 'bundle: no Debian package owns %s; add its license by hand\n' "$library" >&2
+    continue
+  }
+  package=${package%%:*}
+  [[ -e $stage/licenses/$package.copyright ]] ||
+    cp "/usr/share/doc/$package/copyright" "$stage/licenses/$package.copyright"
+done
 
 add_tests() {
   # Tests look for files under this tree's own path, which run-tests.sh makes lead to the bundle.

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf '== %s\n' "$*"; }
 die() {
-  printf 'run: %s\n' "$*" >&2
+  printf 'packages: %s\n' "$*" >&2
   exit 1
 }
 
