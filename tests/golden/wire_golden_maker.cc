@@ -1,4 +1,4 @@
-// Writes wire version 3's golden files or the fuzz target's corpus into a directory, or prints the
+// Writes wire version 4's golden files or the fuzz target's corpus into a directory, or prints the
 // worked example of docs/wire_format.md. It stays for whoever adds a wire version; the golden files
 // of a released version are never made again.
 //   wire_golden_maker DIRECTORY | --corpus DIRECTORY | --example

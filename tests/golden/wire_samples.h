@@ -1,4 +1,4 @@
-// The frames that wire version 3's golden files and the worked example of docs/wire_format.md hold.
+// The frames that wire version 4's golden files and the worked example of docs/wire_format.md hold.
 // They are frozen, as golden files never change: a new wire version gets samples of its own.
 // wire_golden_maker.cc writes the files, and the tests compare with them. Pure functions, of any
 // thread.

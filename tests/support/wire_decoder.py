@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plain decoder of the bulk protocol, wire version 3: docs/wire_format.md, table by table.
+"""Plain decoder of the bulk protocol, wire version 4: docs/wire_format.md, table by table.
 
 A second implementation to check the first one against. Standard library only; checksums are
 checked when the `xxhash` package is there, else only their places are. Raises Refused.
@@ -44,7 +44,7 @@ TYPES = {
 
 
 class Refused(Exception):
-    """The bytes are not a frame or payload of wire version 3."""
+    """The bytes are not a frame or payload of wire version 4."""
 
 
 def require(ok, why):
