@@ -65,9 +65,10 @@ class Attachment:
     """An engine's memory, bound to a receiver's directory. It keeps that memory alive."""
 
     def __init__(self, weights: Any, model: torch.nn.Module, load: Callable[[Iterable], Any],
-                 allow_loader: bool, second: Callable[[], _second.Instance] | None):
+                 allow_loader: bool, second: Callable[[], _second.Instance] | None,
+                 beside: tuple[torch.nn.Module, Callable[[Iterable], Any]] | None = None):
         self._weights, self._model, self._load = weights, model, load
-        self._allow_loader, self._second = allow_loader, second
+        self._allow_loader, self._second, self._beside = allow_loader, second, beside
         self._different: list[str] = []  # tensors, when a plan was compared with the live memory
         self.tensors: Tensors = [
             (name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
@@ -171,7 +172,7 @@ class Attachment:
         self.storages = found.storages
         if found.problems:
             raise Refused("the loader cannot be followed: " + some(found.problems))
-        plan = Plan(found.boxes, [], [])
+        plan = Plan(self._without_what_is_shared(found.boxes), [], [])
         self._device(plan)
         #: The first group of each way, and its boxes.
         known: dict[Hashable, tuple[Group, list[Box] | None]] = {}
@@ -183,6 +184,21 @@ class Attachment:
                 plan.boxes += boxes
                 plan.by_numbers += group.tensors
         return plan
+
+    def _without_what_is_shared(self, boxes: list[Box]) -> list[Box]:
+        """Each place has one writer: of two models, the one that answers has what both hold."""
+        if self._beside is None:
+            return boxes
+        model, load = self._beside
+        alone = _trace.trace(model, load, self.tensors)
+        if alone.problems:
+            raise Refused("the loader cannot be followed: " + some(alone.problems))
+        places = {s.keeper.untyped_storage().data_ptr(): i for i, s in enumerate(self.storages)}
+        own = [places.get(s.keeper.untyped_storage().data_ptr(), -1) for s in alone.storages]
+        answering = {box._replace(storage=own[box.storage]) for box in alone.boxes}
+        shared = set(own)
+        return [box for box in dict.fromkeys(boxes)
+                if box.storage not in shared or box in answering]
 
     def _follow(self, group: Group, way: Hashable, known: dict) -> list[Box] | None:
         """The boxes of a group of the trace's; None where there are none."""

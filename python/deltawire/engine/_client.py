@@ -49,13 +49,19 @@ class EngineClient:
         """What the receiver has committed; false when nothing is."""
         return self._weights.committed
 
+    @property
+    def tensors(self) -> list[str]:
+        """The names of the version's tensors."""
+        return [name for name, *_ in self._weights.tensors]
+
     def wait(self, known: _core.Identity, seconds: float) -> _core.Identity:
         """Returns what is committed once it is not `known`. Raises `deltawire.DeadlineError`."""
         return self._weights.wait_for_other(known, seconds)
 
     def attach(self, model: Any, load: Callable[[Iterable], Any], *, loader_tensors: bool = False,
                plans: PlanCache | None = None, is_served: bool = True,
-               second: Callable[[], Instance] | None = None) -> Attached:
+               second: Callable[[], Instance] | None = None,
+               beside: tuple[Any, Callable[[Iterable], Any]] | None = None) -> Attached:
         """Finds where `model` keeps each element, and proves it.
 
         `load` is the engine's own loader: it takes (name, tensor) pairs. It runs over tensors
@@ -71,7 +77,9 @@ class EngineClient:
         then none that the server names in responses. `second`: makes another instance of the model,
         which nothing else uses. Where the engine moves weights after its load, instances are loaded
         with the elements' numbers, and go through what it does then: three loads, and as much
-        memory as three models of this size, for the time of the attach.
+        memory as three models of this size, for the time of the attach. `beside`: where `model` is
+        two that load one checkpoint, the one that answers, and its loader. What they share is
+        written as that loader does it, and not by the other one's, too.
         """
         from deltawire.engine._attach import Attachment  # pylint: disable=import-outside-toplevel
 
@@ -80,7 +88,7 @@ class EngineClient:
             self._record = None
         self._attachment, self._loaded, self._pairs, self._model = None, False, None, None
         self._computed_drifted = False
-        attachment = Attachment(self._weights, model, load, loader_tensors, second)
+        attachment = Attachment(self._weights, model, load, loader_tensors, second, beside)
         result = attachment.attach(plans)
         if result:
             self._attachment = attachment

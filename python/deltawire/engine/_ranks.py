@@ -15,7 +15,7 @@ from deltawire import Error
 from deltawire.engine._outcome import ANEW, DRIFTED, some
 
 if TYPE_CHECKING:
-    from deltawire.engine._client import EngineClient
+    from deltawire.engine._client import EngineClient, Share
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,16 @@ CHECK_EVERY = 64
 
 
 def everywhere(value: Any, group: Any) -> list:
-    """What each rank of `group` gives here, by rank."""
+    """What each rank of `group` gives here, by rank. A list of groups, the innermost first, stands
+    for the group of all their ranks, as those of a stage and the stages."""
     import torch  # pylint: disable=import-outside-toplevel  # for servers' HTTP processes too
 
     ranks = [value]
-    if group.world_size > 1:
-        ranks = [None] * group.world_size
-        torch.distributed.all_gather_object(ranks, value, group=group.cpu_group)
+    for part in group if isinstance(group, list) else [group]:
+        if part.world_size > 1:
+            found: list[Any] = [None] * part.world_size
+            torch.distributed.all_gather_object(found, ranks, group=part.cpu_group)
+            ranks = [one for several in found for one in several]
     return ranks
 
 
@@ -58,8 +61,8 @@ def _refuse(reasons: list[str | None]) -> None:
 
 def together(step: Callable[[], Any], group: Any,
              held: Callable[[], Held | None] = lambda: None) -> Any:
-    """Runs `step` on every rank of `group` (a GroupCoordinator of vLLM's or SGLang's); raises on
-    all of them what it raised on one. `step` returns what must be the same on all ranks. `held`:
+    """Runs `step` on every rank of `group` (of `everywhere`: vLLM's or SGLang's GroupCoordinators);
+    raises on all of them what it raised on one. `step` returns what must be the same on all ranks. `held`:
     asked after it; what the rank has just attached to, or None."""
     reason = result = parts = None
     try:
@@ -75,7 +78,7 @@ def together(step: Callable[[], Any], group: Any,
     attached = [held for *_, held in ranks if held is not None]
     if len(attached) == len(ranks):
         # First: that the bytes are others as well is no wonder then, and a reload no remedy.
-        _refuse_parts(attached)
+        refuse_parts(attached)
     _refuse([text for text, *_ in ranks])
     if len({text for _, text, _ in ranks}) > 1:
         raise Refused("the ranks see different versions: " + ", ".join(t for _, t, _ in ranks))
@@ -91,8 +94,13 @@ class Rounds:
         self._next = 0
         self._found = False
 
-    def look(self, client: Callable[[], EngineClient], group: Any, skip: bool = False) -> None:
-        """Raises Refused where the memory has drifted; it is the next prepare that heals it, and
+    def found(self) -> None:
+        """Drift was found in another way: the next look is left out."""
+        self._found = True
+
+    def look(self, client: Callable[[], EngineClient], group: Any, skip: bool = False
+             ) -> list[Share]:
+        """Returns what `refuse_drift` does. Raises Refused where the memory has drifted; it is the next prepare that heals it, and
         the look before that one is left out. `client`: asked for it; what that raises is a
         refusal, too. A rank with `skip` looks at nothing, but hears what the others have found:
         ranks may have begun at different times."""
@@ -104,7 +112,7 @@ class Rounds:
             self._next = (part + 1) % of
         self._found = False
         try:
-            refuse_drift(client, group, part, of)
+            return refuse_drift(client, group, part, of)
         except Drifted:
             # Memory that has come back from an engine's sleep with anything in it has drifted
             # everywhere: the other parts are compared at once, so that one update heals them all.
@@ -117,10 +125,15 @@ class Rounds:
 class Drifted(Refused):
     """Memory is no longer what was written to it."""
 
+    @staticmethod
+    def words(names: str) -> str:
+        """What is said of it."""
+        return DRIFTED + names + HEALS
+
 
 def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, of: int = 1
-                 ) -> None:
-    """Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory (0: none) is
+                 ) -> list[Share]:
+    """Returns all ranks' shares of the chunks that no rank has all of. Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory (0: none) is
     not what it should be on one of them. Chunks that several ranks have parts of are judged by
     their sum, while all ranks hold one version."""
     reason, held, drifted, shares = None, "", "", []
@@ -143,13 +156,14 @@ def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, 
         found.append(f"{DRIFTED}{parts}, which several ranks have parts of")
     if found:
         raise Drifted("; ".join(found) + HEALS)
+    return every
 
 
 #: What becomes of drift that was found.
 HEALS = "; the next update takes what has drifted from the receiver's buffer"
 
 
-def _refuse_parts(ranks: list[Held]) -> None:
+def refuse_parts(ranks: list[Held]) -> None:
     """Of a checkpoint with other shapes some engines load what fits, and say nothing."""
     sums: dict[str, int] = {}
     for held in ranks:

@@ -68,13 +68,18 @@ class Reading:
         return self.states[0] if len(self.states) == 1 else None
 
 
+def user_folder(name: str) -> str:
+    """A folder of this user's in shared memory, which may not be there yet."""
+    root = next(d for d in _DIRECTORIES if os.path.isdir(d))
+    return os.path.join(root, f"deltawire-{name}-{os.getuid()}")
+
+
 def directory() -> str:
     """Where the records of this user lie."""
-    root = next(d for d in _DIRECTORIES if os.path.isdir(d))
-    return os.path.join(root, f"deltawire-served-{os.getuid()}")
+    return user_folder("served")
 
 
-def _is_ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
     """Whether nobody else can write there: /dev/shm is everybody's."""
     try:
         found = os.lstat(path)
@@ -137,7 +142,7 @@ class Record:
     def __init__(self) -> None:
         folder = directory()
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if not _is_ours(folder):
+        if not is_ours(folder):
             raise OSError(f"{folder} can be written by others than this user; remove it")
         _remove_dead(folder)
         rank, world = _rank_and_world()
@@ -272,7 +277,7 @@ class Served:
     def _look(self) -> None:
         """Opens the records that are new."""
         try:
-            names = set(os.listdir(self._folder)) if _is_ours(self._folder) else set()
+            names = set(os.listdir(self._folder)) if is_ours(self._folder) else set()
         except OSError:
             names = set()
         self._others &= names

@@ -17,7 +17,6 @@ update that one cannot take back, which says so: that worker must then be attach
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,22 +37,59 @@ from deltawire.engine._attach import proven, set_proven
 from deltawire.engine._outcome import ANEW, some
 from deltawire.engine._ranks import CHECK_EVERY, Held, Refused, Rounds, refuse_drift, together
 from deltawire.engine._second import Instance
+from deltawire.engine._vllm_engine import second_instance
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
 BACKEND = "deltawire"
 
 
+#: What a receiver looks for in the server's /metrics before it makes a call, since a worker without
+#: `deltawire_call` raises. The value is the calls' version.
+METRIC, CALLS = "deltawire_plugin_calls", 1
+
+
 def register() -> None:
     """The plug-in's entry point; vLLM calls it in every process, more than once."""
-    from vllm.distributed.weight_transfer.factory import (  # pylint: disable=C0415
-        WeightTransferEngineFactory,
-    )
+    # pylint: disable=import-outside-toplevel
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.worker.worker_base import WorkerBase
 
+    WorkerBase.deltawire_call = deltawire_call
+    _tell_metrics()
     # pylint: disable-next=protected-access  # there is no public way to ask
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "deltawire.engine.vllm", "DeltawireEngine")
+
+
+def deltawire_call(worker: Any, call: str = "", nonce: str = "", **options: Any) -> dict[str, Any]:
+    """A method of vLLM's workers, for `/collective_rpc`. Never raises: vLLM would not read the other
+    ranks' answers, and take them for those of later calls."""
+    try:
+        # pylint: disable-next=import-outside-toplevel  # the HTTP process needs neither
+        from deltawire.engine._vllm_engine import Engine
+        from deltawire.engine._vllm_follower import Follower
+
+        follower = vars(worker).get("_deltawire_follower")
+        if follower is None:
+            follower = worker._deltawire_follower = Follower(Engine(worker))
+        return follower.answer(call, nonce, options)
+    except Exception as error:  # pylint: disable=broad-except
+        logger.exception("deltawire: unexpected")
+        return {"nonce": nonce, "rank": worker.rank, "ok": False,
+                "ranks": worker.parallel_config.world_size, "replicas": 1, "engine": "",
+                "reason": str(error) or repr(error), "drifted": False, "anew": False,
+                "corrupts": False, "held": None, "untaken": []}
+
+
+def _tell_metrics() -> None:
+    from prometheus_client import Gauge  # pylint: disable=import-outside-toplevel  # vLLM's own
+
+    try:
+        Gauge(METRIC, "The version of the calls that deltawire's plug-in answers").set(CALLS)
+    except ValueError:
+        pass  # it is there already
 
 
 @dataclass
@@ -316,41 +352,6 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             f"dp {parallel.data_parallel_rank}/{parallel.data_parallel_size}",
             f"quantization {model_config.quantization}"])
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
-
-
-def second_instance(vllm_config: Any, device: torch.device) -> Callable[[], Instance]:
-    """Makes instances of the model, with vLLM's own post-processing, beside the one that serves."""
-    # pylint: disable=import-outside-toplevel  # seldom needed
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.utils import (
-        initialize_model,
-        process_weights_after_loading,
-    )
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    # A model's layers are entered in its configuration by their names, each name once.
-    config = copy.copy(vllm_config)
-    model_config = config.model_config
-
-    def make() -> Instance:
-        config.compilation_config = copy.copy(vllm_config.compilation_config)
-        config.compilation_config.static_forward_context = {}
-        config.compilation_config.static_all_moe_layers = []
-        with set_default_torch_dtype(model_config.dtype), device:
-            model = initialize_model(vllm_config=config, model_config=model_config)
-
-        def load(pairs: Any) -> None:
-            with set_current_vllm_config(config), set_default_torch_dtype(model_config.dtype):
-                model.load_weights(pairs)
-
-        def process() -> None:
-            with set_current_vllm_config(config), set_default_torch_dtype(model_config.dtype), (
-                    device):
-                process_weights_after_loading(model, model_config, device)
-
-        return Instance(model, load, process)
-
-    return make
 
 
 class WorkerExtension:

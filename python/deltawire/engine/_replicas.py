@@ -1,0 +1,108 @@
+"""What the replicas of one server have done, each by itself, and the word of all of them.
+
+A server's HTTP process hands back the first replica's answer alone. So the first rank of each one
+writes what its replica has done to a file that is named by the call's nonce, and the next call reads
+all of them. Nobody waits: when the server has answered the first call, every replica has done it.
+
+Files: /dev/shm/deltawire-answers-UID/, one for each replica; the next call and the process's end
+remove it. Errors: `read` says what is missing; `leave` logs what it cannot write.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from deltawire.engine._served import is_ours, user_folder
+
+logger = logging.getLogger("vllm.deltawire")
+_NONCE = re.compile(r"[0-9A-Za-z_-]{8,64}")
+
+
+@dataclass
+class Done:
+    """What one replica has done of one call. `parts`, `tensors` and `taken` are of an attach, and
+    `shares` of what compares memory; the elements are what `EngineClient` says."""
+
+    nonce: str = ""
+    ok: bool = True
+    reason: str = ""
+    drifted: bool = False
+    held: str = ""
+    parts: dict[str, Any] = field(default_factory=dict)
+    tensors: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+    untaken: list[str] = field(default_factory=list)
+    shares: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Read:
+    done: list[Done]
+    reasons: list[str]
+
+
+class Replicas:
+    """The files of this replica and of those beside it."""
+
+    def __init__(self, replica: int):
+        self._replica = replica
+        self._last = ""
+        atexit.register(self._remove)
+
+    def leave(self, done: Done) -> None:
+        """Writes what this replica has done, in the place of what it has done before."""
+        self._remove()
+        try:
+            self._last = self._path(done.nonce, self._replica)
+            os.makedirs(os.path.dirname(self._last), mode=0o700, exist_ok=True)
+            with open(f"{self._last}.new", "w", encoding="utf-8",
+                      opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                json.dump(asdict(done), file)
+            os.rename(f"{self._last}.new", self._last)
+        except (OSError, ValueError) as error:
+            logger.error("deltawire: the other replicas will not know of this one: %s", error)
+
+    def read(self, nonce: str, replicas: int) -> Read:
+        """What all of them have done of this call, and what speaks against it."""
+        found = Read([], [])
+        for replica in range(replicas):
+            try:
+                path = self._path(nonce, replica)
+                if not is_ours(os.path.dirname(path)):
+                    raise FileNotFoundError(path)
+                with open(path, encoding="utf-8") as file:
+                    done = Done(**json.load(file))
+            except (OSError, ValueError, TypeError):
+                found.reasons.append(
+                    f"replica {replica} of {replicas} has not answered on this machine; start one "
+                    "server for each replica, and name each one as an engine of its own")
+                continue
+            found.done.append(done)
+            if not done.ok:
+                found.reasons.append(f"replica {replica}: {done.reason}")
+        held = dict.fromkeys(done.held for done in found.done)
+        if not found.reasons and len(held) > 1:
+            found.reasons.append("the replicas hold different versions: " + ", ".join(
+                text or "none" for text in held))
+        return found
+
+    def _remove(self) -> None:
+        if self._last:
+            try:
+                os.unlink(self._last)
+            except OSError:
+                pass
+        self._last = ""
+
+    @staticmethod
+    def _path(nonce: str, replica: int) -> str:
+        """Raises ValueError for a nonce that is no file's name."""
+        if not _NONCE.fullmatch(nonce):
+            raise ValueError(f"the nonce {nonce!r} is not 8 to 64 letters and digits")
+        return os.path.join(user_folder("answers"), f"{nonce}-{replica}")
