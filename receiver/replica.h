@@ -315,7 +315,7 @@ class Replica {
   // What engines read (replica_engines.cc).
   /// Buffer::BeginUpdate; also false while an engine holds the only file.
   StatusOr<bool> BeginUpdate();
-  /// Waits until no engine holds the directory, and lets none take it until EndChange.
+  /// Waits until no engine holds the directory, and lets no other one take it until EndChange.
   Status BeginChange();
   /// Counts a wait since `start`, and returns to the phase before it. REQUIRES: mu_ held.
   void EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point start);
@@ -443,8 +443,9 @@ class Replica {
   EnginesServe engines_;
   /// Engines that read the directory, and until when.
   std::multimap<std::string, SteadyClock::time_point> holders_;
-  bool changing_ = false;  // the named file, or which file it is
-  int updates_begun_ = 0;  // threads that begin to change the only file
+  bool changing_ = false;        // the named file, or which file it is
+  bool change_waits_ = false;    // for engines that hold the directory: no other one takes it
+  int updates_begun_ = 0;        // threads that begin to change the only file
   bool describe_ = true;   // ask the agents for layout and part before the next pull
   Follower follower_;
   GroupMember member_;

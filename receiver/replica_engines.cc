@@ -30,7 +30,9 @@ Identity Replica::Ready() const {
 
 bool Replica::Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) {
   std::lock_guard lock(mu_);
-  if (stopping_ || changing_ || updates_begun_ > 0) return false;
+  // A change waits for the holds of now alone: engines that retry out of step would hold it up for
+  // ever. They take the directory again when the change has ended.
+  if (stopping_ || changing_ || change_waits_ || updates_begun_ > 0) return false;
   if (id.empty() || !(status_.committed == id)) return false;
   holders_.emplace(reader, until);
   return true;
@@ -81,6 +83,7 @@ Status Replica::BeginChange() {
       ended = absl::CancelledError("paused");
       break;
     }
+    change_waits_ = true;
     const std::string readers = Holders();
     if (!before) {
       before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
@@ -99,6 +102,7 @@ Status Replica::BeginChange() {
     }
     cv_.wait_for(lock, std::max(pause, SteadyClock::duration(0)));
   }
+  change_waits_ = false;
   if (before) EndWaitForReaders(*before, start);
   changing_ = ended.ok();
   return ended;

@@ -487,6 +487,8 @@ Status Replica::WaitWritable() {
       break;
     }
     std::unique_lock lock(mu_);
+    // Beside a reader that may stay for hours, engines go on reading.
+    change_waits_ = !holders_.empty();
     const bool news = !before;
     if (!before) {
       before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
@@ -506,6 +508,7 @@ Status Replica::WaitWritable() {
     pause = std::min(pause * 2, std::chrono::milliseconds(50));
   }
   std::lock_guard lock(mu_);
+  change_waits_ = false;
   status_.committed = buffer_->committed();
   if (!before) return ended;
   EndWaitForReaders(*before, start);

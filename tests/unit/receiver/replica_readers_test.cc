@@ -126,6 +126,70 @@ TEST_CASE("what an engine holds beyond its time is taken from it") {
   s.replica->Release("engine e");  // late, and of no effect on others
 }
 
+TEST_CASE("no engine takes the directory while a commit waits for others that have it") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  ReplicaRig s;
+  FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
+  const Identity before = s.agent().identity();
+  REQUIRE(Eventually([&] { return s.replica->Hold(before, "engine a"); }));
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks);
+  REQUIRE(
+      Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
+  CHECK_FALSE(s.replica->Hold(before, "engine b"));
+  CHECK_FALSE(s.replica->Hold(before, "engine a"));
+  // A wait that ends without a commit leaves nothing behind.
+  CHECK(testing::PauseOf(*s.replica, kStays).ok());
+  CHECK(s.replica->Hold(before, "engine b"));
+  s.replica->SetPaused(false);
+  REQUIRE(
+      Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
+  CHECK_FALSE(s.replica->Hold(before, "engine c"));
+  s.replica->Release("engine a");
+  CHECK_FALSE(s.replica->Hold(before, "engine a"));
+  s.replica->Release("engine b");
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine c"); }));
+}
+
+TEST_CASE("engines that retry out of step hold up a commit for the time of one hold at most") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  constexpr milliseconds kHold{400};  // twice --engine-timeout-ms
+  ReplicaRig s;
+  FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
+  const Identity before = s.agent().identity();
+  std::atomic<bool> stop{false};
+  std::atomic<int> held{0};
+  std::vector<std::thread> engines;
+  for (int i = 0; i < 3; ++i) {
+    engines.emplace_back([&, i] {
+      const std::string name = fmt::format("engine {}", i);
+      std::this_thread::sleep_for(kHold * i / 3);  // out of step
+      while (!stop) {
+        const auto until = SteadyClock::now() + kHold;
+        if (s.replica->Hold(before, name, until)) {
+          ++held;
+          std::this_thread::sleep_until(until - milliseconds(50));
+          s.replica->Release(name);
+        } else {
+          std::this_thread::sleep_for(milliseconds(5));
+        }
+      }
+    });
+  }
+  CHECK(Eventually([&] { return held >= 3; }));
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks);
+  CHECK(s.Reaches(s.agent().identity()));
+  CHECK(s.replica->status().worst_reader_wait_seconds <
+        std::chrono::duration<double>(kHold).count() + 0.25);
+  stop = true;
+  for (std::thread& engine : engines) engine.join();
+}
+
 TEST_CASE("a pause while the only file is half updated waits until the weights are there again") {
   ReplicaRig s;
   if (!s.StartsWithOneFile()) return;
