@@ -26,7 +26,7 @@ using Strides = std::vector<int64_t>;
 using Identity = dw_engine_identity;
 using deltawire::Check;
 
-static_assert(DW_ENGINE_OK == DW_OK);
+static_assert(int{DW_ENGINE_OK} == int{DW_OK});
 
 template <typename Call>
 void Run(Call call) {
