@@ -443,10 +443,10 @@ class Replica {
   EnginesServe engines_;
   /// Engines that read the directory, and until when.
   std::multimap<std::string, SteadyClock::time_point> holders_;
-  bool changing_ = false;        // the named file, or which file it is
-  bool change_waits_ = false;    // for engines that hold the directory: no other one takes it
-  int updates_begun_ = 0;        // threads that begin to change the only file
-  bool describe_ = true;   // ask the agents for layout and part before the next pull
+  bool changing_ = false;      // the named file, or which file it is
+  bool change_waits_ = false;  // for engines that hold the directory: no other one takes it
+  int updates_begun_ = 0;      // threads that begin to change the only file
+  bool describe_ = true;       // ask the agents for layout and part before the next pull
   Follower follower_;
   GroupMember member_;
   std::optional<GroupReport> answered_;  // to the sender, since the phase last changed
