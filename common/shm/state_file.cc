@@ -52,11 +52,12 @@ struct StateHeader {
   uint64_t lineage_hi;
   uint64_t checksum;  // XXH3-64 of the bytes before it
   uint64_t active;
-  uint64_t reserved[5];
+  uint64_t highest_version;
+  uint64_t reserved[4];
   StoredSlot slot[2];
 };
 constexpr size_t kStateHeaderBytes =
-    8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(StoredSlot);
+    8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 8 + 4 * 8 + 2 * sizeof(StoredSlot);
 static_assert(sizeof(StateHeader) == kStateHeaderBytes && kStateHeaderBytes == 384);
 /// The header size of format 1. A file needs this many bytes for its format to be recognised.
 constexpr size_t kFirstHeaderBytes = 256;
@@ -277,6 +278,12 @@ uint32_t StateFile::active() const { return static_cast<uint32_t>(Load(HeaderOf(
 void StateFile::set_active(uint32_t slot) {
   assert(slot < shape_.slots);
   Word(HeaderOf(map_).active).store(slot, kRelease);
+}
+
+uint64_t StateFile::highest_version() const { return Load(HeaderOf(map_).highest_version); }
+
+void StateFile::set_highest_version(uint64_t version) {
+  Word(HeaderOf(map_).highest_version).store(version, kRelease);
 }
 
 SlotPhase StateFile::phase(uint32_t slot) const { return PhaseOf(Load(SlotOf(map_, slot).phase)); }

@@ -53,6 +53,9 @@ class StateFile {
   /// Which slot is the active one (the sender's published half, the receiver's named file).
   uint32_t active() const;
   void set_active(uint32_t slot);
+  /// The highest version that a sender has published in this lineage; 0: none, or not recorded.
+  uint64_t highest_version() const;
+  void set_highest_version(uint64_t version);
 
   SlotPhase phase(uint32_t slot) const;
   /// The identity that the slot last was wholly, also while it is kWriting; empty: none.

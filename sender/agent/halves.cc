@@ -77,6 +77,10 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Context context, StateFile state)
     if (state.phase(h) != SlotPhase::kWhole && state.inode(h) != file.inode()) {
       state.set_inode(h, file.inode());
     }
+    // An older release records no highest version, and a kill may have come before the record.
+    if (state.phase(h) == SlotPhase::kWhole) {
+      state.set_highest_version(std::max(state.highest_version(), state.id(h).version));
+    }
     files.push_back(std::move(file));
   }
   return std::unique_ptr<Halves>(
@@ -256,6 +260,7 @@ void Halves::Commit(uint32_t half, const Identity& id, std::span<const uint64_t>
   }
   state_.FinishWrite(half, id);
   state_.set_active(half);
+  state_.set_highest_version(std::max(state_.highest_version(), id.id.version));
   std::lock_guard lock(mu_);
   halves_[half].use = HalfUse::kIdle;
   halves_[half].holds = id;

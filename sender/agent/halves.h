@@ -57,6 +57,8 @@ class Halves {
   std::vector<uint64_t> Digests(uint32_t half) const;
   /// The newest half that is whole; nullopt after a first start.
   std::optional<uint32_t> Newest() const;
+  /// The highest version that was ever published in this lineage; a rollback does not lower it.
+  uint64_t highest_version() const { return state_.highest_version(); }
   /// Makes `half` the active one in the state file, after a crash between the two words of a
   /// publish.
   void Activate(uint32_t half) { state_.set_active(half); }

@@ -99,6 +99,9 @@ class Model : public StateSource {
   const kernels::Backend& backend() const override { return backend_; }
   uint64_t data_offset() const { return halves_->data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
+  /// The highest version ever published in this lineage. Above the published version, it was
+  /// rolled back from.
+  uint64_t highest_version() const { return halves_->highest_version(); }
   /// The history in which this model's versions count.
   const Hash128& lineage() const { return halves_->lineage(); }
 
@@ -256,8 +259,9 @@ class Model : public StateSource {
     std::shared_ptr<PublishJob> job;
   };
   ToPublish NextPublish();  // REQUIRES: mu_ held
-  /// What `version` will be published as; a rollback adds an epoch.
-  StateId NextState(uint64_t version, uint64_t more_epochs = 0) const;
+  /// What `version` will be published as. Only at an agent that owns a part may the published
+  /// number come again in the same epoch; elsewhere that, as a rollback, begins the next.
+  StateId NextState(uint64_t version) const;
   StatusOr<VersionInfo> Publish(const ToPublish& what);
   /// Writes the log line of a publish, and tells of its stages. REQUIRES: mu_ not held.
   void Tell(const VersionInfo& info) const;

@@ -22,9 +22,12 @@ uint32_t Model::InactiveHalf() const {
   return newest == nullptr ? 0 : 1 - newest->half;
 }
 
-StateId Model::NextState(uint64_t version, uint64_t more_epochs) const {
+StateId Model::NextState(uint64_t version) const {
   const auto newest = store_->newest();
-  return {(newest == nullptr ? 1 : newest->info.id().epoch) + more_epochs, version};
+  if (newest == nullptr) return {1, version};
+  const StateId now = newest->info.id();
+  const bool later = version > now.version || (version == now.version && !owned_.all());
+  return {later ? now.epoch : now.epoch + 1, version};
 }
 
 void Model::TidyAfterSession() {

@@ -198,17 +198,18 @@ Status Model::Undo(uint32_t half, const Published& newest, const Identity& targe
 StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   const auto start = Clock::now();
   Identity target;
-  uint64_t attempt = 0;
+  uint64_t attempt = 0, epoch = 0;
   {
     std::lock_guard lock(mu_);
     DW_RETURN_IF_ERROR(session_.MayRollBack(SteadyClock::now()));
     DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
-    attempt = RollbackAttempt(target, store_->newest()->info.id().epoch + 1);
+    epoch = store_->newest()->info.id().epoch + 1;
+    attempt = RollbackAttempt(target, epoch);
     DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
     TidyAfterSession();
   }
   offload_listeners_.Call();  // an offload may be over
-  LogInfo("model {}: {}: rolling back to {} {}", name_, ToString(NextState(version, 1)),
+  LogInfo("model {}: {}: rolling back to {} {}", name_, ToString(StateId{epoch, version}),
           ToString(target), ToString(TraceOf(version, attempt)));
   ToPublish what;
   what.half = InactiveHalf();

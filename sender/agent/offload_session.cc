@@ -55,6 +55,7 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
                   options_.model, r.version);
   }
   if (r.version > published.id.version) return absl::OkStatus();
+  if (r.again && r.version == published.id.version && !options_.part) return absl::OkStatus();
   if (r.version == published.id.version && options_.part) {
     // Another agent gave the version up, so it is offloaded again, and this agent's part is of no
     // use.

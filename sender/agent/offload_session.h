@@ -38,6 +38,8 @@ struct OffloadRequest {
   std::string publisher;  ///< the rank's process, for messages; empty: not said
   /// Random number of the trainer's client; 0: none, so it is never recognised.
   uint64_t client = 0;
+  /// The published version's number is taken too: its files have changed since.
+  bool again = false;
 };
 
 /// The tensors and chunks that a rank has finished so far.

@@ -107,6 +107,7 @@ grpc::Status TrainerServiceImpl::ListModels(grpc::ServerContext*, const v1::List
     listed->set_model(model->name());
     deltawire::ToProto(InfoOf(model->published()).identity, listed->mutable_published());
     listed->set_total_bytes(model->layout().total_bytes());
+    listed->set_highest_version(model->highest_version());
   }
   return grpc::Status::OK;
 }
@@ -138,7 +139,7 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   }
   auto grant = (*model)->BeginOffload(
       {request->version(), request->rank(), std::max<uint32_t>(1, request->world()),
-       request->attempt(), request->publisher(), request->client()},
+       request->attempt(), request->publisher(), request->client(), request->again()},
       Gone(context));
   if (!grant.ok()) return ToGrpc(grant.status());
   response->set_half_path(grant->half_path.string());

@@ -225,7 +225,7 @@ StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
                               fmt::format("sender at {}: ListModels", path)));
   std::vector<RegisteredModel> all;
   for (const v1::RegisteredModel& m : response.models()) {
-    all.push_back({m.model(), FromProto(m.published()), m.total_bytes()});
+    all.push_back({m.model(), FromProto(m.published()), m.total_bytes(), m.highest_version()});
   }
   return all;
 }
@@ -280,7 +280,8 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
 }
 
 StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t version,
-                                                                       uint64_t attempt) {
+                                                                       uint64_t attempt,
+                                                                       bool again) {
   if (!impl_->layout) return absl::FailedPreconditionError("register the model before offloading");
   v1::BeginOffloadRequest request;
   request.set_model(impl_->model);
@@ -289,6 +290,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_world(impl_->world);
   request.set_fingerprint(impl_->layout->fingerprint().Hex());
   request.set_attempt(attempt);
+  request.set_again(again);
   request.set_publisher(impl_->publisher);
   request.set_client(impl_->client);
   v1::BeginOffloadResponse response;

@@ -67,6 +67,7 @@ struct RegisteredModel {
   std::string name;
   Identity published;  ///< empty: nothing yet
   uint64_t total_bytes = 0;
+  uint64_t highest_version = 0;  ///< ever published; above that of `published`: rolled back from
 };
 /// The models that the agent at `socket` (or data directory) has, by name. kUnimplemented: an agent
 /// of an older release.
@@ -158,8 +159,10 @@ class TrainerClient {
   /// `attempt` ties the parts of one offload together: every rank gives every agent the same number
   /// (DrawAttempt), and each offload another one. 0: the agent draws one for its own ranks; an
   /// agent that owns a part of the model refuses 0. kFailedPrecondition names the publisher that
-  /// already writes the model. REQUIRES: Register. The client outlives the offload.
-  StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0);
+  /// already writes the model. `again`: `version` may be the published one, which begins an epoch
+  /// then. REQUIRES: Register. The client outlives the offload.
+  StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0,
+                                           bool again = false);
   /// Waits up to the client's timeout, or `timeout` if given; asks once more if the connection
   /// breaks. kAborted, with the reason, as soon as this client's offload of `version` is abandoned.
   StatusOr<PublishedVersion> WaitPublished(uint64_t version,
