@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "common/layout/model_dir.h"
+#include "common/layout/weight_index.h"
 
 namespace deltawire::cli {
 namespace {
@@ -14,18 +15,25 @@ namespace fs = std::filesystem;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// Names, sizes and times of the files in `dir`; empty when it has no weights.
-std::string Signature(const fs::path& dir) {
+// Names, sizes and times of the files in `dir`; empty when it has no weights. `model`: only of
+// those that are published, and without the time of the inode, which a link or a new mode changes
+// too.
+std::string Signature(const fs::path& dir, bool model) {
   std::vector<std::string> lines;
   bool weights = false;
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     struct stat info {};
     if (stat(it->path().c_str(), &info) != 0) continue;
-    weights |= it->path().extension() == ".safetensors";
-    lines.push_back(fmt::format("{} {} {} {}.{} {}.{}\n", it->path().filename().string(),
-                                info.st_ino, info.st_size, info.st_mtim.tv_sec,
-                                info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec));
+    const std::string name = it->path().filename().string();
+    const bool weight = name.ends_with(".safetensors");
+    weights |= weight;
+    const bool part =
+        weight || name == kWeightIndexName || (IsSideFileName(name) && !IsForeignWeightFile(name));
+    if (model && (!part || !S_ISREG(info.st_mode))) continue;
+    lines.push_back(fmt::format("{} {} {} {}.{} {}.{}\n", name, info.st_ino, info.st_size,
+                                info.st_mtim.tv_sec, info.st_mtim.tv_nsec,
+                                model ? 0 : info.st_ctim.tv_sec, model ? 0 : info.st_ctim.tv_nsec));
   }
   if (error || !weights) return "";
   std::sort(lines.begin(), lines.end());
@@ -91,31 +99,48 @@ bool HoldsWeights(const fs::path& dir) { return CountShards(dir).there > 0; }
 CheckpointScanner::CheckpointScanner(fs::path parent, fs::path inside)
     : parent_(std::move(parent)), inside_(std::move(inside)) {}
 
+void CheckpointScanner::LookAgain(const std::string& name, const fs::path& dir, Seen& seen) {
+  if (name != published_) return;
+  const std::string content = Signature(dir, true);
+  if (content == seen.content) return;
+  published_.clear();
+  if (content.empty()) return;  // it was removed
+  // Whoever pauses for longer than the last time was believed must not be believed so soon again.
+  seen = {.needed = 2 * seen.needed, .old = seen.old, .again = true};
+}
+
 StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
   using Reason = PendingCheckpoint::Reason;
   Found found;
-  std::map<std::string, std::string> now;
+  std::set<std::string> there;
   std::error_code error;
   fs::directory_iterator it(parent_, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
     std::error_code ignored;
-    if (IsTemporaryName(name) || done_.contains(name) || !it->is_directory(ignored)) continue;
+    if (IsTemporaryName(name) || unnamed_.contains(name) || !it->is_directory(ignored)) continue;
     const fs::path dir = inside_.empty() ? it->path() : it->path() / inside_;
-    std::string signature = Signature(dir);
     const auto version = VersionFromName(name);
-    const bool weights = !signature.empty();
-    if (!version && !weights) continue;
     if (!version) {
-      done_.insert(name);
+      if (!HoldsWeights(dir)) continue;
+      unnamed_.insert(name);
       found.unnamed.push_back(name);
       continue;
     }
-    const auto before = signatures_.find(name);
-    now[name] = signature;
-    if (before == signatures_.end()) continue;  // the next scan tells whether it changes
-    const bool stable = before->second == signature;
-    if (!stable) {
+    there.insert(name);
+    const auto [place, fresh] = seen_.try_emplace(name);
+    Seen& seen = place->second;
+    if (fresh) seen.old = first_;
+    if (seen.reported) LookAgain(name, dir, seen);
+    if (seen.reported) continue;
+    std::string files = Signature(dir, false);
+    const bool weights = !files.empty();
+    // The first look tells nothing, and is not reported as a change.
+    const bool looked = !fresh && !(seen.again && seen.files.empty());
+    seen.quiet = looked && files == seen.files ? seen.quiet + 1 : 0;
+    seen.files = std::move(files);
+    if (!looked) continue;
+    if (seen.quiet < seen.needed) {
       if (weights) found.pending.push_back({name, Reason::kBeingWritten, ""});
       continue;
     }
@@ -127,15 +152,19 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
       found.pending.push_back(*std::move(pending));
       continue;
     }
-    done_.insert(name);
-    reported_[*version] = {name, std::move(signature)};
-    found.complete.push_back({dir, *version});
+    seen.reported = true;
+    seen.content = Signature(dir, true);
+    names_[*version] = name;
+    found.complete.push_back({dir, *version, seen.old, seen.again});
   }
   if (error) {
     return Errorf(StatusCode::kNotFound, "the watched directory {} cannot be read: {}",
                   parent_.string(), error.message());
   }
-  signatures_ = std::move(now);
+  first_ = false;
+  std::erase_if(seen_, [&](const auto& entry) {
+    return !entry.second.reported && !there.contains(entry.first);
+  });
   std::sort(found.complete.begin(), found.complete.end(),
             [](const Checkpoint& a, const Checkpoint& b) { return a.version < b.version; });
   std::sort(found.pending.begin(), found.pending.end(),
@@ -143,10 +172,14 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
   return found;
 }
 
+void CheckpointScanner::Published(const Checkpoint& reported) {
+  published_ = names_.at(reported.version);
+}
+
 bool CheckpointScanner::ChangedSince(const Checkpoint& reported) {
-  const auto& [name, signature] = reported_.at(reported.version);
-  if (Signature(reported.path) == signature) return false;
-  done_.erase(name);
+  Seen& seen = seen_.at(names_.at(reported.version));
+  if (Signature(reported.path, false) == seen.files) return false;
+  seen = {.needed = seen.needed, .old = seen.old, .again = seen.again};
   return true;
 }
 

@@ -1,6 +1,7 @@
-// Finds checkpoint directories that a training run writes, and tells when one is complete. Owner:
-// `publish --watch`. Threads: one. Cost of a Scan: one stat per file of new directories. Errors:
-// only for a parent that cannot be read; an incomplete checkpoint is reported as pending.
+// Finds checkpoint directories that a training run writes, and tells when one is complete, and when
+// the files of the last published one have changed since. Owner: `publish --watch`. Threads: one.
+// Cost of a Scan: one stat per file of new directories and of that one. Errors: only for a parent
+// that cannot be read; an incomplete checkpoint is reported as pending.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +27,15 @@ bool HoldsWeights(const std::filesystem::path& dir);
 struct Checkpoint {
   std::filesystem::path path;  ///< directory of the weights: <parent>/<name>/<inside>
   uint64_t version = 0;
+  bool old = false;    ///< it was there at the first Scan
+  bool again = false;  ///< reported and published before; its files have changed since
 };
 
 /// A directory that is not a complete checkpoint yet.
 struct PendingCheckpoint {
   enum class Reason : uint8_t {
     kNoWeights,      ///< no *.safetensors file in two scans
-    kBeingWritten,   ///< a file has changed since the scan before
+    kBeingWritten,   ///< a file has changed lately
     kShardsMissing,  ///< fewer files than their names promise
     kUnreadable,     ///< the files do not make a model; `detail` says why
   };
@@ -47,23 +50,41 @@ class CheckpointScanner {
   CheckpointScanner(std::filesystem::path parent, std::filesystem::path inside);
 
   struct Found {
-    std::vector<Checkpoint> complete;        ///< by rising version; each is reported once
+    std::vector<Checkpoint> complete;        ///< by rising version; each once, and after changes
     std::vector<std::string> unnamed;        ///< directories with weights but no version; once each
     std::vector<PendingCheckpoint> pending;  ///< by name; in each scan for as long as it holds
   };
   /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
-  /// exist, and nothing has changed since the previous Scan.
+  /// exist, and nothing has changed since the previous Scan. One that changed after it was
+  /// published must stay unchanged for twice as many scans as the time before.
   StatusOr<Found> Scan();
-  /// Whether the files of a reported checkpoint have changed since; if so, a later Scan reports it
-  /// again.
+  /// Says that the checkpoint was published. If the files that make up the model change after its
+  /// Scan, a later Scan reports it again. Ends the same for the one published before.
+  void Published(const Checkpoint& reported);
+  /// Whether the files of a checkpoint that was not published have changed since its report; if so,
+  /// a later Scan reports it again.
   bool ChangedSince(const Checkpoint& reported);
 
  private:
+  struct Seen {
+    std::string files;    // names, sizes and times of all files, from the previous Scan
+    std::string content;  // of those that make up the model, when it was reported
+    int quiet = 0;        // scans since a file changed
+    int needed = 1;
+    bool reported = false;
+    bool old = false;
+    bool again = false;
+  };
+  /// Forgets the report if the published checkpoint has changed.
+  void LookAgain(const std::string& name, const std::filesystem::path& dir, Seen& seen);
+
   const std::filesystem::path parent_;
   const std::filesystem::path inside_;
-  std::map<std::string, std::string> signatures_;  // by directory name, from the previous Scan
-  std::set<std::string> done_;
-  std::map<uint64_t, std::pair<std::string, std::string>> reported_;  // version: name, signature
+  bool first_ = true;
+  std::map<std::string, Seen> seen_;  // by directory name
+  std::set<std::string> unnamed_;
+  std::string published_;                  // the name of the last published one; empty: none
+  std::map<uint64_t, std::string> names_;  // of reported checkpoints, by version
 };
 
 }  // namespace deltawire::cli

@@ -27,6 +27,7 @@ struct PublishOptions : Common {
   std::string dir;
   uint64_t version = 0;
   bool watch = false;
+  bool again = false;
   bool replace = false;
   bool skip_code_files = false;
   std::string inside;
@@ -72,7 +73,9 @@ void Say(const std::vector<std::string>& lines) {
 struct Publishing {
   std::string model;
   bool is_new = false;
-  uint64_t newest = 0;  ///< its published version; 0: none, or not known
+  Identity newest;       ///< what is published; empty: nothing, or not known
+  uint64_t highest = 0;  ///< the highest version that ever was; 0: none, or not known
+  Identity mine;         ///< what this command has published last
   /// The sender's other models.
   std::vector<std::string> others;
   /// The last lines about files that are left out; checkpoints of one run have the same.
@@ -84,17 +87,32 @@ std::string NameOf(const fs::path& dir) {
   return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
+/// A sender of an older release does not say; then the list is empty, and a model's name is chosen
+/// as by its tool.
+StatusOr<std::vector<RegisteredModel>> AskModels(const PublishOptions& o) {
+  auto known = ListModels(o.socket, o.timeout());
+  if (absl::IsUnimplemented(known.status())) return std::vector<RegisteredModel>();
+  return known;
+}
+
+/// Takes over what the sender says of the model.
+void Note(const std::vector<RegisteredModel>& known, Publishing& to) {
+  to.newest = {};
+  to.highest = 0;
+  for (const RegisteredModel& m : known) {
+    if (m.name != to.model) continue;
+    to.newest = m.published;
+    to.highest = m.highest_version;
+  }
+}
+
 /// The model of --model; without it the only registered one, or the directory's name if there is
 /// none.
 StatusOr<Publishing> ChoosePublishedModel(const PublishOptions& o) {
   Publishing chosen;
   chosen.model = o.model;
-  const auto known = ListModels(o.socket, o.timeout());
-  // A sender of an older release does not say, so the name is chosen as by its tool.
-  if (!known.ok() && !absl::IsUnimplemented(known.status())) return known.status();
-  if (known.ok()) {
-    for (const RegisteredModel& m : *known) chosen.others.push_back(m.name);
-  }
+  DW_ASSIGN_OR_RETURN(const std::vector<RegisteredModel> known, AskModels(o));
+  for (const RegisteredModel& m : known) chosen.others.push_back(m.name);
   if (chosen.model.empty() && chosen.others.size() > 1) {
     std::string names;
     for (const std::string& name : chosen.others) names += (names.empty() ? "" : ", ") + name;
@@ -104,15 +122,20 @@ StatusOr<Publishing> ChoosePublishedModel(const PublishOptions& o) {
   if (chosen.model.empty()) {
     chosen.model = chosen.others.empty() ? NameOf(o.dir) : chosen.others.front();
   }
-  for (size_t i = 0; known.ok() && i < known->size(); ++i) {
-    if ((*known)[i].name == chosen.model) chosen.newest = (*known)[i].published.id.version;
-  }
+  Note(known, chosen);
   chosen.is_new = std::erase(chosen.others, chosen.model) == 0;
   return chosen;
 }
 
-Status PublishDirectory(const PublishOptions& o, const fs::path& dir, uint64_t version,
-                        ThreadPool& pool, Publishing& to) {
+Status LookAtModel(const PublishOptions& o, Publishing& to) {
+  DW_ASSIGN_OR_RETURN(const std::vector<RegisteredModel> known, AskModels(o));
+  Note(known, to);
+  return absl::OkStatus();
+}
+
+Status PublishDirectory(const PublishOptions& o, const Checkpoint& checkpoint, ThreadPool& pool,
+                        Publishing& to) {
+  const auto& [dir, version, old, again] = checkpoint;
   const auto start = std::chrono::steady_clock::now();
   // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
   // process.
@@ -141,9 +164,10 @@ Status PublishDirectory(const PublishOptions& o, const fs::path& dir, uint64_t v
   {
     Progress progress(fmt::format("publish {} version {}", to.model, version));
     DW_ASSIGN_OR_RETURN(
-        published, PublishVersion({o.socket, to.model, o.timeout(), o.replace, registered}, content,
-                                  version, pool, progress));
+        published, PublishVersion({o.socket, to.model, o.timeout(), o.replace, again, registered},
+                                  content, version, pool, progress));
   }
+  to.mine = published.identity;
   if (o.json) {
     const Json json = VersionJson(to.model, published, SecondsSince(start));
     o.watch ? PrintJsonLine(json) : PrintJson(json);
@@ -183,13 +207,31 @@ StatusOr<Exit> PublishOne(const PublishOptions& o) {
   InterruptNotice::Of("publish");  // before any thread
   ThreadPool pool;
   DW_ASSIGN_OR_RETURN(Publishing to, ChoosePublishedModel(o));
-  const Status done = PublishDirectory(o, o.dir, version, pool, to);
-  if (absl::IsFailedPrecondition(done) && version <= to.newest) {
+  const Status done = PublishDirectory(o, {o.dir, version}, pool, to);
+  if (absl::IsFailedPrecondition(done) && version <= to.newest.id.version) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "{} (--version N publishes {} under another number)", MessageOf(done), o.dir);
   }
   DW_RETURN_IF_ERROR(done);
   return Exit::kOk;
+}
+
+/// Whether --watch leaves out a complete checkpoint, and says so: one that the sender rolled back
+/// from, if it was there then.
+bool IsSkipped(const PublishOptions& o, const Checkpoint& c, const Publishing& to) {
+  const bool undone = to.newest.id.version < c.version && c.version <= to.highest;
+  if (undone && (c.old || c.again) && !o.again) {
+    Say(
+        {fmt::format("{}: skipped: the sender rolled back from version {} to {}; --again publishes "
+                     "it again",
+                     c.path.string(), c.version, ToString(to.newest.id))});
+    return true;
+  }
+  if (!c.again || undone) return false;
+  if (!(to.newest == to.mine)) return true;  // there is a newer one
+  Say({fmt::format("{}: its files have changed since version {} was published", c.path.string(),
+                   c.version)});
+  return false;
 }
 
 StatusOr<Exit> PublishWatching(const PublishOptions& o) {
@@ -209,6 +251,10 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
       std::fprintf(stderr, "%s: skipped, its name does not end in a version\n", name.c_str());
     }
     Say(news.Of(found));
+    Status known = found.complete.empty() ? absl::OkStatus() : LookAtModel(o, to);
+    if (known.ok()) {
+      std::erase_if(found.complete, [&](const Checkpoint& c) { return IsSkipped(o, c, to); });
+    }
     // A checkpoint can be complete in the second scan at the earliest. Of those that were there at
     // the start, only the newest is published; the others are history.
     if (scans == 2 && found.complete.size() > 1) {
@@ -216,8 +262,11 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
       found.complete.erase(found.complete.begin(), found.complete.end() - 1);
     }
     for (const Checkpoint& c : found.complete) {
-      const Status done = PublishDirectory(o, c.path, c.version, pool, to);
-      if (done.ok()) continue;
+      const Status done = known.ok() ? PublishDirectory(o, c, pool, to) : known;
+      if (done.ok()) {
+        scanner.Published(c);
+        continue;
+      }
       // A checkpoint that was written to meanwhile is reported again, once it is stable.
       const bool again = scanner.ChangedSince(c);
       std::fprintf(stderr, "%s: not published%s: %s\n", c.path.c_str(), again ? " yet" : "",
@@ -238,6 +287,7 @@ void DeclarePublish(CLI::App& app, Run* run) {
            1);
   sub->add_flag("--watch", o->watch,
                 "Publish each checkpoint that appears in DIR, e.g. step-120; at first the newest");
+  sub->add_flag("--again", o->again, "With --watch: also versions that were rolled back from");
   sub->add_option("--inside", o->inside,
                   "With --watch: of the weights in a checkpoint, e.g. actor/huggingface")
       ->type_name("PATH");

@@ -29,15 +29,15 @@ StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& t
   const bool through = published.id.version == version &&
                        std::find(before.begin(), before.end(), published.attempt) != before.end();
   if (through) return client.WaitPublished(version);
-  return WriteVersion(client, content, version, attempt, pool, progress);
+  return WriteVersion(client, content, version, attempt, pool, progress, target.again);
 }
 
 }  // namespace
 
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
                                         uint64_t version, uint64_t attempt, ThreadPool& pool,
-                                        Progress& progress) {
-  DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version, attempt));
+                                        Progress& progress, bool again) {
+  DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version, attempt, again));
   const Layout& layout = *content.layout;
   progress.Set(0, layout.total_bytes());
   std::mutex mu;

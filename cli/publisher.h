@@ -34,6 +34,7 @@ struct PublishTarget {
   std::string model;
   std::chrono::milliseconds timeout{0};
   bool replace = false;  ///< drop a registered model of another layout
+  bool again = false;    ///< the published version's number may be published again
   /// Called each time the model has been registered; may be null.
   std::function<void()> registered = {};
 };
@@ -45,7 +46,7 @@ StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Con
 /// sender).
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
                                         uint64_t version, uint64_t attempt, ThreadPool& pool,
-                                        Progress& progress);
+                                        Progress& progress, bool again = false);
 
 /// Bytes that a receiver one version behind fetches: the delta and the chunks that go whole.
 inline uint64_t TransferBytes(const PublishedVersion& v) { return v.delta_bytes + v.full_bytes; }

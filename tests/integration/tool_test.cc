@@ -11,6 +11,7 @@
 #include <set>
 
 #include "common/layout/model_dir.h"
+#include "tests/integration/tool_run.h"
 #include "tests/support/daemons.h"
 #include "tests/support/forked.h"
 #include "tests/support/layout_files.h"
@@ -22,79 +23,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = "m";
 
-bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// One run of the tool.
-class Tool {
- public:
-  Tool(const fs::path& root, const std::vector<std::string>& args)
-      : log_(root / fmt::format("tool-{}.log", runs_++)), child_(Spawn("deltawire", args, log_)) {}
-  int Wait() { return child_->Wait(std::chrono::seconds(120)); }
-  std::string Said() const { return ReadText(log_); }
-  cli::ChildProcess& child() { return *child_; }
-
- private:
-  static inline int runs_ = 0;
-  const fs::path log_;
-  std::unique_ptr<cli::ChildProcess> child_;
-};
-
 std::vector<std::string> Publish(SenderProcess& sender, const fs::path& dir, uint64_t version) {
   (void)sender.Status(kModel);  // waits until the sender serves, since the tool does not wait
   return {"publish",  dir.string(),   "--model", kModel, "--version", std::to_string(version),
           "--socket", sender.socket()};
-}
-
-/// A checkpoint of one file whose bytes are all `fill`.
-struct Checkpoint {
-  Checkpoint(const fs::path& where, size_t tensors, size_t tensor_bytes, char fill = 'a')
-      : dir(where), file(dir / "model.safetensors") {
-    fs::create_directories(dir);
-    std::vector<TensorMeta> metas;
-    for (size_t t = 0; t < tensors; ++t) {
-      metas.push_back({fmt::format("t{}", t), DType::kU8, {tensor_bytes}});
-    }
-    const Layout layout = *Layout::Create(std::move(metas));
-    const std::string header = BuildSafetensorsHeader(layout);
-    data = header.size();
-    bytes = layout.total_bytes();
-    WriteFile(file, header + std::string(bytes, fill));
-  }
-  /// Another process overwrites the data in place, from the last byte to the first. Returns its
-  /// exit status.
-  int Overwrite(char fill) const {
-    Forked writer([this, fill] {
-      const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC);
-      static char block[1 << 16];
-      std::memset(block, fill, sizeof block);
-      bool good = fd >= 0;
-      for (size_t at = bytes; good && at > 0;) {
-        const size_t n = std::min(at, sizeof block);
-        at -= n;
-        good = pwrite(fd, block, n, static_cast<off_t>(data + at)) == static_cast<ssize_t>(n);
-      }
-      if (!good) _exit(1);
-    });
-    return writer.Wait();
-  }
-  fs::path dir, file;
-  size_t data = 0, bytes = 0;
-};
-
-/// The values that occur in the directory's tensors, one character each, or why it cannot be
-/// opened. One character alone: the bytes are of one fill, not of two mixed.
-std::string Fills(const fs::path& dir) {
-  const auto model = ModelDir::Open(dir);
-  if (!model.ok()) return std::string(MessageOf(model.status()));
-  std::set<std::byte> seen;
-  for (size_t t = 0; t < model->layout().size(); ++t) {
-    for (const std::byte b : model->data(t)) seen.insert(b);
-  }
-  std::string text;
-  for (const std::byte b : seen) text += static_cast<char>(b);
-  return text;
 }
 
 }  // namespace
@@ -375,38 +307,6 @@ TEST_CASE("publish: an interruption ends in one line and 130, and in no version"
   // The claim of a tool that ended before it attended its offload lasts for seconds.
   CHECK(Eventually(
       [&] { return Tool(root.path(), Publish(sender, checkpoint.dir, 2)).Wait() == 0; }));
-}
-
-TEST_CASE("publish --watch: a checkpoint that changed while it was read is tried again") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  const fs::path parent = root.path() / "checkpoints";
-  fs::create_directories(parent);
-  // The tool would give up at once if the sender did not listen yet.
-  REQUIRE(Eventually(
-      [&] { return fs::exists(sender.socket()) && Has(ReadText(sender.log()), "trainers at"); }));
-  Tool watch(root.path(), {"publish", parent.string(), "--watch", "--model", kModel, "--socket",
-                           sender.socket()});
-  const auto model = [&] {
-    v1::SenderStatusResponse response;
-    grpc::ClientContext context;
-    (void)sender.orchestrator().GetStatus(&context, v1::SenderStatusRequest(), &response);
-    return response.models_size() == 0 ? v1::SenderModelStatus() : response.models(0);
-  };
-  bool caught = false;
-  for (uint64_t step = 1; step < 20 && !caught; ++step) {
-    CAPTURE(step);
-    const Checkpoint next(parent / fmt::format("step-{}", step), 64, 2 << 20);
-    REQUIRE(Eventually([&] {
-      return model().offloading_version() == step || model().newest().id().version() == step;
-    }));
-    REQUIRE(next.Overwrite('b') == 0);
-    const bool published = Eventually([&] { return model().newest().id().version() == step; });
-    INFO(watch.Said());
-    REQUIRE(published);
-    caught = Has(watch.Said(), "not published yet");
-  }
-  CHECK(caught);
 }
 
 TEST_CASE("publish: a second publisher is told who the first one is") {

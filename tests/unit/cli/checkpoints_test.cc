@@ -63,6 +63,53 @@ TEST_CASE("a checkpoint is reported once, when two scans have seen it alike") {
   CHECK(Versions(scanner) == V{});
 }
 
+TEST_CASE("a published checkpoint whose files change later is reported again") {
+  const TempDir dir;
+  const fs::path step = dir.path() / "step-9";
+  CheckpointScanner scanner(dir.path(), "");
+  WriteShard(step / "model.safetensors", "w");
+  const auto scan = [&] {
+    auto found = scanner.Scan();
+    REQUIRE(found.ok());
+    return found->complete;
+  };
+  CHECK(scan().empty());
+  auto first = scan();
+  REQUIRE(first.size() == 1);
+  CHECK(first[0].old);
+  CHECK_FALSE(first[0].again);
+  scanner.Published(first[0]);
+  CHECK(scan().empty());
+  // Files that are not published, and other names of one that is, are no change.
+  std::ofstream(step / "optimizer.pt") << "o";
+  fs::create_hard_link(step / "model.safetensors", dir.path() / "kept");
+  for (int i = 0; i < 5; ++i) CHECK(scan().empty());
+  // Each time it must stay unchanged for twice as many scans.
+  for (const int scans : {2, 4}) {
+    std::ofstream(step / "config.json", std::ios::app) << "{}";
+    for (int i = 0; i < scans; ++i) CHECK(scan().empty());
+    const auto again = scan();
+    REQUIRE(again.size() == 1);
+    CHECK(again[0].version == 9);
+    CHECK(again[0].again);
+    scanner.Published(again[0]);
+  }
+  WriteShard(dir.path() / "step-10" / "model.safetensors", "w");
+  CHECK(scan().empty());
+  const auto next = scan();
+  REQUIRE(next.size() == 1);
+  CHECK_FALSE(next[0].old);
+  scanner.Published(next[0]);
+  std::ofstream(step / "config.json", std::ios::app) << "late";  // a newer one is published
+  fs::remove_all(dir.path() / "step-10");
+  for (int i = 0; i < 9; ++i) {
+    const auto found = scanner.Scan();
+    REQUIRE(found.ok());
+    CHECK(found->complete.empty());
+    CHECK(found->pending.empty());
+  }
+}
+
 TEST_CASE("checkpoints come by rising version, whatever their names' order") {
   const TempDir dir;
   CheckpointScanner scanner(dir.path(), "");
