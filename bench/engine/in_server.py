@@ -68,12 +68,12 @@ class Streams:
 
 def follow(server, version):
     """As the receiver's hook for vLLM; (begin, end) of the pause."""
-    server.post("/start_weight_update", limit=LIMIT_S)
+    server.do("prepare")
     begin = time.monotonic()
     server.post("/pause?mode=keep")
-    server.post("/update_weights", {"update_info": {"version": version}})
+    server.do("apply", version=version)
     server.post("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
-    server.post("/finish_weight_update", {"weight_version": str(version)})
+    server.name_version(version)
     server.post("/resume")
     return begin, time.monotonic()
 
@@ -85,10 +85,8 @@ def quantiles(seconds):
 
 
 def measure(options, root, receiver, trainer, publish):
-    with VllmServer(receiver.directory, root / "vllm.log", "--weight-transfer-config",
-                    '{"backend": "deltawire"}') as server:
-        server.post("/init_weight_transfer_engine",
-                    {"init_info": {"directory": str(receiver.directory)}}, limit=LIMIT_S)
+    with VllmServer(receiver.directory, root / "vllm.log") as server:
+        server.do("attach", directory=str(receiver.directory))
         pauses = []
         with Streams(server) as streams:
             for i in range(options.warmups + VERSIONS_A_RUN * options.runs):
@@ -98,9 +96,7 @@ def measure(options, root, receiver, trainer, publish):
                     pauses.append(pause)
         if streams.failures:
             raise RuntimeError(f"{len(streams.failures)} requests failed: {streams.failures[0]}")
-        server.post("/start_weight_update", limit=LIMIT_S)
-        server.post("/update_weights", {"update_info": {"check": True}}, limit=LIMIT_S)
-        server.post("/finish_weight_update")
+        server.do("check")
     overtaken = [max((end - begin for begin, end in streams.gaps if begin < p[1] and end > p[0]),
                      default=0.0) for p in pauses]
     overtaken = [gap for gap in overtaken if gap]

@@ -70,20 +70,19 @@ def ask(port: int, path: str, body: dict | None = None, begun: threading.Event |
 
 class Vllm(VllmServer):
     def __init__(self, policy: Policy):
-        super().__init__(policy.directory, policy.root / "vllm.log", "--weight-transfer-config",
-                         '{"backend": "deltawire"}', "--middleware",
+        super().__init__(policy.directory, policy.root / "vllm.log", "--middleware",
                          "deltawire.engine.middleware.VersionMiddleware")
         self._directory = str(policy.directory)
 
     def attach(self) -> None:
-        self.post("/init_weight_transfer_engine", {"init_info": {"directory": self._directory}})
+        self.do("attach", directory=self._directory)
 
     def update(self, version: int) -> None:
-        self.post("/start_weight_update")
+        self.do("prepare")
         self.post("/pause?mode=keep")
-        self.post("/update_weights", {"update_info": {"version": version}})
-        self.post("/finish_weight_update", {"weight_version": str(version)})
+        self.do("apply", version=version)
         self.post("/reset_prefix_cache")
+        self.name_version(version)
         self.post("/resume")
 
     def generate(self, count: int, begun: threading.Event | None = None, **headers: str) -> Answer:

@@ -29,38 +29,33 @@ from daemons import DEADLINE_S  # noqa: E402
 from policy import PROMPT, Adapter, Policy, Requests, check, dense, draft  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
-DELTAWIRE = ("--weight-transfer-config", '{"backend": "deltawire"}')
 
-
-def follow(server: VllmServer, policy: Policy, start: str, **info) -> None:
+def follow(server: VllmServer, policy: Policy, draft: bool) -> None:
     version = policy.publish()
-    server.post(start)
-    server.post("/update_weights", {"update_info": {"version": version, "check": True} | info})
-    server.post("/finish_weight_update")
+    server.do("prepare", draft=draft)
+    server.do("apply", version=version, check=True, draft=draft)
 
 
 def run_draft(versions: int) -> None:
     with Policy(dense) as policy, Policy(draft) as drafted:
         speculation = json.dumps({"method": "draft_model", "model": str(drafted.directory),
                                   "num_speculative_tokens": 3})
-        with VllmServer(policy.directory, policy.root / "vllm.log", *DELTAWIRE,
+        with VllmServer(policy.directory, policy.root / "vllm.log",
                         "--speculative-config", speculation) as server:
-            server.post("/init_weight_transfer_engine", {"init_info": {
-                "directory": str(policy.directory), "draft_directory": str(drafted.directory)}})
-            server.post("/start_draft_weight_update")  # attaches to the version that it loaded
-            server.post("/finish_weight_update")
+            server.do("attach", directory=str(policy.directory),
+                      draft_directory=str(drafted.directory))
             first, sums = server.logprobs(PROMPT), server.checksums()
             with Requests(server) as requests:
                 for _ in range(versions):
-                    follow(server, drafted, "/start_draft_weight_update")
+                    follow(server, drafted, True)
             check(not requests.failures, f"{requests.answered} requests beside {versions} updates "
                   f"of the draft model, each compared with its digests; none failed "
                   f"{requests.failures[:1]}")
             check(server.checksums() == sums and server.logprobs(PROMPT)[0] == first[0],
                   "the served model has the same bytes, and answers the same tokens")
-            follow(server, policy, "/start_weight_update")
+            follow(server, policy, False)
             check(server.checksums() != sums, "the served model follows its own version")
-            follow(server, drafted, "/start_draft_weight_update")
+            follow(server, drafted, True)
             last, sums = server.logprobs(PROMPT), server.checksums()
         with VllmServer(policy.directory, policy.root / "fresh.log") as fresh:
             check(fresh.checksums() == sums and fresh.logprobs(PROMPT)[0] == last[0],

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import urllib.error
 from collections.abc import Iterator
 
 import breaks
 from policy import Policy, check
 from vllm_server import VllmServer
 
-INIT, START, UPDATE, FINISH = ("/init_weight_transfer_engine", "/start_weight_update",
-                               "/update_weights", "/finish_weight_update")
 #: The plug-in's own lines; vLLM has many more of where an error was raised.
-OURS = "[vllm.py:"
+OURS = "[_vllm_follower.py:"
 
 
 class VllmWatch(breaks.Watch):
@@ -24,31 +21,22 @@ class VllmWatch(breaks.Watch):
                    for line in self.server.log.read_text().splitlines())
 
     def ask(self, version: int | None) -> tuple[int, str]:
-        return self.update_refused({"version": version})
+        return self.update_refused(version=version)
 
-    def update_refused(self, info: dict) -> tuple[int, str]:
-        with self.session():
-            try:
-                self.server.post(START)
-            except urllib.error.HTTPError as error:
-                text = error.read().decode()
-                if "comes first" not in text:
-                    return error.code, text
-                return self.server.refused(INIT, self.init())
-            with self.paused():
-                return self.server.refused(UPDATE, {"update_info": info})
+    def update_refused(self, **info) -> tuple[int, str]:
+        """500 stands for a refusal, which is an answer of 200 here."""
+        prepared = self.server.call("prepare")
+        if not prepared["ok"]:
+            if "comes first" not in prepared["reason"]:
+                return 500, prepared["reason"]
+            return 500, self.server.denied("attach", **self.init())
+        with self.paused():
+            reason = self.server.denied("apply", **info)
+        self.server.do("discard")
+        return 500, reason
 
     def init(self) -> dict:
-        return {"init_info": {"directory": str(self.policy.directory)}}
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        """What was begun inside is given up at the end."""
-        try:
-            yield
-        finally:
-            with contextlib.suppress(urllib.error.HTTPError):  # none is open
-                self.server.post(FINISH)
+        return {"directory": str(self.policy.directory)}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -60,28 +48,22 @@ class VllmWatch(breaks.Watch):
 
     def load(self) -> None:
         with self.paused():
-            self.server.post("/shutdown_weight_transfer_engine")
-            self.server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {
-                "weights_path": str(self.policy.directory), "is_checkpoint_format": True}})
+            self.server.do("reload", **self.init())
             self.drop_cache()
-            self.server.post("/update_weight_version", {"new_version": str(self.policy.version)})
+            self.server.name_version(self.policy.version)
 
     def drop_cache(self) -> None:
         said = self.server.post("/reset_prefix_cache?reset_running_requests=true")
         check(said["success"], "what older weights have computed is gone")
 
     def update(self) -> str:
-        try:
-            self.server.post(START)
-        except urllib.error.HTTPError:  # it follows no longer: another receiver, another writer
-            with contextlib.suppress(urllib.error.HTTPError):
-                self.server.post(FINISH)
-            self.server.post(INIT, self.init())
-            self.server.post(START)
+        # It may follow no longer: another receiver, another writer.
+        if not self.server.call("prepare")["ok"]:
+            self.server.do("attach", **self.init())
+            self.server.do("prepare")
         with self.paused():
-            self.server.post(UPDATE, {"update_info": {
-                "version": self.policy.version, "check": True}})
-            self.server.post(FINISH, {"weight_version": str(self.policy.version)})
+            self.server.do("apply", version=self.policy.version, check=True)
+            self.server.name_version(self.policy.version)
             self.drop_cache()
         return ""
 
@@ -90,50 +72,41 @@ def run(server: VllmServer, policy: Policy) -> None:
     watch = VllmWatch(server, policy)
     wrong_orders(watch)
     back_and_forth(watch)
-    proof_without_a_session(watch)
+    proofs(watch)
     breaks.run(watch)
 
 
 def wrong_orders(watch: VllmWatch) -> None:
     watch.refuses("a version that nobody has", "version 999 was asked for", 999)
-    for what, info, reason in (
-            ("a rollback of nothing", {"rollback": True}, "no update was applied"),
-            ("a rollback with a check", {"rollback": True, "check": True}, "is not checked")):
-        before = watch.lines(reason)
-        watch.stays(what, reason, before, watch.update_refused(info))
+    before = watch.lines("no update was applied")
+    watch.stays("a rollback of nothing", "no update was applied", before,
+                (500, watch.server.denied("rollback")))
     nowhere = "/dev/shm/deltawire-no-such"
     before = watch.lines(nowhere)
-    watch.stays("a directory that never was", nowhere, before, watch.server.refused(
-        INIT, {"init_info": {"directory": nowhere}}))
+    watch.stays("a directory that never was", nowhere, before,
+                (500, watch.server.denied("attach", directory=nowhere)))
     watch.follows("attached again")
 
 
 def back_and_forth(watch: VllmWatch) -> None:
-    """A rollback comes before the update is finished, and its version was named to nobody."""
+    """The version of what is rolled back was named to nobody."""
     before = watch.sums
     watch.policy.publish()
     with watch.paused():
-        watch.server.post(START)
-        watch.server.post(UPDATE, {"update_info": {"version": watch.policy.version}})
-        watch.server.post(UPDATE, {"update_info": {"rollback": True}})
-        watch.server.post(FINISH)
+        watch.server.do("prepare")
+        watch.server.do("apply", version=watch.policy.version)
+        watch.server.do("rollback")
     check(watch.server.checksums() == before and watch.server.version() == watch.version,
           f"a rollback makes the memory what it was, and the version stays {watch.version}")
     watch.follows("forth again")
 
 
-def proof_without_a_session(watch: VllmWatch) -> None:
-    """vLLM ends the session of an update that is refused, and with it the way back. What the memory
-    is can be proven all the same."""
-    held = watch.policy.version
+def proofs(watch: VllmWatch) -> None:
+    """Of the memory's version by its whole name, while nothing is under way."""
+    held = watch.server.do("held")["held"]
     watch.policy.publish()
-    with watch.paused():
-        watch.server.post(START)
-        watch.server.refused(UPDATE, {"update_info": {"version": 999}})
-        _, text = watch.server.refused(UPDATE, {"update_info": {"rollback": True}})
-        check("start_weight_update must be called" in text, "no rollback without a session")
-        watch.server.post(INIT, {"init_info": {"prove": held}})
-        _, text = watch.server.refused(INIT, {"init_info": {"prove": watch.policy.version}})
-        check(f"and not version {watch.policy.version}" in text,
-              f"without a session the memory is proven to be version {held}")
+    watch.server.do("prepare")
+    watch.server.do("prove", **held)
+    text = watch.server.denied("prove", **{**held, "root": "0123456789abcdef"})
+    check("of root 0123456789abcdef" in text, f"another root is refused: {text}")
     watch.follows("forth after a proof")

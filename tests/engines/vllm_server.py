@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
+from typing import Any
 
 from daemons import DEADLINE_S
 from engine_server import HERE, EngineServer
@@ -43,6 +45,47 @@ class VllmServer(EngineServer):
         path, body = self.asks(tokens, count)
         choice = self.post(path, json.loads(body))["choices"][0]
         return choice["token_ids"], choice["logprobs"]["content"]
+
+    #: Replicas of data parallelism behind this address.
+    replicas = 1
+
+    def call(self, name: str, **options: Any) -> dict[str, Any]:
+        """A call of deltawire's plug-in, as docs/engine.md has it: the word of all ranks and
+        replicas. Fails where an answer is not of this call."""
+        if self.replicas == 1:
+            return self._ask(name, secrets.token_hex(16), options)
+        nonce = secrets.token_hex(16)
+        answer = self._ask(name, nonce, options | {"replicas": self.replicas})
+        if name in ("held", "discard", "detach"):
+            return answer
+        return self._ask("settle", secrets.token_hex(16),
+                         {"of": nonce, "replicas": self.replicas})
+
+    def _ask(self, name: str, nonce: str, options: dict[str, Any]) -> dict[str, Any]:
+        answers = self.post("/collective_rpc", {
+            "method": "deltawire_call", "kwargs": {"call": name, "nonce": nonce, **options}}
+            )["results"]
+        said = [(a["nonce"], a["rank"], a["ranks"]) for a in answers if isinstance(a, dict)]
+        if said != [(nonce, rank, len(answers)) for rank in range(len(answers))]:
+            raise SystemExit(f"FAILED: {name}: the replies are out of step: {answers}")
+        return answers[0]
+
+    def do(self, name: str, **options: Any) -> dict[str, Any]:
+        """A call that must be done."""
+        answer = self.call(name, **options)
+        if not answer["ok"]:
+            raise SystemExit(f"FAILED: {name} {options}: {answer['reason']}")
+        return answer
+
+    def denied(self, name: str, **options: Any) -> str:
+        """The reason of a call that must be refused."""
+        answer = self.call(name, **options)
+        if answer["ok"]:
+            raise SystemExit(f"FAILED: {name} {options} was done")
+        return answer["reason"]
+
+    def name_version(self, version: int) -> None:
+        self.post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> str:
         """The version that the server says it serves."""

@@ -14,23 +14,55 @@ from engine_plugins_rig import (  # first: it puts the stand-ins in their places
     checkpoint,
     stand_ins,
     state,
+    torch,
 )
 
 from deltawire.engine import EngineClient, Outcome
 from deltawire.engine import vllm as plugin  # noqa: E402
 
 
+class Draft(torch.nn.Module):
+    """Shares the embedding with the model that answers, and has a copy of a tensor."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.embed = model.embed
+        self.own = torch.nn.Parameter(torch.zeros_like(model.norm), requires_grad=False)
+
+    def load_weights(self, pairs):
+        for name, value in pairs:
+            if name == "embed":
+                self.embed[: value.shape[0]].data.copy_(value)
+            elif name == "norm":
+                self.own.data.copy_(value)
+
+
+class Experts(torch.nn.Module):
+    """As vLLM's layer of experts, which it packs on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.w13_weight = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+
+class Mamba(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
 class CallsTest(Plugin):
-    def begin(self, world_size: int = 2, seed: int = 1, replicas: int = 1) -> None:
+    def begin(self, world_size: int = 2, seed: int = 1, replicas: int = 1,
+              draft: type[torch.nn.Module] | None = None) -> None:
         """`replicas`: each with a share of the ranks; replies of the first one are all that a
-        server hands back."""
+        server hands back. `draft`: made beside each rank's model."""
         super().begin(world_size, seed)
         plugin.register()
         size = world_size // replicas
         self.executors = []
         for replica in range(replicas):
             models = self.models[replica * size:(replica + 1) * size]
-            workers = [stand_ins.Worker(rank, model, None, replica, replicas, size)
+            workers = [stand_ins.Worker(rank, model, draft and draft(model), replica, replicas, size)
                        for rank, model in enumerate(models)]
             for worker, model in zip(workers, models, strict=True):
                 worker.loads = lambda path, model=model: model.load_weights(self.weights.items())
@@ -202,6 +234,42 @@ class CallsTest(Plugin):
         self.done("reload", directory=self.directory)
         self.assert_newest()
         self.assertEqual(self.done("attach", directory=self.directory)["held"]["version"], 2)
+
+    def test_a_draft_of_the_same_checkpoint_follows_with_the_model(self):
+        self.begin(draft=Draft)
+        drafts = [worker.model_runner.get_draft_model() for worker in self.workers]
+        for draft in drafts:
+            draft.load_weights(self.weights.items())
+        self.assertEqual(self.done("attach", directory=self.directory)["untaken"], [])
+        for _ in range(2):
+            self.next_version()
+            self.done("prepare")
+            self.done("apply", check=True)
+            self.assert_newest()
+            for draft in drafts:
+                self.assertTrue(torch.equal(draft.own, self.weights["norm"]))
+        drafts[1].own.data[1] += 1
+        self.refused("check", "rank 1: the engine's memory has drifted in norm")
+        self.done("prepare")
+        self.done("apply")
+        answer = self.refused("reload", "leaves the draft model at", directory=self.directory)
+        self.assertTrue(answer["corrupts"] and answer["anew"])
+
+    def test_a_draft_that_is_older_than_the_model_is_refused_and_named(self):
+        self.begin(draft=Draft)
+        drafts = [worker.model_runner.get_draft_model() for worker in self.workers]
+        for draft in drafts:
+            draft.load_weights(checkpoint(2).items())
+        self.refused("attach", "2 tensors have other bytes in the engine than in version 1",
+                     directory=self.directory)
+
+    def test_a_reload_that_would_leave_wrong_weights_is_refused(self):
+        self.begin()
+        for make, words in ((Experts, "that it packs, as part"), (Mamba, "for part.A")):
+            for model in self.models:
+                model.part = make()
+            answer = self.refused("reload", words, directory=self.directory)
+            self.assertTrue(answer["corrupts"])
 
     def test_experts_that_are_moved_while_the_server_runs_are_refused(self):
         self.begin()

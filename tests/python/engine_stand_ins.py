@@ -138,8 +138,9 @@ class Worker(WorkerBase):
             data_parallel_size_local=replicas, world_size=ranks_of_replica)
         self.vllm_config = types.SimpleNamespace(
             parallel_config=self.parallel_config, speculative_config=types.SimpleNamespace(
-                draft_model_config=None),
-            model_config=types.SimpleNamespace(quantization=None, dtype=torch.bfloat16))
+                draft_model_config=types.SimpleNamespace(model="/models/policy", quantization=None)),
+            model_config=types.SimpleNamespace(
+                model="/models/policy", quantization=None, dtype=torch.bfloat16))
         self.model_runner = types.SimpleNamespace(
             get_model=lambda: model, get_draft_model=lambda: draft, resets=0)
         self.model_runner.reset_lora_state = self._reset_lora_state

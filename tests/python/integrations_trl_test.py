@@ -27,10 +27,10 @@ from deltawire.integrations._vllm_http import VllmServer  # noqa: E402
 
 
 class TrlTest(Case):
-    ATTACH = ["/finish_weight_update", "/init_weight_transfer_engine", "/update_weight_version",
-              "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
-    UPDATE = ["/start_weight_update", "/pause", "/update_weights", "/finish_weight_update",
-              "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
+    ATTACH = ["attach", "/update_weight_version", "/reset_prefix_cache", "/reset_encoder_cache",
+              "/resume"]
+    UPDATE = ["prepare", "/pause", "apply", "/update_weight_version", "/reset_prefix_cache",
+              "/reset_encoder_cache", "/resume"]
 
     def start(self, tls: ssl.SSLContext | None = None, key: str = "", **options
               ) -> trl.WeightTransfer:
@@ -88,8 +88,8 @@ class TrlTest(Case):
         self.sync(transfer)
         before = dict(self.weights)
         self.weights = changed(self.weights, 2)
-        self.server.refuse = "/start_weight_update"
-        with self.assertRaisesRegex(deltawire.Error, "answered 500.*refused by the test"):
+        self.server.refuse = "prepare"
+        with self.assertRaisesRegex(deltawire.Error, "prepare: refused by the test"):
             self.sync(transfer)
         self.assertFalse(self.server.paused)
         self.assert_engine_has(before)
@@ -102,7 +102,7 @@ class TrlTest(Case):
         transfer = self.start()
         self.sync(transfer)
         self.server.calls.clear()
-        self.server.refuse = "/update_weights"
+        self.server.refuse = "apply"
         with self.assertRaises(deltawire.Error):
             self.sync(transfer)
         transfer.destroy()
@@ -112,7 +112,7 @@ class TrlTest(Case):
     def test_an_update_that_broke_off_does_not_stand_in_the_way_of_the_next(self):
         transfer = self.start()
         self.sync(transfer)
-        for seed, path in enumerate(("/pause", "/update_weights", "/finish_weight_update"), 2):
+        for seed, path in enumerate(("/pause", "apply", "/update_weight_version"), 2):
             with self.subTest(path):
                 self.weights = changed(self.weights, seed)
                 self.server.refuse = path
@@ -120,26 +120,62 @@ class TrlTest(Case):
                     self.sync(transfer)
                 self.server.refuse = ""
                 self.sync(transfer)
-                self.assertFalse(self.server.paused or self.server.active)
+                self.assertFalse(self.server.paused)
 
     def test_a_trainer_that_follows_one_that_died_in_an_update(self):
         transfer = self.start()
         self.sync(transfer)
         self.weights = changed(self.weights, 2)
-        self.server.refuse = "/finish_weight_update"
+        self.server.refuse = "/update_weight_version"
         with self.assertRaisesRegex(deltawire.Error, "refused by the test"):
             self.sync(transfer)
         self.server.refuse = ""
-        self.assertTrue(self.server.paused and self.server.active)
+        self.assertTrue(self.server.paused)
         follower = trl.WeightTransfer(self.server.url, self.receiver.directory, **self.arguments)
         self.addCleanup(follower.destroy)
         follower.init_weight_transfer()
         # Its first step needs answers of the server.
-        self.assertFalse(self.server.paused or self.server.active)
+        self.assertFalse(self.server.paused)
         self.assertEqual(follower.version, 2)
         self.assert_engine_has(self.weights)
         self.weights = changed(self.weights, 3)
         self.sync(follower)
+
+    def test_a_server_that_takes_no_deltas_in_place_reads_the_directory(self):
+        transfer = self.start(attach_options={"second_instance": True})
+        self.server.why_not = "this model cannot be updated in place: it packs its weights"
+        with self.assertLogs("deltawire.integrations.trl", "WARNING") as logged:
+            self.sync(transfer)
+        self.assertIn("it packs its weights; it reads the directory", logged.output[0])
+        for version in (2, 3):
+            self.server.calls.clear()
+            self.weights = changed(self.weights, version)
+            self.sync(transfer)
+            self.assertEqual(self.server.calls[:3], ["/pause", "reload", "/update_weight_version"])
+
+    def test_an_attach_is_given_its_options(self):
+        transfer = self.start(attach_options={"second_instance": True, "check_every": 8})
+        self.sync(transfer)
+        self.weights = changed(self.weights, 2)
+        self.server.client = None
+        VllmServer(self.server.url, attach_options={"loader_tensors": True}).attach(
+            str(self.receiver.directory))
+        self.assertEqual(self.server.options["loader_tensors"], True)
+        with self.assertRaisesRegex(deltawire.Error, "attach_options has plan; there are"):
+            VllmServer(self.server.url, attach_options={"plan": True})
+
+    def test_a_server_without_the_plug_in_is_not_called(self):
+        transfer = self.start()
+        self.server.plugged = False
+        with self.assertRaisesRegex(deltawire.Error, "has no deltawire plug-in"):
+            self.sync(transfer)
+
+    def test_an_answer_of_another_call_is_not_believed(self):
+        transfer = self.start()
+        self.sync(transfer)
+        self.server.stale.append({"nonce": "another", "rank": 0, "ranks": 1, "ok": True})
+        with self.assertRaisesRegex(deltawire.Error, "out of step"):
+            self.sync(transfer)
 
     def test_a_server_behind_tls_that_wants_a_key_is_followed(self):
         tls, ca_file = self.certificates()

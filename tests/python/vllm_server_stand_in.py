@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.server
 import json
+import pathlib
 import ssl
 import threading
 
+import torch
+from daemons import read_safetensors
 from integrations_rig import Engine
 
 from deltawire.engine import EngineClient
+
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 
 
 class ServerStandIn(http.server.ThreadingHTTPServer):
@@ -25,8 +30,11 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
         self.model, self.client = model, None
         self.calls: list[str] = []
         self.refuse = ""
-        self.paused = self.active = False
+        self.paused = False
         self.update = None
+        self.plugged = True  # the plug-in is there
+        self.stale: list[dict] = []  # replies that nobody has read
+        self.why_not = ""  # the model cannot be updated in place
         self.thread = threading.Thread(target=self.serve_forever, daemon=True)
         self.thread.start()
 
@@ -40,36 +48,52 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def answer(self, path: str, body: dict) -> dict:
-        if path == "/update_weights" and path == self.refuse:
-            self.active = False  # vLLM's session ends with an error
-        if path == self.refuse:
+        """`path`: of the request, or the name of the plug-in's call."""
+        if path == self.refuse and path.startswith("/"):
             raise RuntimeError("refused by the test")
-        if path == "/init_weight_transfer_engine":
-            self.client = EngineClient(body["init_info"]["directory"])
-            attached = self.client.attach(self.model, self.model.load_weights)
-            assert attached, attached.reason
-        elif path == "/start_weight_update":
-            assert not self.active, "an update is active already"
-            prepared = self.client.prepare()
-            assert prepared, prepared.reason
-            self.update, self.active = prepared.update, True
-        elif path == "/finish_weight_update":
-            assert self.active, "no update is active"
-            self.active = False
-        elif path in ("/pause", "/resume"):
+        if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
-        elif path == "/update_weights":
-            assert self.active and self.paused
-            assert self.update.to.version == body["update_info"]["version"]
-            done = self.client.apply()
-            assert done, done.reason
-        return {"success": True}
+        if path.startswith("/"):
+            return {"success": True}
+        assert self.plugged, f"{path} of a server without the plug-in"
+        self.options = {k: v for k, v in body["kwargs"].items() if k not in ("call", "nonce")}
+        reason = "refused by the test" if path == self.refuse else self.step(path)
+        self.stale.append({
+            "nonce": body["kwargs"]["nonce"], "rank": 0, "ranks": 1, "replicas": 1,
+            "ok": not reason, "reason": reason, "drifted": "drifted" in reason, "anew": False})
+        return {"results": [self.stale.pop(0)]}
+
+    def step(self, call: str) -> str:
+        """What speaks against it."""
+        if call == "attach":
+            if self.why_not:
+                return self.why_not
+            self.client = EngineClient(self.options["directory"])
+            attached = self.client.attach(self.model, self.model.load_weights)
+            return attached.reason
+        if call == "prepare":
+            prepared = self.client.prepare()
+            self.update = prepared.update
+            return prepared.reason
+        assert self.paused, f"{call} while it computes"
+        if call == "reload":
+            content = read_safetensors(pathlib.Path(self.options["directory"], "model.safetensors"))
+            self.model.load_weights((name, torch.frombuffer(
+                bytearray(data), dtype=DTYPES[dtype]).view(shape))
+                for name, (dtype, shape, data) in content.items())
+            return ""
+        assert call == "apply" and self.update.to.version == self.options["version"]
+        return self.client.apply().reason
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if self._lets_in():
-            self._answer(200, {})
+        if not self._lets_in():
+            return
+        if self.path == "/metrics":
+            self._write(200, b"# of vLLM\n" + b"deltawire_plugin_calls 1.0\n" * self.server.plugged)
+        else:
+            self._answer(200, {"world_size": 1})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -79,6 +103,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path in self.server.unknown:
             self._answer(404, {"detail": "Not Found"})
             return
+        if path == "/collective_rpc":
+            path = body["kwargs"]["call"]
         self.server.calls.append(path)
         if path == "/pause":
             self.server.pauses.append(query)
@@ -95,9 +121,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return False
 
     def _answer(self, status: int, body: dict):
+        self._write(status, json.dumps(body).encode())
+
+    def _write(self, status: int, body: bytes):
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
+        self.wfile.write(body)
 
     def log_message(self, *_):
         pass

@@ -197,8 +197,10 @@ class Attachment:
         own = [places.get(s.keeper.untyped_storage().data_ptr(), -1) for s in alone.storages]
         answering = {box._replace(storage=own[box.storage]) for box in alone.boxes}
         shared = set(own)
-        return [box for box in dict.fromkeys(boxes)
-                if box.storage not in shared or box in answering]
+        # Of what two tensors are copied to, the later one is there.
+        last = {(b.storage, b.counts, b.dst_offset, b.dst_strides): b for b in boxes
+                if b.storage not in shared}
+        return [*last.values(), *(b for b in dict.fromkeys(boxes) if b in answering)]
 
     def _follow(self, group: Group, way: Hashable, known: dict) -> list[Box] | None:
         """The boxes of a group of the trace's; None where there are none."""

@@ -53,8 +53,9 @@ def everywhere(value: Any, group: Any) -> list:
 
 def _refuse(reasons: list[str | None]) -> None:
     """Raises what the ranks said, if one said something."""
-    said = [f"rank {i}: {text}" if len(reasons) > 1 else text
-            for i, text in enumerate(reasons) if text is not None]
+    alike = len(set(reasons)) == 1
+    said = [text if alike else f"rank {i}: {text}"
+            for i, text in enumerate(reasons) if text is not None][: 1 if alike else None]
     if said:
         raise Refused("; ".join(said))
 

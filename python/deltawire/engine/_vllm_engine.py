@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,20 @@ class Model:
     beside: tuple[torch.nn.Module, Callable[[Any], Any]] | None = None
 
 
+class Both(torch.nn.Module):
+    """The model that answers and a draft that is loaded from the same checkpoint."""
+
+    def __init__(self, served: torch.nn.Module, draft: torch.nn.Module):
+        super().__init__()
+        self.served, self.draft = served, draft
+
+    def load_weights(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Each model takes what it has; the draft comes last, as in vLLM."""
+        first, second = itertools.tee(pairs)
+        self.served.load_weights(first)
+        self.draft.load_weights(second)
+
+
 class Engine:
     """One vLLM worker, as a Follower sees it."""
 
@@ -40,6 +55,8 @@ class Engine:
 
         self._worker = worker
         self._config = worker.vllm_config
+        self._path = getattr(self._config.model_config, "model", None)
+        self._both: Both | None = None
         parallel = self._config.parallel_config
         # The ranks of one replica. vLLM's world group has all replicas of a mixture of experts.
         self.group = [get() for get in (
@@ -64,25 +81,41 @@ class Engine:
         return set_current_vllm_config(self._config)
 
     def served(self) -> Model:
-        """The model that answers."""
+        """The model that answers, with its draft where that is loaded from the same checkpoint."""
         module = self._worker.model_runner.get_model()
-        return Model(module, module.load_weights, self._config.model_config, True)
+        if self._both is None and self._draft_of_the_checkpoint() is not None:
+            self._both = Both(module, self._draft_of_the_checkpoint())
+        if self._both is None:
+            return Model(module, module.load_weights, self._config.model_config, True)
+        return Model(self._both, self._both.load_weights, self._config.model_config, True,
+                     (module, module.load_weights))
+
+    def _draft_of_the_checkpoint(self) -> torch.nn.Module | None:
+        draft, speculation = self._draft_module(), self._config.speculative_config
+        if draft is None or getattr(speculation, "draft_model_config", None) is None:
+            return None
+        # A reload of vLLM's own changes the path of the model that answers, and not the draft's.
+        return draft if speculation.draft_model_config.model == self._path else None
 
     def draft(self) -> Model | None:
-        """The draft model of speculative decoding, if there is one."""
-        runner = self._worker.model_runner
-        get = getattr(runner, "get_draft_model", None)
-        module = get() if get is not None else getattr(
-            getattr(runner, "drafter", None), "model", None)
-        if not isinstance(module, torch.nn.Module):
+        """The draft model of speculative decoding, if there is one of a checkpoint of its own."""
+        module = self._draft_module()
+        if module is None or self._draft_of_the_checkpoint() is not None:
             return None
         return Model(module, module.load_weights,
                      self._config.speculative_config.draft_model_config, False)
 
+    def _draft_module(self) -> torch.nn.Module | None:
+        runner = self._worker.model_runner
+        get = getattr(runner, "get_draft_model", None)
+        module = get() if get is not None else getattr(
+            getattr(runner, "drafter", None), "model", None)
+        return module if isinstance(module, torch.nn.Module) else None
+
     def refuse_what_cannot_follow(self, model: Model | None) -> None:
         """Servers in which the parameters of one model are not all of the truth."""
         if model is None:
-            raise Refused("this server has no draft model")
+            raise Refused("this server has no draft model of a checkpoint of its own")
         if getattr(self._config.parallel_config, "enable_eplb", False):
             raise Refused("EPLB moves experts' weights while the server runs; "
                           f"{ANEW} without --enable-eplb")
@@ -94,8 +127,20 @@ class Engine:
             raise Refused(f"{ANEW}: {len(lost)} parameters have no memory since a reload of vLLM's "
                           f"own failed: {some(lost)}")
 
-    def refuse_corrupting_reload(self) -> None:
-        """Models that vLLM's reload leaves with wrong weights, and says nothing."""
+    def why_no_reload(self) -> str:
+        """Why vLLM's own reload would leave wrong weights, and say nothing; "" where it does not."""
+        if self._draft_of_the_checkpoint() is not None:
+            return f"vLLM's own reload leaves the draft model at older weights; {ANEW}"
+        for name, part in self._worker.model_runner.get_model().named_modules():
+            experts = part._parameters.get("w13_weight")  # pylint: disable=protected-access
+            if experts is not None and experts.device.type == "cpu":
+                # It packs them once, at its first load.
+                return ("vLLM's own reload gives wrong weights for experts that it packs, as "
+                        f"{name}; second_instance follows them in place, else {ANEW}")
+            if "A" in part._parameters and type(part).__name__.startswith("Mamba"):
+                return (f"vLLM's own reload gives wrong weights for {name}.A, which it computes; "
+                        f"loader_tensors follows it in place, else {ANEW}")
+        return ""
 
     def reload(self, directory: str) -> None:
         """vLLM's own load of the whole directory."""
@@ -113,8 +158,9 @@ class Engine:
         for part in module.modules():
             if is_deferred_attention_layer(part):
                 part.process_weights_after_loading(dtype)
-        if hasattr(module, "process_weights_after_loading"):
-            module.process_weights_after_loading()
+        for whole in [module.served, module.draft] if isinstance(module, Both) else [module]:
+            if hasattr(whole, "process_weights_after_loading"):
+                whole.process_weights_after_loading()
         reset = getattr(self._worker.model_runner, "reset_lora_state", None)
         if reset is not None:
             reset()
@@ -139,7 +185,9 @@ class Engine:
 
     def second(self, model: Model) -> Callable[[], Instance] | None:
         """Makes instances of the served model beside the one that serves."""
-        return second_instance(self._config, self._worker.device) if model.is_served else None
+        if not model.is_served or model.beside is not None:
+            return None
+        return second_instance(self._config, self._worker.device)
 
 
 def second_instance(vllm_config: Any, device: torch.device) -> Callable[[], Instance]:

@@ -347,7 +347,9 @@ class Follower:
 
     def _reload(self, directory: str) -> None:
         """The engine's own load of the whole directory. Nothing is followed afterwards."""
-        self._together(lambda: self._engine.refuse_corrupting_reload())
+        for why in everywhere(self._engine.why_no_reload(), self._engine.group):
+            if why:
+                raise Corrupts(why)
         self._served = self._followed = Followed()
         self._together(lambda: self._engine.reload(directory))
 

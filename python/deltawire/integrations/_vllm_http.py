@@ -1,7 +1,7 @@
 """The endpoints of a vLLM server that an update takes (docs/engine.md), over HTTP.
 
-The server is started with `--weight-transfer-config '{"backend": "deltawire"}'` and
-VLLM_SERVER_DEV_MODE=1. Errors: `deltawire.Error` with the server's own words. Not thread-safe.
+The server is started with VLLM_SERVER_DEV_MODE=1, and has deltawire's plug-in. Errors:
+`deltawire.Error` with the server's own words. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import http.client
 import json
 import logging
 import os
+import secrets
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from deltawire import DeadlineError, Error
@@ -24,6 +26,10 @@ _LOOK_S = 0.2
 _LONGEST_REASON = 2000
 #: How vLLM may hold requests for a pause.
 _PAUSES = ("abort", "wait", "keep")
+#: How the line of the server's metrics begins that says that the plug-in is there.
+_PLUGIN = "deltawire_plugin_calls "
+#: What an attach can be told (docs/engine.md).
+_ATTACH = ("check_every", "loader_tensors", "plans", "second_instance", "threads")
 
 
 class _Answered(Error):
@@ -34,23 +40,37 @@ class _Answered(Error):
         self.status = status
 
 
+class CallRefused(Error):
+    """The engine's ranks have refused a call, and say why. `answer`: all of it."""
+
+    def __init__(self, text: str, answer: dict[str, Any]):
+        super().__init__(text)
+        self.answer = answer
+
+
 class VllmServer:
     """`url`: like http://127.0.0.1:8000. `timeout`: seconds for one request. `pause_mode`: what
-    becomes of requests that run when it is paused, in vLLM's words. The others: `ServerAccess`."""
+    becomes of requests that run when it is paused, in vLLM's words. `attach_options`: of
+    docs/engine.md. The others: `ServerAccess`."""
 
     def __init__(self, url: str, timeout: float = 1800.0, *,
                  token_file: str | os.PathLike[str] | None = None,
                  ca_file: str | os.PathLike[str] | None = None,
-                 insecure_plaintext: bool = False, pause_mode: str = "keep"):
+                 insecure_plaintext: bool = False, pause_mode: str = "keep",
+                 attach_options: Mapping[str, Any] | None = None):
         if pause_mode not in _PAUSES:
             raise Error(f"pause_mode {pause_mode!r} is none of vLLM's: {', '.join(_PAUSES)}")
+        self._attach_options = dict(attach_options or {})
+        if unknown := self._attach_options.keys() - set(_ATTACH):
+            raise Error(f"attach_options has {', '.join(sorted(unknown))}; there are "
+                        f"{', '.join(_ATTACH)}")
         try:
             self._access = ServerAccess(url, token_file, ca_file, insecure_plaintext)
         except (ValueError, OSError) as error:
             raise Error(str(error)) from None
         self.url = url.rstrip("/")
         self._timeout, self._pause_mode = timeout, pause_mode
-        self._open = True  # an update may be open that was not ended, also another process's
+        self._replicas = 0  # behind this address; 0: not asked yet
         self._keeps_encoder_outputs = False
 
     def wait_until_up(self) -> None:
@@ -67,24 +87,33 @@ class VllmServer:
             time.sleep(_LOOK_S)
 
     def attach(self, directory: str) -> None:
-        """Every worker finds its layout, and proves that its memory is what is committed."""
-        self._clear()
-        self._post("/init_weight_transfer_engine", {"init_info": {"directory": directory}})
+        """Every worker finds its layout, and proves that its memory is what is committed. Raises
+        CallRefused."""
+        self._replicas = 0  # it may be another process than before
+        self._call("attach", directory=directory, **self._attach_options)
 
     def prepare(self) -> None:
-        """Finds and checks the way to what is committed; requests go on meanwhile."""
-        self._clear()
-        self._open = True
-        self._post("/start_weight_update")
+        """Finds and checks the way to what is committed; requests go on meanwhile. What has drifted
+        is healed by the update. Raises CallRefused."""
+        try:
+            self._call("prepare")
+        except CallRefused as refused:
+            if not refused.answer["drifted"]:
+                raise
+            logger.warning("%s: %s", self.url, refused)
+            self._call("prepare")
 
     def pause(self) -> None:
         self._post(f"/pause?mode={self._pause_mode}")
 
     def apply(self, version: int) -> None:
-        """Writes what was prepared, which must be `version`."""
-        self._post("/update_weights", {"update_info": {"version": version}})
-        self._post("/finish_weight_update", {"weight_version": str(version)})
-        self._open = False
+        """Writes what was prepared, which must be `version`, and names it. Raises CallRefused."""
+        self._call("apply", version=version)
+        self.name_version(version)
+
+    def reload(self, directory: str) -> None:
+        """The server reads the whole directory by itself. Raises CallRefused."""
+        self._call("reload", directory=directory)
 
     def name_version(self, version: int) -> None:
         """Tells the server the name of what it holds."""
@@ -108,25 +137,66 @@ class VllmServer:
     def resume(self) -> None:
         self._post("/resume")
 
-    def _clear(self) -> None:
-        """vLLM begins no update while another one is open."""
-        if self._open:
-            try:
-                self._post("/finish_weight_update")
-            except Error:
-                pass  # there was none; where nobody answers, the next call says so
-            self._open = False
+    def _call(self, call: str, **options: Any) -> None:
+        """A call of the plug-in's. Raises CallRefused."""
+        if not self._replicas:
+            self._replicas = self._find_replicas()
+        nonce = secrets.token_hex(16)
+        if self._replicas > 1:
+            options["replicas"] = self._replicas
+        answer = self._ask(call, nonce, options)
+        if self._replicas > 1 and answer["replicas"] != 1:
+            # The server hands back what the first replica says.
+            answer = self._ask("settle", secrets.token_hex(16),
+                               {"of": nonce, "replicas": self._replicas})
+        if not answer["ok"]:
+            raise CallRefused(f"{self.url}: {call}: {answer['reason']}", answer)
+
+    def _ask(self, call: str, nonce: str, options: dict[str, Any]) -> dict[str, Any]:
+        said = self._post("/collective_rpc", {
+            "method": "deltawire_call", "kwargs": {"call": call, "nonce": nonce, **options}})
+        answers = said.get("results") if isinstance(said, dict) else None
+        if not isinstance(answers, list) or not answers or any(
+                not isinstance(a, dict) or a.get("nonce") != nonce or a.get("rank") != rank
+                or a.get("ranks") != len(answers) for rank, a in enumerate(answers)):
+            raise Error(f"{self.url}: {call}: the engine's replies are out of step since a call of "
+                        "somebody's that failed; start the engine anew")
+        return answers[0]
+
+    def _find_replicas(self) -> int:
+        """How many replicas the address stands for. A worker without the plug-in would raise at a
+        call, and vLLM then hands out wrong replies, so the metrics are looked at first."""
+        metrics = self._text("GET", "/metrics", None)
+        if not any(line.startswith(_PLUGIN) for line in metrics.splitlines()):
+            raise Error(f"{self.url} has no deltawire plug-in, or one of an earlier release; install "
+                        "deltawire in vLLM's Python, and start it anew")
+        try:
+            sizes = [self._request("GET", f"/get_world_size?include_dp={with_all}", None)
+                     ["world_size"] for with_all in ("true", "false")]
+        except _Answered as answer:
+            if answer.status != 404:
+                raise
+            return 1
+        return sizes[0] // sizes[1]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return self._request("POST", path, body or {})
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        text = self._text(method, path, body)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            said = text[:_LONGEST_REASON]
+            raise Error(f"{self.url}{path} answered no JSON, so it is no vLLM: {said}") from None
+
+    def _text(self, method: str, path: str, body: dict[str, Any] | None) -> str:
         request = urllib.request.Request(
             self.url + path, data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"}, method=method)
         try:
             with self._access.open(request, timeout=self._timeout) as answer:
-                text = answer.read()
+                return answer.read().decode(errors="replace")
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace").strip()[:_LONGEST_REASON]
             hint = ("; the server needs VLLM_SERVER_DEV_MODE=1 for this endpoint"
@@ -138,8 +208,3 @@ class VllmServer:
             raise Error(f"{self.url}{path} was not asked: {error}") from None
         except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
             raise Error(f"{self.url}{path} did not answer: {error!r}") from None
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            said = text[:_LONGEST_REASON].decode(errors="replace")
-            raise Error(f"{self.url}{path} answered no JSON, so it is no vLLM: {said}") from None

@@ -18,13 +18,13 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltawire import DeadlineError, Error, Published
 from deltawire.integrations._directory import ReceiverDirectory
 from deltawire.integrations._publisher import Publisher, gone_through
-from deltawire.integrations._vllm_http import VllmServer
+from deltawire.integrations._vllm_http import CallRefused, VllmServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ class WeightTransfer:
     becomes of requests that run when the server is paused, vLLM's abort, wait or keep. `token_file`:
     of the key that the server, or a gateway before it, wants; `ca_file`: PEM certificates that an
     https server's must come from, instead of the system's; a key goes over plaintext to other
-    machines only with `insecure_plaintext`. `bf16_to_fp16`: as in `Publisher`.
+    machines only with `insecure_plaintext`. `bf16_to_fp16`: as in `Publisher`. `attach_options`:
+    such as {"second_instance": True}, of docs/engine.md. A server that cannot take deltas in place
+    reads the directory at each version; a warning says why.
 
     Versions count on from what the sender has published; `version` is the last one.
     """
@@ -70,17 +72,19 @@ class WeightTransfer:
         ca_file: str | os.PathLike[str] | None = None,
         insecure_plaintext: bool = False,
         bf16_to_fp16: bool = False,
+        attach_options: Mapping[str, Any] | None = None,
     ):
         self.module = module
         self._server = VllmServer(
             server_url, timeout, token_file=token_file, ca_file=ca_file,
-            insecure_plaintext=insecure_plaintext, pause_mode=pause_mode)
+            insecure_plaintext=insecure_plaintext, pause_mode=pause_mode,
+            attach_options=attach_options)
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
         self._publisher_arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16)
         self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
         self._publisher: Publisher | None = None
-        self._attached = self._paused = self._warned = False
+        self._attached = self._reads = self._paused = self._warned = False
         self.published: Published | None = None  # by this trainer, the last one
         self._version = 0
 
@@ -98,11 +102,11 @@ class WeightTransfer:
         published = self._publisher.open()
         if published:
             self._await_commit(published)
-            self._server.attach(self._path)
-            self._server.name_version(published)
+            self._attach(published)
             self._server.forget_prefixes()
             self._server.resume()
-            self._attached, self._version = True, published
+            self._paused = False
+            self._version = published
 
     def pause(self) -> None:
         """Nothing yet: requests go on while the version is published, pulled and prepared. The
@@ -117,21 +121,21 @@ class WeightTransfer:
         module = self.module if self.module is not None else _module_behind(iterator)
         published = self._publisher.publish(iterator, module=module)
         self._await_commit(published.version)
-        if self._attached:
+        if self._attached and not self._reads:
             # A refusal here raises while the server goes on with the version before.
             self._server.prepare()
         self._server.pause()
         self._paused = True
-        if self._attached:
+        if self._reads:
+            self._read(published.version)
+        elif self._attached:
             # The server stays paused when this raises: without an answer nobody knows what it
             # holds.
             self._server.apply(published.version)
         else:
             # Nothing was published before: the server was started from the checkpoint that the
             # trainer has loaded. Attaching compares every byte.
-            self._server.attach(self._path)
-            self._server.name_version(published.version)
-            self._attached = True
+            self._attach(published.version)
         if not self._server.forget_prefixes() and not self._warned:
             self._warned = True
             logger.warning("vLLM keeps the prefix cache of older weights while requests run; start "
@@ -151,6 +155,27 @@ class WeightTransfer:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
+
+    def _attach(self, version: int) -> None:
+        """The server holds `version` when this returns, by what it has loaded or by reading it."""
+        try:
+            self._server.attach(self._path)
+        except CallRefused as refused:
+            if refused.answer["anew"]:
+                raise
+            logger.warning("%s; it reads the directory at each version", refused)
+            self._reads = True
+            self._server.pause()
+            self._paused = True
+            self._read(version)
+        else:
+            self._server.name_version(version)
+        self._attached = True
+
+    def _read(self, version: int) -> None:
+        """The server, which is paused, reads the directory."""
+        self._server.reload(self._path)
+        self._server.name_version(version)
 
     def _await_commit(self, version: int) -> None:
         if self._receiver is None:
