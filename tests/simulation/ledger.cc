@@ -11,14 +11,31 @@
 
 namespace deltawire::simulation {
 
-Ledger::Ledger(Layout layout, ChunkTable chunks)
-    : layout_(std::move(layout)), chunks_(std::move(chunks)), key_(layout_.fingerprint().lo) {}
+Shape::Shape(Layout of)
+    : layout(std::move(of)), chunks(*ChunkTable::Create(layout)), key(layout.fingerprint().lo) {}
+
+uint64_t Shape::Root(Bytes content) const {
+  uint64_t root = 0;
+  for (uint32_t c = 0; c < chunks.size(); ++c) {
+    const Bytes chunk = content.subspan(chunks[c].offset, chunks[c].bytes);
+    root += RootTerm(c, kernels::Best().digest(key, chunk));
+  }
+  return root;
+}
+
+Ledger::Ledger(Layout layout) { Change(std::move(layout)); }
+
+void Ledger::Change(Layout layout) {
+  shape_ = std::make_shared<const Shape>(std::move(layout));
+  ++layouts_;
+}
 
 void Ledger::Offer(uint64_t version, const Content& content) {
   Entry& entry = entries_[Xxh3(content)];
   entry.content = content;
   entry.versions.push_back(version);
-  roots_[Root(content)].insert(version);
+  entry.shape = shape_;
+  roots_[shape_->Root(content)].insert(version);
 }
 
 const std::vector<uint64_t>* Ledger::Find(Bytes content) const {
@@ -26,30 +43,43 @@ const std::vector<uint64_t>* Ledger::Find(Bytes content) const {
   return it == entries_.end() ? nullptr : &it->second.versions;
 }
 
+bool Ledger::HasRoot(Bytes content, uint64_t root) const {
+  const auto it = entries_.find(Xxh3(content));
+  return it != entries_.end() && it->second.shape->Root(content) == root;
+}
+
 std::string Ledger::Explain(Bytes content) const {
   std::string text;
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    const Bytes mine = content.subspan(chunks_[c].offset, chunks_[c].bytes);
-    std::string of;
-    for (const auto& [hash, entry] : entries_) {
-      if (!std::ranges::equal(mine, Bytes(entry.content).subspan(chunks_[c].offset, mine.size()))) {
-        continue;
+  std::set<std::shared_ptr<const Shape>> shapes;
+  for (const auto& [hash, entry] : entries_) {
+    if (entry.content.size() == content.size()) shapes.insert(entry.shape);
+  }
+  if (shapes.empty()) return fmt::format("  {} bytes, as no version has\n", content.size());
+  for (const auto& shape : shapes) {
+    for (uint32_t c = 0; c < shape->chunks.size(); ++c) {
+      const Chunk& chunk = shape->chunks[c];
+      const Bytes mine = content.subspan(chunk.offset, chunk.bytes);
+      std::string of;
+      for (const auto& [hash, entry] : entries_) {
+        if (entry.shape != shape) continue;
+        if (!std::ranges::equal(mine, Bytes(entry.content).subspan(chunk.offset, mine.size()))) {
+          continue;
+        }
+        of += fmt::format(" {}", fmt::join(entry.versions, "/"));
       }
-      of += fmt::format(" {}", fmt::join(entry.versions, "/"));
+      text += fmt::format("  chunk {} (tensor {}): {}\n", c, chunk.tensor,
+                          of.empty() ? "of no version" : "as in version" + of);
     }
-    text += fmt::format("  chunk {} (tensor {}): {}\n", c, chunks_[c].tensor,
-                        of.empty() ? "of no version" : "as in version" + of);
   }
   return text;
 }
 
-uint64_t Ledger::Root(Bytes content) const {
-  uint64_t root = 0;
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    const Bytes chunk = content.subspan(chunks_[c].offset, chunks_[c].bytes);
-    root += RootTerm(c, kernels::Best().digest(key_, chunk));
-  }
-  return root;
+Bytes DataOf(Bytes file) {
+  uint64_t header = 0;
+  if (file.size() < sizeof header) return {};
+  std::memcpy(&header, file.data(), sizeof header);
+  const uint64_t before = sizeof header + header;
+  return before > file.size() ? Bytes() : file.subspan(before);
 }
 
 Layout DrawLayout(Random& random) {

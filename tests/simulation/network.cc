@@ -85,6 +85,11 @@ bool Connection::Ended(Side at) const {
          (in.closed && in.closed_at <= Now().now() && network_.Reachable(client_, server_));
 }
 
+Time Connection::EndsAt(Side at) const {
+  const Direction& in = to_[at];
+  return in.closed && network_.Reachable(client_, server_) ? in.closed_at : kForever;
+}
+
 Time Network::Latency() {
   return options_.shortest +
          Time(random_.Below(static_cast<uint64_t>((options_.longest - options_.shortest).count())));
@@ -188,8 +193,8 @@ void Network::BreakSome(const std::string& name, double share) {
   }
 }
 
-void Network::NodeDied(const std::string& name) {
-  const bool silent = random_.Chance(options_.silent_deaths);
+void Network::NodeDied(const std::string& name, bool told) {
+  const bool silent = random_.Chance(options_.silent_deaths) && !told;
   for (const auto& weak : connections_) {
     const auto connection = weak.lock();
     if (connection == nullptr) continue;

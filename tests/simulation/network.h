@@ -40,6 +40,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Break();
   /// Whether this side's process has learned that the connection has ended.
   bool Ended(Side at) const;
+  /// When it will learn of an end that is under way; kForever when none is.
+  Time EndsAt(Side at) const;
 
  private:
   friend class Network;
@@ -107,8 +109,9 @@ class Network {
   bool Reachable(const std::string& a, const std::string& b) const;
   /// Breaks each connection of `name` (all connections if empty) with probability `share`.
   void BreakSome(const std::string& name, double share);
-  /// Tells the network that the process of `name` has died.
-  void NodeDied(const std::string& name);
+  /// Tells the network that the process of `name` has died. `told`: its peers hear of it for sure,
+  /// as at the other end of a Unix socket.
+  void NodeDied(const std::string& name, bool told = false);
   double bytes_per_s() const { return options_.bytes_per_s; }
   void SetFlips(double share) { options_.flips = share; }
 

@@ -39,7 +39,9 @@ void Reader::Pass() {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     ++missing_;
-    if (seen_ == receiver_.wipes() && receiver_.settings().buffers == 2) {
+    // A receiver makes its files anew for another layout.
+    const bool same = seen_ == receiver_.wipes() && ledger_.layouts() == 1;
+    if (same && receiver_.settings().buffers == 2) {
       scheduler.Fail(name_ + ": the name has gone, with two buffers");
     }
     return;
@@ -55,11 +57,12 @@ void Reader::Pass() {
     fd = -1;
   }
   const bool slow = random_.Chance(0.3);
-  const size_t data = ledger_.layout().total_bytes();
-  Content content(data);
-  const std::byte* from = static_cast<const std::byte*>(base) + (size - data);
-  for (size_t done = 0; done < data; done += 512) {
-    std::memcpy(content.data() + done, from + done, std::min<size_t>(512, data - done));
+  // The file's own header says where its data are: the layout may have changed since.
+  const Bytes data = DataOf({static_cast<const std::byte*>(base), size});
+  Content content(data.size());
+  for (size_t done = 0; done < data.size(); done += 512) {
+    std::memcpy(content.data() + done, data.data() + done,
+                std::min<size_t>(512, data.size() - done));
     scheduler.Sleep(slow ? milliseconds(random_.Between(1, 60))
                          : Time(microseconds(random_.Between(1, 500))));
   }

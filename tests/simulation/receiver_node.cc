@@ -21,8 +21,6 @@
 namespace deltawire::simulation {
 namespace {
 
-constexpr std::chrono::seconds kStreamTimeout{3};
-
 /// Empty when the file cannot be read whole, for instance while a lease on it is held.
 Content BytesOf(const std::string& path) {
   const int fd = __real_open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -44,7 +42,7 @@ bool ChangesIdentities(Plant plant) {
 ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<HostNode*> senders,
                            std::string node_name, std::filesystem::path directory,
                            const ReceiverSettings& settings, Random random)
-    : HostNode(network, std::move(node_name), kStreamTimeout),
+    : HostNode(network, std::move(node_name), settings.stream_timeout),
       ledger_(ledger),
       senders_(std::move(senders)),
       directory_(std::move(directory)),
@@ -81,12 +79,12 @@ void ReceiverNode::Main() {
   options.staging_bytes = settings_.staging_bytes;
   options.history_bytes = settings_.history_bytes;
   options.scrub_bytes_per_s = settings_.scrub_bytes_per_s;
-  options.stream_timeout = kStreamTimeout;
+  options.stream_timeout = settings_.stream_timeout;
   options.huge_pages = false;
   options.seed = random_.Next();
   options.buffers = settings_.buffers;
   options.copy_for_reader = settings_.copies_for_readers;
-  options.reader_grace = std::chrono::milliseconds(500);
+  options.reader_grace = settings_.reader_grace;
   options.unsafe_in_place = planted() == Plant::kInPlace;
   ThreadPool pool(2, {{0, 1}});
   CoderRates rates;
@@ -217,7 +215,7 @@ bool ReceiverNode::ShowsWhatItSays(receiver::Replica& replica, const Identity& i
   for (int looks = 0; looks < 20; ++looks) {
     if (!(replica.status().committed == id)) return true;
     bool other = false;
-    SeeNamed([&](Bytes named) { other = ledger_.Root(named) != id.root; });
+    SeeNamed([&](Bytes named) { other = !ledger_.HasRoot(named, id.root); });
     if (!other) return true;
     Scheduler::current()->Sleep(std::chrono::milliseconds(50));
   }
@@ -259,11 +257,6 @@ void ReceiverNode::Verify(bool repair) {
   });
 }
 
-Bytes ReceiverNode::Data(Bytes file) const {
-  const size_t data = ledger_.layout().total_bytes();
-  return file.size() < data ? Bytes() : file.last(data);
-}
-
 ino_t ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
   struct stat file;
   if (::stat(weights_.c_str(), &file) != 0) return 0;
@@ -271,11 +264,11 @@ ino_t ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
   // bytes.
   if (alive()) {
     if (const Process::Mapping* m = process->Find(file.st_ino)) {
-      see(Data({m->base, m->bytes}));
+      see(DataOf({m->base, m->bytes}));
       return file.st_ino;
     }
   }
-  if (const Content bytes = BytesOf(weights_); !bytes.empty()) see(Data(bytes));
+  if (const Content bytes = BytesOf(weights_); !bytes.empty()) see(DataOf(bytes));
   return 0;
 }
 
@@ -302,7 +295,7 @@ std::string ReceiverNode::Check() {
   if (seen_changes_ == changes && ++trusted_ < kTrusted) {
     if (seen_inode_ == 0) return "";  // no file had the name, or nobody ran who might change it
     const Process::Mapping* m = alive() ? process->Find(seen_inode_) : nullptr;
-    if (m != nullptr && CheckNamed(Data({m->base, m->bytes})).empty()) return "";
+    if (m != nullptr && CheckNamed(DataOf({m->base, m->bytes})).empty()) return "";
   }
   std::string wrong;
   seen_inode_ = SeeNamed([&](Bytes named) { wrong = CheckNamed(named); });

@@ -25,6 +25,7 @@ struct ReceiverSettings {
   uint64_t staging_bytes = 1 << 20;
   uint64_t history_bytes = 0;
   uint64_t scrub_bytes_per_s = 0;
+  std::chrono::milliseconds stream_timeout{3000}, reader_grace{500};
   bool leases = true;   ///< the kernel grants leases
   bool member = false;  ///< of a group: it may commit what the group has decided on, and no more
   bool serves = false;  ///< it is a relay
@@ -87,7 +88,6 @@ class ReceiverNode : public HostNode {
   /// Whether the named file has the committed state, or the replica soon reports another one.
   bool ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const;
   void Operate(std::function<void(receiver::Replica&)> call);
-  Bytes Data(Bytes file) const;
   /// Calls `see` with the bytes under the name, if there are any. Returns the file's inode if the
   /// running process has it mapped, else 0.
   ino_t SeeNamed(const std::function<void(Bytes)>& see) const;

@@ -1,6 +1,7 @@
 #include "tests/simulation/sender_node.h"
 
 #include "common/base/thread_pool.h"
+#include "tests/simulation/offload_calls.h"
 
 namespace deltawire::simulation {
 
@@ -14,7 +15,13 @@ SenderNode::SenderNode(Network& network, std::string node_name, std::filesystem:
                        const SenderOptions& options)
     : HostNode(network, std::move(node_name), options.stream_timeout),
       directory_(std::move(directory)),
-      options_(options) {}
+      options_(options) {
+  listeners[kOffloadPort] = [this](const std::shared_ptr<Connection>& c) {
+    ++serving_;
+    ServeOffloadCall(c, agent_);
+    --serving_;
+  };
+}
 
 void SenderNode::Start() {
   process = std::make_shared<Process>(name);

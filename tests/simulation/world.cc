@@ -14,20 +14,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// In calm every sender publishes a version within this time, and every receiver has it within the
-/// same time again.
-constexpr auto kBound = seconds(30);
 /// Under a trainer that never rests, a commit may take two transfers of the whole model, and this
 /// much for the rest: lost events, and the grace of readers.
 constexpr auto kPaceSlack = seconds(5);
 
 double Seconds(Time t) { return std::chrono::duration<double>(t).count(); }
-
-Ledger DrawLedger(Random& random) {
-  Layout layout = DrawLayout(random);
-  ChunkTable chunks = *ChunkTable::Create(layout);
-  return {std::move(layout), std::move(chunks)};
-}
 
 Network::Options DrawNetwork(Random& random) {
   Network::Options o;
@@ -45,8 +36,8 @@ World::World(const HistoryOptions& options, Random random)
       random_(random),
       scheduler_(*Scheduler::current()),
       network_(DrawNetwork(random_), random_.Fork()),
-      ledger_(DrawLedger(random_)) {
-  SetModelChunks(ledger_.chunks().size());
+      ledger_(DrawLayout(random_)),
+      production_(random_.Chance(0.5)) {
   receivers_drawn_ = random_.Chance(0.7) ? 1 : 2;
   DrawSenders();
   DrawReceivers();
@@ -58,12 +49,6 @@ void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
   const bool several = random_.Chance(0.35) || options_.agents;
   const size_t agents = chunks >= 2 && several && !options_.groups ? 2 : 1;
-  if (agents == 1) {
-    owned_ = {{}};
-  } else {
-    const auto cut = static_cast<uint32_t>(random_.Between(1, chunks - 1));
-    owned_ = {{{0, cut}}, {{cut, chunks}}};
-  }
   std::vector<SenderNode*> nodes;
   for (size_t a = 0; a < agents; ++a) {
     const std::string name = fmt::format("sender{}", a);
@@ -77,6 +62,12 @@ void World::DrawSenders() {
     o.grace = milliseconds(random_.Between(1, 100));
     o.offload_timeout = milliseconds(random_.Between(500, 3000));
     o.stream_timeout = seconds(3);
+    if (production_) {
+      const SenderOptions defaults;
+      o.grace = defaults.grace;
+      o.offload_timeout = defaults.offload_timeout;
+      o.stream_timeout = defaults.stream_timeout;
+    }
     o.delta_log_bytes = random_.Chance(0.3) ? 2000 : 1 << 20;
     short_logs_ = short_logs_ || o.delta_log_bytes == 2000;
     o.huge_pages = false;
@@ -90,7 +81,15 @@ void World::DrawSenders() {
   t.stops = random_.Chance(0.3) && options_.zombies ? 0.1 : 0;
   t.resumes = random_.Chance(0.4) ? 0.2 : 0;
   t.rollbacks = random_.Chance(0.4) ? 0.15 : 0;
-  trainer_ = std::make_unique<Trainer>(network_, ledger_, nodes, owned_, t, random_.Fork());
+  t.ahead = random_.Chance(0.3) ? 0.3 : 0;
+  t.unchanged = random_.Chance(0.5) ? 0.5 : 0;
+  t.layouts = random_.Chance(0.2) ? 0.05 : 0;
+  t.hears_deaths = random_.Chance(0.7);
+  if (production_) {
+    t.timeout = seconds(30);
+    t.patience = seconds(15);
+  }
+  trainer_ = std::make_unique<Trainer>(network_, ledger_, nodes, t, random_.Fork());
 }
 
 void World::DrawGroup(SenderOptions& o) {
@@ -104,6 +103,7 @@ void World::DrawGroup(SenderOptions& o) {
   o.groups = {std::move(group)};
   o.group_commits = true;
   o.group_timeout = milliseconds(random_.Between(300, 4000));
+  if (production_) o.group_timeout = SenderOptions().group_timeout;
   o.group_skip_absent = random_.Chance(0.3);
 }
 
@@ -135,6 +135,11 @@ void World::DrawReceivers() {
     s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
     s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
     s.scrub_bytes_per_s = random_.Chance(0.2) ? 20'000 : 0;
+    if (production_) {
+      const ReceiverOptions defaults;
+      s.stream_timeout = defaults.stream_timeout;
+      s.reader_grace = defaults.reader_grace;
+    }
     s.leases = !random_.Chance(0.05);
     s.upstream.lost_events = random_.Chance(0.2) ? 0.05 : 0;
     s.upstream.drop_attempts = options_.plant == Plant::kDropAttempt;
@@ -262,9 +267,10 @@ void World::TroubleReader(Reader& reader) {
   if (random_.Chance(0.05)) reader.process().Kill();
 }
 
+Time World::bound() const { return production_ ? seconds(75) : seconds(30); }
+
 void World::Calm() {
   calm_ = true;
-  trainer_->Calm();
   network_.Heal();
   network_.SetFlips(0);
   for (const auto& sender : senders_) {
@@ -273,6 +279,8 @@ void World::Calm() {
   for (const auto& receiver : receivers_) {
     if (receiver->alive()) receiver->process->KillAfter(0);
   }
+  trainer_->Calm();
+  network_.Heal();               // of ranks that died unheard meanwhile
   scheduler_.Sleep(seconds(4));  // stopping processes have ended by then
   for (const auto& sender : senders_) {
     if (!sender->alive()) sender->Start();
@@ -280,7 +288,7 @@ void World::Calm() {
   for (const auto& receiver : receivers_) {
     if (!receiver->alive()) receiver->Start();
   }
-  const Time limit = scheduler_.now() + kBound;
+  const Time limit = scheduler_.now() + bound();
   while (!trainer_->Step()) {
     if (scheduler_.now() > limit) {
       return scheduler_.Fail("nothing can be published after the faults have ended:\n" +
@@ -306,7 +314,8 @@ void World::Calm() {
 void World::KeepPace() {
   const double whole_s =
       static_cast<double>(ledger_.layout().total_bytes()) / network_.bytes_per_s();
-  const Time bound = 2 * Time(static_cast<int64_t>(whole_s * 1e9)) + kPaceSlack;
+  const Time grace = receivers_[0]->settings().reader_grace;
+  const Time bound = 2 * Time(static_cast<int64_t>(whole_s * 1e9)) + kPaceSlack + grace;
   const Time end = scheduler_.now() + 2 * bound;
   for (const auto& receiver : receivers_) receiver->TimeCommits();
   while (scheduler_.now() < end) {
@@ -332,7 +341,7 @@ void World::CheckKept(const ReceiverNode& receiver) {
 void World::AwaitReceivers() {
   // A paused member keeps its whole group where it is.
   for (const auto& receiver : receivers_) receiver->SetPaused(false);
-  const Time limit = scheduler_.now() + kBound;
+  const Time limit = scheduler_.now() + bound();
   for (const auto& receiver : receivers_) {
     CheckKept(*receiver);
     while (true) {
@@ -383,7 +392,7 @@ void World::CheckPublished() {
     if (!model.ok()) return scheduler_.Fail("the model has gone");
     const auto state = (*model)->published();
     const Bytes half = (*model)->half(state->half);
-    const Coverage owned = *Coverage::Create(owned_[a], ledger_.chunks().size());
+    const Coverage owned = trainer_->owned(a);
     for (uint32_t c = 0; c < ledger_.chunks().size(); ++c) {
       if (!owned.contains(c)) continue;
       const Chunk& chunk = ledger_.chunks()[c];

@@ -52,12 +52,15 @@ class World {
   /// Kills the processes of every node, which releases files and mappings.
   void SwitchOff();
 
+  /// In calm every sender publishes a version within this time, and every receiver has it within
+  /// the same time again.
+  Time bound() const;
+
   const HistoryOptions options_;
   Random random_;
   Scheduler& scheduler_;
   Network network_;
   Ledger ledger_;
-  std::vector<std::vector<ChunkRange>> owned_;
   std::vector<std::unique_ptr<SenderNode>> senders_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<ReceiverNode>> receivers_;
@@ -66,7 +69,8 @@ class World {
   double kills_ = 0, replaces_ = 0, rots_ = 0;
   size_t receivers_drawn_ = 0;
   bool grouped_ = false;
-  bool relays_ = false;  // some receivers follow others
+  bool production_ = false;  // the time-outs are production's defaults
+  bool relays_ = false;      // some receivers follow others
   bool calm_ = false;
   bool short_logs_ = false;  // some sender's log holds only a delta or two
   HistoryResult result_;

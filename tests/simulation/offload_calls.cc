@@ -1,0 +1,80 @@
+#include "tests/simulation/offload_calls.h"
+
+#include <optional>
+
+#include "tests/simulation/trainer.h"
+
+namespace deltawire::simulation {
+namespace {
+
+using Found = std::optional<OffloadAnswer>;
+
+void Answer(Connection& connection, OffloadAnswer answer) {
+  (void)connection.Send(Connection::kServer,
+                        {.object = std::make_shared<const OffloadAnswer>(std::move(answer))});
+}
+
+/// Looks again whenever the model tells of news, until there is an answer or the caller has gone.
+void Watch(const std::shared_ptr<Connection>& connection, sender::Model& model,
+           const std::function<Found()>& look) {
+  const auto news = std::make_shared<bool>(false);
+  const auto listener = model.OnOffload([news, connection] {
+    *news = true;
+    Scheduler::current()->Wake(connection.get());
+  });
+  while (!connection->Ended(Connection::kServer)) {
+    *news = false;
+    if (auto found = look()) return Answer(*connection, *std::move(found));
+    while (!*news && !connection->Ended(Connection::kServer)) {
+      Scheduler::current()->Block(connection.get(), "news of an offload",
+                                  connection->EndsAt(Connection::kServer));
+    }
+  }
+}
+
+void Attend(const std::shared_ptr<Connection>& connection, sender::Model& model,
+            const OffloadCall& call) {
+  const Status attended = model.Attend(call.lease, call.rank);
+  Answer(*connection, {.status = attended});
+  if (!attended.ok()) return;
+  Watch(connection, model, [&]() -> Found {
+    const auto ready = model.Attended(call.lease, call.rank);
+    if (ready.ok() && !*ready) return std::nullopt;
+    return OffloadAnswer{.status = ready.status()};
+  });
+  model.EndAttend(call.lease, call.rank);
+}
+
+void WaitPublished(const std::shared_ptr<Connection>& connection, sender::Model& model,
+                   const OffloadCall& call) {
+  model.BeginWait(call.lease);
+  Watch(connection, model, [&]() -> Found {
+    const auto outcome = model.Outcome(call.version, call.lease, call.attempt);
+    if (!outcome) return std::nullopt;
+    if (!outcome->ok()) return OffloadAnswer{.status = outcome->status()};
+    return OffloadAnswer{.status = {}, .info = **outcome};
+  });
+  model.EndWait(call.lease);
+}
+
+}  // namespace
+
+void ServeOffloadCall(const std::shared_ptr<Connection>& connection, sender::Agent* agent) {
+  const auto asked = connection->Receive(Connection::kServer);
+  if (!asked.ok()) return;
+  const OffloadCall call = *static_cast<const OffloadCall*>(asked->object.get());
+  const auto model =
+      agent == nullptr
+          ? StatusOr<std::shared_ptr<sender::Model>>(absl::UnavailableError("starting"))
+          : agent->Find(kModel);
+  if (!model.ok()) {
+    Answer(*connection, {.status = model.status()});
+  } else if (call.what == OffloadCall::What::kAttend) {
+    Attend(connection, **model, call);
+  } else {
+    WaitPublished(connection, **model, call);
+  }
+  connection->Close(Connection::kServer);
+}
+
+}  // namespace deltawire::simulation
