@@ -104,8 +104,7 @@ class Transport : public net::PullTransport {
   void Fail(const Status& why) {
     if (!status_.ok()) return;
     status_ = why;
-    for (const auto& connection : connections_) connection->Close(Connection::kClient);
-    for (const auto& connection : connections_) connection->Break();
+    for (const auto& connection : connections_) connection->Break(Connection::kClient);
   }
 
   Status RunStream(uint16_t index, const wire::Have& have, net::ChunkSink& sink) {
@@ -114,7 +113,7 @@ class Transport : public net::PullTransport {
                         network_.Connect(self_, target_.host, "bulk", timeout));
     connections_.push_back(connection);
     if (!status_.ok()) {
-      connection->Break();
+      connection->Break(Connection::kClient);
       return status_;
     }
     FrameStream stream(connection, Connection::kClient, timeout);

@@ -16,6 +16,9 @@ namespace {
 
 using std::chrono::seconds;
 
+// As in receiver/grpc_upstream.cc.
+constexpr Time kShortCall = seconds(3), kLongestCall = seconds(30), kDialling = seconds(1);
+
 /// A message from receiver to sender. Only the first of an attachment has `model`.
 struct Up {
   std::string model, receiver_id, peer;
@@ -51,7 +54,7 @@ class SimulatedUpstream : public receiver::Upstream {
   const std::string& address() const override { return sender_.name; }
 
   StatusOr<receiver::ModelDescription> Describe(const std::string& model) override {
-    return Ask<receiver::ModelDescription>(
+    return LongAsk<receiver::ModelDescription>(
         [model](PullHost& host) -> StatusOr<receiver::ModelDescription> {
           DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
           const auto side = m->side_files();
@@ -77,7 +80,7 @@ class SimulatedUpstream : public receiver::Upstream {
   }
 
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
-    return Ask<std::vector<SideFile>>(
+    return LongAsk<std::vector<SideFile>>(
         [model, hash](PullHost& host) -> StatusOr<std::vector<SideFile>> {
           DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
           const auto side = m->side_files(hash);
@@ -90,7 +93,7 @@ class SimulatedUpstream : public receiver::Upstream {
                                          const receiver::PullWish& wish) override {
     PullRequest request{.model = model,
                         .receiver_id = options_.receiver_id,
-                        .peer = options_.peer,
+                        .peer = Peer(),
                         .fingerprint = wish.fingerprint.Hex(),
                         .streams = wish.streams,
                         .decode = wish.decode,
@@ -115,8 +118,12 @@ class SimulatedUpstream : public receiver::Upstream {
     Detach();
     if (handle_.cancelled) return absl::CancelledError("stopping");
     committed_ = first.committed;
+    // Each attachment dials anew, and takes the calls to its connection, too.
+    if (std::exchange(dialled_, true)) BreakCall();
+    ++connections_;
+    connected_ = true;
     attachment_ = std::make_shared<Attachment>();
-    attachment_->queue.push_back({model, options_.receiver_id, options_.peer, Translate(first)});
+    attachment_->queue.push_back({model, options_.receiver_id, Peer(), Translate(first)});
     reader_ = Thread([this, attachment = attachment_, event = std::move(event),
                       ended = std::move(ended)] { ended(Follow(*attachment, event)); });
     return absl::OkStatus();
@@ -152,19 +159,51 @@ class SimulatedUpstream : public receiver::Upstream {
     CallHandle handle;
   };
 
+  std::string Peer() const { return fmt::format("{}:{}", options_.peer, connections_); }
+
+  /// Ends the call that runs, if there is one, as when its connection breaks.
+  void BreakCall() {
+    if (handle_.connection != nullptr) handle_.connection->Break(Connection::kClient);
+  }
+
   template <typename R>
-  StatusOr<R> Ask(std::function<StatusOr<R>(PullHost&)> ask) {
-    auto answer = sender_.AskHost<R>(options_.node, seconds(10), std::move(ask), &handle_);
-    if (!answer.ok()) return Annotate(answer.status(), fmt::format("sender {}", sender_.name));
+  StatusOr<R> LongAsk(std::function<StatusOr<R>(PullHost&)> ask) {
+    const Time began = Scheduler::current()->now();
+    auto answer = Ask<R>(std::move(ask), patience_);
+    if (answer.ok()) {
+      const Time took = Scheduler::current()->now() - began;
+      patience_ = std::clamp(4 * took, kShortCall, kLongestCall);
+    }
+    if (absl::IsDeadlineExceeded(answer.status())) {
+      patience_ = std::min(2 * patience_, kLongestCall);
+    }
     return answer;
+  }
+
+  template <typename R>
+  StatusOr<R> Ask(std::function<StatusOr<R>(PullHost&)> ask, Time timeout = kShortCall) {
+    if (!std::exchange(connected_, true)) ++connections_;
+    const uint64_t used = connections_;
+    auto answer = sender_.AskHost<R>(options_.node, timeout, std::move(ask), &handle_);
+    if (answer.ok()) return answer;
+    // All calls of a connection end with it, and the next ones come from another peer.
+    const bool broke =
+        absl::IsUnavailable(answer.status()) || absl::IsDeadlineExceeded(answer.status());
+    if (broke && used == connections_) {
+      if (attachment_ != nullptr && attachment_->handle.connection != nullptr) {
+        attachment_->handle.connection->Break(Connection::kClient);
+      }
+      connected_ = false;
+    }
+    return Annotate(answer.status(), fmt::format("sender {}", sender_.name));
   }
 
   Status Follow(Attachment& attachment,
                 const std::function<void(const receiver::UpstreamEvent&)>& event) {
     DW_ASSIGN_OR_RETURN(
         const auto connection,
-        network_.Connect(options_.node, sender_.name, "attach", seconds(10), &attachment.handle));
-    if (attachment.closed) connection->Break();
+        network_.Connect(options_.node, sender_.name, "attach", kDialling, &attachment.handle));
+    if (attachment.closed) connection->Break(Connection::kClient);
     attachment.handle.connection = connection;
     Thread writer([&attachment, connection] {
       while (!attachment.closed) {
@@ -197,7 +236,7 @@ class SimulatedUpstream : public receiver::Upstream {
       event(e);
     }
     attachment.closed = true;
-    connection->Break();
+    connection->Break(Connection::kClient);
     Scheduler::current()->Wake(&attachment);
     writer.join();
     return status;
@@ -218,6 +257,10 @@ class SimulatedUpstream : public receiver::Upstream {
   const UpstreamOptions options_;
   Random random_;
   CallHandle handle_;
+  uint64_t connections_ = 0;  // number of the present one
+  bool connected_ = false;    // the next call uses it
+  bool dialled_ = false;      // for an attachment
+  Time patience_ = kShortCall;
   Identity committed_;  // as last reported
   std::shared_ptr<Attachment> attachment_;
   Thread reader_;
@@ -267,7 +310,7 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& ho
     if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
   }
   attachments.Detach(*token);
-  connection->Break();
+  connection->Break(Connection::kServer);
   reader.join();
 }
 

@@ -15,7 +15,8 @@ namespace deltawire::simulation {
 struct UpstreamOptions {
   std::string node;  ///< the receiver's node
   std::string receiver_id;
-  std::string peer;            ///< the peer that the sender sees; changes with a restart
+  /// The peer that the sender sees, but for the connection's number. It changes with a restart.
+  std::string peer;
   double lost_events = 0;      ///< share of events that never arrive
   bool drop_attempts = false;  ///< planted: attempts are not passed on
   /// Planted: any state with the committed (epoch, version) counts as committed.

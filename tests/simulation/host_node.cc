@@ -34,7 +34,7 @@ HostNode::HostNode(Network& network, std::string node_name,
 
 void HostNode::AwaitServed(Time limit) {
   Scheduler& scheduler = *Scheduler::current();
-  for (network_.BreakSome(name, 1.0); serving_ > 0; network_.BreakSome(name, 1.0)) {
+  for (network_.BreakAll(name); serving_ > 0; network_.BreakAll(name)) {
     if (scheduler.now() > limit) scheduler.Fail(name + ": its calls do not end at a stop");
     scheduler.Sleep(std::chrono::milliseconds(1));
   }

@@ -1,7 +1,9 @@
 // The simulated network: nodes, and connections that carry messages with latency and a rate.
-// Messages of one connection keep their order. A connection ends with either process; a partition
-// holds all messages back and tells nobody. Owner: the world. Threads: one. Cost: a queue per
-// connection. Errors: kUnavailable (ended, refused), kDeadlineExceeded.
+// Messages of one connection keep their order. A connection that breaks breaks at one end; the
+// other end hears of it later, and across a partition not before it heals. A partition holds all
+// messages back and tells nobody. A machine that died silently answers no dial. Owner: the world.
+// Threads: one. Cost: a queue per connection. Errors: kUnavailable (ended, refused),
+// kDeadlineExceeded.
 #pragma once
 
 #include <deque>
@@ -36,8 +38,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   StatusOr<Message> Receive(Side at, Time deadline = kForever);
   /// Ends the connection; the other side learns of it after all earlier messages.
   void Close(Side from);
-  /// Ends the connection for both sides; messages under way are lost.
-  void Break();
+  /// Resets the connection: this side knows at once, the other as soon as that reaches it. Messages
+  /// under way are lost.
+  void Break(Side from);
   /// Whether this side's process has learned that the connection has ended.
   bool Ended(Side at) const;
   /// When it will learn of an end that is under way; kForever when none is.
@@ -50,15 +53,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
     size_t bytes = 0;
     Time busy_until{0};
     bool closed = false;
-    Time closed_at{0};
+    bool reset = false;
+    Time closed_at{0};  ///< or reset at
   };
-  Connection(Network& network, std::string client, std::string server)
-      : network_(network), client_(std::move(client)), server_(std::move(server)) {}
+  Connection(Network& network, std::string client, std::string server, bool keepalive)
+      : network_(network),
+        client_(std::move(client)),
+        server_(std::move(server)),
+        keepalive_(keepalive) {}
+  /// When the server gives up a peer that its pings do not reach; kForever while they do.
+  Time MutesAt() const;
 
   Network& network_;
   const std::string client_, server_;
+  const bool keepalive_;
   Direction to_[2];
-  bool broken_ = false;
+  bool broken_[2] = {};
+  Time lost_since_ = kForever;  // when the client's machine died silently
 };
 
 /// Lets another thread cancel a caller's calls, for good.
@@ -74,6 +85,7 @@ struct Node {
   /// By port: called in a fiber of the process for each connection.
   std::map<std::string, std::function<void(std::shared_ptr<Connection>)>> listeners;
   bool alive() const { return process != nullptr && process->alive(); }
+  bool dark = false;  ///< its machine died silently, and has not been started since
 };
 
 class Network {
@@ -107,11 +119,17 @@ class Network {
   void Partition(const std::string& a, const std::string& b);
   void Heal();
   bool Reachable(const std::string& a, const std::string& b) const;
-  /// Breaks each connection of `name` (all connections if empty) with probability `share`.
-  void BreakSome(const std::string& name, double share);
+  /// When the partition between them began; kForever while there is none.
+  Time PartedSince(const std::string& a, const std::string& b) const;
+  /// Breaks each connection with probability `share`, at either end first.
+  void BreakSome(double share);
+  /// Breaks all connections of `name`, at its end.
+  void BreakAll(const std::string& name);
   /// Tells the network that the process of `name` has died. `told`: its peers hear of it for sure,
   /// as at the other end of a Unix socket.
   void NodeDied(const std::string& name, bool told = false);
+  /// The machine of `name` runs again, and resets what its peers still take for connections.
+  void NodeStarted(const std::string& name);
   double bytes_per_s() const { return options_.bytes_per_s; }
   void SetFlips(double share) { options_.flips = share; }
 
@@ -126,9 +144,9 @@ class Network {
   Options options_;
   Random random_;
   std::map<std::string, Node*> nodes_;
-  std::set<std::pair<std::string, std::string>> partitions_;
+  std::map<std::pair<std::string, std::string>, Time> partitions_;  // since when
   std::vector<std::weak_ptr<Connection>> connections_;
-  std::vector<std::weak_ptr<Connection>> silent_;  // to processes that died without notice
+  std::vector<std::pair<std::string, std::weak_ptr<Connection>>> silent_;  // by who died unnoticed
 };
 
 /// The listener with which every node serves Call.

@@ -53,6 +53,7 @@ ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<H
 
 void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
+  network_.NodeStarted(name);
   if (!settings_.leases) process->DenyLeases();
   replica_ = nullptr;
   relay_ = nullptr;

@@ -45,7 +45,7 @@ struct Trainer::Attempt {
     size_t version = 0;                   // of `versions`, the one that it offloads
     bool attends = false, ready = false;  // of that version
     Place dies = Place::kNone;
-    Time died = kForever;
+    Time since{0}, died = kForever;   // attends since
     const Process* sender = nullptr;  // that granted it
   };
   std::shared_ptr<const Layout> layout;
@@ -273,8 +273,8 @@ void Trainer::CheckHears(Attempt& attempt) {
     if (Running().now() - dead.died < kHearsWithin) continue;
     for (const Attempt::State& other : attempt.ranks) {
       const bool waits = !other.done && other.rank->process->alive() && other.ready &&
-                         other.version == dead.version && other.sender == dead.sender &&
-                         other.rank->agent == dead.rank->agent;
+                         other.since < dead.died && other.version == dead.version &&
+                         other.sender == dead.sender && other.rank->agent == dead.rank->agent;
       if (!waits || agents_[other.rank->agent]->process.get() != other.sender) continue;
       Running().Fail(fmt::format("{} has not heard for 10 s that {} died",
                                  other.rank->process->name(), dead.rank->process->name()));
@@ -375,6 +375,7 @@ Status Trainer::OffloadVersion(Attempt& attempt, size_t index, size_t n) {
                         if (mine.dies == Attempt::Place::kGranted) mine.rank->process->Kill();
                       }));
   mine.attends = true;
+  mine.since = Running().now();
   std::vector<uint32_t> written, unchanged;
   for (uint32_t t = 0; t < planned.unchanged.size(); ++t) {
     (planned.unchanged[t] ? unchanged : written).push_back(t);
@@ -441,12 +442,12 @@ bool Trainer::RollBack() {
     if (!done.ok()) Running().Note("rollback: " + std::string(done.status().message()));
     all = all && done.ok();
   }
+  // Another start of the job may have published other bytes under that number since.
   sure_ = false;
   if (!all) return false;
   published_ = content;
   published_side_file_ = side_file;
   published_version_ = version_ = version;
-  sure_ = true;
   return true;
 }
 

@@ -212,7 +212,7 @@ void World::Trouble() {
     if (random_.Chance(rots_)) Rot(sender);
     for (const auto& receiver : receivers_) TroubleReceiver(*receiver);
     for (const auto& reader : readers_) TroubleReader(*reader);
-    if (random_.Chance(0.02)) network_.BreakSome("", 0.3);
+    if (random_.Chance(0.02)) network_.BreakSome(0.3);
     if (random_.Chance(0.02)) {
       network_.Partition(sender.name, receivers_[random_.Below(receivers_.size())]->name);
     }
