@@ -187,8 +187,9 @@ class Client : public std::enable_shared_from_this<Client> {
     return result;
   }
 
-  std::unique_ptr<Offload> Begin(uint64_t version, uint64_t attempt) {
+  std::unique_ptr<Offload> Begin(uint64_t version, uint64_t attempt, const std::string& job) {
     dw_offload* offload = nullptr;
+    Run([&] { return dw_client_set_job(client_, job.c_str()); });
     Run([&] { return dw_offload_begin_attempt(client_, version, attempt, &offload); });
     return std::make_unique<Offload>(shared_from_this(), offload);
   }
@@ -497,7 +498,7 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init<const std::string&, const std::string&, uint32_t, uint32_t, uint32_t,
                     uint32_t>())
       .def("register", &Client::Register)
-      .def("begin", &Client::Begin)
+      .def("begin", &Client::Begin, py::arg("version"), py::arg("attempt"), py::arg("job") = "")
       .def("wait_published", &Client::WaitPublished);
   py::class_<Collective>(m, "Collective")
       .def(py::init<uint32_t, uint32_t, uint32_t, const std::string&, const std::string&,

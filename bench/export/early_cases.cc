@@ -20,6 +20,7 @@ class Ranks {
       : layout_(layout), sender_(root, std::move(sender_options)), pool_(world) {
     for (uint32_t r = 0; r < world; ++r) {
       clients_.push_back(std::make_unique<TrainerClient>(sender_.socket(), "ranks", r, world));
+      clients_.back()->SetJob("bench");
       clients_.back()->SetCopyThreads(1);
     }
   }

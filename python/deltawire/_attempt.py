@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from deltawire import _core
 from deltawire._errors import Error
+
+_KEY = "deltawire/job"
 
 
 def draw_attempt() -> int:
@@ -15,9 +18,8 @@ def draw_attempt() -> int:
 
 def agree_attempt() -> int:
     """Draws an attempt on the job's first rank; torch.distributed hands it to all. Every rank calls."""
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = _distributed()
+    if distributed is None:
         raise Error(
             "several senders publish parts of one version, and there is no torch.distributed to "
             "agree over: give `attempt`, the same number on every rank (deltawire.draw_attempt())"
@@ -25,3 +27,28 @@ def agree_attempt() -> int:
     drawn = [draw_attempt() if distributed.get_rank() == 0 else 0]
     distributed.broadcast_object_list(drawn, src=0)
     return drawn[0]
+
+
+def job_of_store() -> str:
+    """A name that the processes of this start of a torch.distributed job share; else "".
+
+    It is agreed on by the job's key-value store, which is new at each start (torchrun puts the
+    restarts into its keys). That is no collective: ranks ask in any order, each when it needs to.
+    """
+    distributed = _distributed()
+    if distributed is None:
+        return ""
+    store = distributed.distributed_c10d._get_default_store()
+    if store is None:  # MPI has none
+        return ""
+    # Whoever comes first sets it.
+    return store.compare_set(_KEY, "", f"{draw_attempt():016x}").decode()
+
+
+def _distributed() -> Any:
+    """torch.distributed where the program uses it, or None."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed

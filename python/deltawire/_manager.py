@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from deltawire import _core
-from deltawire._attempt import agree_attempt
+from deltawire._attempt import agree_attempt, job_of_store
 from deltawire._errors import Error, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._layout import Layout
@@ -83,7 +83,9 @@ class WeightManager:
     would publish a mixture. Parameters, and what is not of torch, are copied before the generator
     goes on. False: so is everything. `keep_dtype`: names of tensors, or patterns such as
     "*norm.weight", that are registered in the dtype that they are given in, whatever `dtype` and
-    `hf_dir` say.
+    `hf_dir` say. `job`: names one start of the job, the same text on all ranks and another one after
+    a restart, so that no rank completes what a dead run has left. It matters with `world` > 1;
+    ranks of torch.distributed need not give it.
     """
 
     def __init__(
@@ -97,13 +99,14 @@ class WeightManager:
         ignore_extra: bool | Collection[str] | Literal["tied"] = False,
         overlap: bool = False,
         keep_dtype: Collection[str] = (),
+        job: str = "",
     ):
         self._endpoint = os.fspath(endpoint)
         self._options = (timeout, copy_threads)
         self._client = _core.Client(
             self._endpoint, model, rank, world, max(1, round(timeout * 1000)), copy_threads
         )
-        self._model, self._rank, self._world = model, rank, world
+        self._model, self._rank, self._world, self._job_name = model, rank, world, job
         self._layout = Layout(model, ignore_extra, keep_dtype)
         if self._layout.leaves_ties and world > 1:  # others write what a tensor may be a copy of
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
@@ -206,8 +209,8 @@ class WeightManager:
         be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.
         `notify=False`: this rank is ready only after `notify()`. `attempt`: a number that ties the
         ranks' parts together, the same on all ranks and different for each offload
-        (`draw_attempt`); 0: the sender draws it for the first rank, and the others join that
-        offload. `dtype`: as in `register`, for the call that registers the model; a model that is
+        (`draw_attempt`); 0: the sender draws it for the first rank, and the others of its job join
+        that offload. `dtype`: as in `register`, for the call that registers the model; a model that is
         registered must have it already.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
@@ -459,19 +462,22 @@ class WeightManager:
         if self._pending is not None:
             self._pending.close()
             self._pending = None
-        offload = self._client.begin(version, attempt)
-        attempt = offload.attempt
+        job = self._job_name or (job_of_store() if self._world > 1 else "")
+        offload = None
         try:
+            offload = self._client.begin(version, attempt, job)
+            attempt = offload.attempt
             tensors, written = write(offload)
             if notify:
                 offload.ready()
         except BaseException as error:
-            # The other ranks get the reason; if the agent is gone, there is nobody to tell.
-            try:
-                offload.abandon(told(error))
-            except Error:
-                pass
-            offload.close()
+            if offload is not None:
+                # The other ranks get the reason; if the agent is gone, there is nobody to tell.
+                try:
+                    offload.abandon(told(error))
+                except Error:
+                    pass
+                offload.close()
             raise
         waited = offload.waited_seconds
         if notify:

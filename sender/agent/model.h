@@ -125,6 +125,9 @@ class Model : public StateSource {
   /// If the rank has not been ready, it has gone, and the offload is abandoned. REQUIRES: Attend
   /// returned OK.
   void EndAttend(uint64_t lease, uint32_t rank);
+  /// A trainer's client shows that it lives, until ClientGone; see OffloadSession.
+  void ClientCame(uint64_t client);
+  void ClientGone(uint64_t client);
   /// A caller waits for the publish, until EndWait. While there are any, the offload is held.
   void BeginWait(uint64_t lease);
   void EndWait(uint64_t lease);

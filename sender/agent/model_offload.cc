@@ -198,6 +198,20 @@ void Model::EndAttend(uint64_t lease, uint32_t rank) {
   offload_listeners_.Call();
 }
 
+void Model::ClientCame(uint64_t client) {
+  std::lock_guard lock(mu_);
+  session_.ClientCame(client);
+}
+
+void Model::ClientGone(uint64_t client) {
+  {
+    std::lock_guard lock(mu_);
+    session_.ClientGone(client, SteadyClock::now());
+    TidyAfterSession();
+  }
+  offload_listeners_.Call();
+}
+
 Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
   std::unique_lock lock(mu_);
   while (true) {

@@ -19,6 +19,7 @@ constexpr std::chrono::seconds kAttendGrace{5};
 constexpr size_t kEndedKept = 64;
 constexpr size_t kMaxReason = 1024;
 constexpr size_t kMaxPublisher = 256;
+constexpr size_t kMaxJob = 256;
 constexpr size_t kNamed = 5;  // tensors or ranks that a message names
 
 }  // namespace
@@ -54,6 +55,19 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
                   "other agents; let one rank draw a random number and give it to all",
                   options_.model, r.version);
   }
+  if (r.job.size() > kMaxJob) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: the job's name has {} bytes; use {} at most",
+                  options_.model, r.version, r.job.size(), kMaxJob);
+  }
+  if (r.world > 1 && r.attempt == 0 && r.job.empty()) {
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "model \"{}\", version {}: rank {} of {} names neither its job nor an attempt, so "
+        "it could join what a dead run of the job has left; give all ranks one job name, "
+        "new at each start of the job (WeightManager(job=...), dw_client_set_job)",
+        options_.model, r.version, r.rank, r.world);
+  }
   if (r.version > published.id.version) return absl::OkStatus();
   if (r.again && r.version == published.id.version && !options_.part) return absl::OkStatus();
   if (r.version == published.id.version && options_.part) {
@@ -72,8 +86,16 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
 }
 
 bool OffloadSession::Joins(const OffloadRequest& r) const {
+  const bool same =
+      r.attempt == 0 ? r.job == now_.job && !r.job.empty() : r.attempt == now_.attempt;
   return phase_ == OffloadPhase::kWriting && now_.version == r.version && now_.world == r.world &&
-         (r.attempt == 0 || r.attempt == now_.attempt) && !now_.ranks.contains(r.rank);
+         same && !now_.ranks.contains(r.rank) && !Outlived(r);
+}
+
+bool OffloadSession::Outlived(const OffloadRequest& r) const {
+  if (now_.died == 0) return false;
+  const auto client = clients_.find(r.client);
+  return client == clients_.end() || client->second.came > now_.died;
 }
 
 const std::map<uint32_t, OffloadSession::Rank>::value_type* OffloadSession::Holder(Time now) const {
@@ -91,7 +113,8 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   if (begun && r.client != 0 && mine->second.client == r.client) {
     return absl::OkStatus();  // the client itself has dropped what it had begun
   }
-  if (!begun && r.world == now_.world && r.version != now_.version) {
+  const bool same_job = r.world == now_.world && r.job == now_.job;
+  if (!begun && same_job && r.version != now_.version) {
     if (r.version > now_.version) return absl::OkStatus();
     // A late rank must not end the newer offload that the other ranks have begun.
     return Errorf(StatusCode::kAborted,
@@ -101,13 +124,18 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   }
   const auto* holder = Holder(now);
   if (holder == nullptr) return absl::OkStatus();
-  const bool other_attempt = r.version == now_.version && r.world == now_.world && !begun;
+  std::string_view apart;
+  if (r.version == now_.version && r.world == now_.world && !begun) {
+    apart = Outlived(r)      ? ", and of which a ready rank has died"
+            : r.attempt != 0 ? ", under another attempt"
+                             : ", for another job";
+  }
   return Errorf(StatusCode::kFailedPrecondition,
                 "model \"{}\": version {} is being offloaded by {}, which began {} ago{}; rank {} "
                 "of {}{} cannot begin version {} before that is published or given up",
                 options_.model, now_.version, Describe(holder->first),
                 HumanSeconds(std::chrono::duration<double>(now - holder->second.begun).count()),
-                other_attempt ? ", under another attempt" : "", r.rank, r.world,
+                apart, r.rank, r.world,
                 r.publisher.empty() ? "" : fmt::format(" ({})", r.publisher), r.version);
 }
 
@@ -135,6 +163,7 @@ StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& requ
   now_.version = request.version;
   now_.lease = next_lease_++;
   now_.attempt = request.attempt == 0 ? drawn : request.attempt;
+  now_.job = request.job;
   now_.world = request.world;
   now_.ranks.emplace(request.rank, std::move(rank));
   phase_ = OffloadPhase::kDraining;
@@ -154,6 +183,8 @@ void OffloadSession::Drained(uint64_t lease, const Status& drained, double waite
   now_.granted = now;
   for (auto& [rank, state] : now_.ranks) state.begun = now;
   phase_ = OffloadPhase::kWriting;
+  const auto gone = std::ranges::find_if(now_.ranks, [](const auto& r) { return r.second.gone; });
+  if (gone != now_.ranks.end()) (void)EndAsGone(*gone, now);
 }
 
 // Attending -----------------------------------------------------------------------------------
@@ -200,14 +231,40 @@ void OffloadSession::EndAttend(uint64_t lease, uint32_t rank, bool gone, Time no
   if (it == now_.ranks.end()) return;
   if (it->second.attending > 0) --it->second.attending;
   if (!gone || it->second.ready || it->second.attending > 0) return;
-  (void)End(Errorf(
+  (void)EndAsGone(*it, now);
+}
+
+Status OffloadSession::EndAsGone(const std::map<uint32_t, Rank>::value_type& gone, Time now) {
+  const auto& [rank, state] = gone;
+  return End(Errorf(
       StatusCode::kAborted,
       "model \"{}\": the offload of version {} was abandoned: rank {} of {} has gone before it was "
       "ready, {} after it began{} (its process died, or dropped the offload); offload again, as "
       "this version or a newer one",
       options_.model, now_.version, rank, now_.world,
-      HumanSeconds(std::chrono::duration<double>(now - it->second.begun).count()),
-      it->second.publisher.empty() ? "" : " as " + it->second.publisher));
+      HumanSeconds(std::chrono::duration<double>(now - state.begun).count()),
+      state.publisher.empty() ? "" : " as " + state.publisher));
+}
+
+void OffloadSession::ClientCame(uint64_t client) {
+  if (client == 0) return;
+  Client& known = clients_.try_emplace(client).first->second;
+  if (known.streams++ == 0) known.came = ++arrivals_;
+}
+
+void OffloadSession::ClientGone(uint64_t client, Time now) {
+  const auto known = clients_.find(client);
+  if (known == clients_.end() || --known->second.streams > 0) return;
+  clients_.erase(known);
+  for (auto& entry : now_.ranks) {
+    Rank& rank = entry.second;
+    if (rank.client != client) continue;
+    rank.gone = true;
+    if (rank.ready && now_.died == 0) now_.died = arrivals_;
+    if (phase_ != OffloadPhase::kWriting || rank.ready || rank.attending > 0) continue;
+    (void)EndAsGone(entry, now);
+    return;  // with it went its ranks
+  }
 }
 
 void OffloadSession::Waits(uint64_t lease, int change) {

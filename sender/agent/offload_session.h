@@ -34,10 +34,13 @@ struct OffloadRequest {
   uint64_t version = 0;
   uint32_t rank = 0;
   uint32_t world = 1;
-  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the ranks before
+  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the job's ranks before
   std::string publisher;  ///< the rank's process, for messages; empty: not said
   /// Random number of the trainer's client; 0: none, so it is never recognised.
   uint64_t client = 0;
+  /// Text that the ranks of one start of a job share, and no other start has; empty: not said.
+  /// Ranks without an attempt need it to join one another.
+  std::string job;
   /// The published version's number is taken too: its files have changed since.
   bool again = false;
 };
@@ -104,6 +107,11 @@ class OffloadSession {
   /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
   /// held.
   void Waits(uint64_t lease, int change);
+  /// A client shows that it lives, until ClientGone; the two calls come in pairs. 0 is no client.
+  void ClientCame(uint64_t client);
+  /// If the client lives no more: the offload that it was about to attend is abandoned, and ranks
+  /// whose clients come later do not join one in which it was ready.
+  void ClientGone(uint64_t client, Time now);
 
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
@@ -159,6 +167,7 @@ class OffloadSession {
     bool ready = false;
     uint32_t attending = 0;
     bool attended = false;  // attended at some time
+    bool gone = false;      // its client has gone
   };
   /// Bytes of a chunk that ranks have counted so far.
   struct Counted {
@@ -170,8 +179,10 @@ class OffloadSession {
     uint64_t version = 0;
     uint64_t lease = 0;
     uint64_t attempt = 0;
+    std::string job;
     uint32_t world = 1;
     std::map<uint32_t, Rank> ranks;  // ranks that have begun
+    uint64_t died = 0;               // count of arrivals when a ready rank died first; 0: none did
     uint32_t ready = 0;
     uint32_t waiting = 0;
     std::vector<uint8_t> marks;    // per tensor: kWritten | kUnchanged | kEarly
@@ -190,6 +201,9 @@ class OffloadSession {
   std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
   bool Joins(const OffloadRequest& request) const;
+  /// Whether a ready rank of the present offload had died before the request's client came.
+  bool Outlived(const OffloadRequest& request) const;
+  Status EndAsGone(const std::map<uint32_t, Rank>::value_type& rank, Time now);
   /// A rank by which the offload counts as held (docs/lifecycle.md, "Who may begin"); null when
   /// there is none.
   const std::map<uint32_t, Rank>::value_type* Holder(Time now) const;
@@ -215,6 +229,12 @@ class OffloadSession {
   OffloadPhase phase_ = OffloadPhase::kIdle;
   uint64_t next_lease_;
   Offload now_;
+  struct Client {
+    uint64_t came = 0;     // arrivals_ after it came
+    uint32_t streams = 0;  // that show it to live
+  };
+  std::map<uint64_t, Client> clients_;  // those that live
+  uint64_t arrivals_ = 0;
   std::deque<Ended> ended_;  // the newest at the back
   uint64_t abandoned_ = 0;
 };

@@ -35,12 +35,23 @@ class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
   bool told_ = false;
 };
 
-/// A trainer uses a model until its call ends. One message says that this has been noted.
+/// A trainer uses a model, and its client lives, until the call ends. One message says that this
+/// has been noted.
 class UseSource final : public WatchSource<v1::AttendModelEvent> {
  public:
   /// Holds no model, so that another one can take its place meanwhile.
-  UseSource(ModelUsers& users, ModelUsers::Use use, std::function<void()> news)
-      : users_(users), use_(std::move(use)), listener_(users_.OnStop(std::move(news))) {}
+  UseSource(ModelUsers& users, ModelUsers::Use use, const std::shared_ptr<Model>& model,
+            uint64_t client, std::function<void()> news)
+      : users_(users),
+        use_(std::move(use)),
+        model_(model),
+        client_(client),
+        listener_(users_.OnStop(std::move(news))) {
+    model->ClientCame(client_);
+  }
+  ~UseSource() override {
+    if (const auto model = model_.lock()) model->ClientGone(client_);
+  }
 
   StatusOr<Found> Next(v1::AttendModelEvent*) override {
     if (!std::exchange(told_, true)) return Found::kMessage;
@@ -51,6 +62,8 @@ class UseSource final : public WatchSource<v1::AttendModelEvent> {
  private:
   ModelUsers& users_;
   const ModelUsers::Use use_;
+  const std::weak_ptr<Model> model_;
+  const uint64_t client_;
   const Listeners::Listener listener_;
   bool told_ = false;
 };
@@ -117,11 +130,11 @@ grpc::ServerWriteReactor<v1::AttendModelEvent>* TrainerServiceImpl::AttendModel(
   using Reactor = WatchReactor<v1::AttendModelEvent>;
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
-        DW_RETURN_IF_ERROR(agent_.Find(request->model()).status());
+        DW_ASSIGN_OR_RETURN(const auto model, agent_.Find(request->model()));
         ModelUsers& users = agent_.users();
         return std::make_unique<UseSource>(
-            users, users.Enter(request->model(), request->rank(), request->publisher()),
-            std::move(news));
+            users, users.Enter(request->model(), request->rank(), request->publisher()), model,
+            request->client(), std::move(news));
       });
 }
 
@@ -139,7 +152,8 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   }
   auto grant = (*model)->BeginOffload(
       {request->version(), request->rank(), std::max<uint32_t>(1, request->world()),
-       request->attempt(), request->publisher(), request->client(), request->again()},
+       request->attempt(), request->publisher(), request->client(), request->job(),
+       request->again()},
       Gone(context));
   if (!grant.ok()) return ToGrpc(grant.status());
   response->set_half_path(grant->half_path.string());

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "common/base/human.h"
 #include "common/layout/model_dir.h"
 #include "tests/support/daemons.h"
 #include "tests/support/rank_model.h"
@@ -13,18 +14,26 @@ namespace deltawire::testing::rank_test {
 namespace {
 
 constexpr const char* kModel = "m";
-// A call that fails within these seconds was ended at once, not by a rank's timeout of 60 s.
+constexpr const char* kJob = "job 1";
+// The seconds in which ranks hear that another one has died.
+constexpr double kAtOnce = 1;
+// A call that fails within these seconds was not ended by a rank's timeout of 60 s.
 constexpr double kPromptly = 10;
 
 /// Runs tests/support/trainer_rank.cc as a child process, and reads what it prints.
 class RankProcess {
  public:
+  struct Start {
+    std::string job = kJob;
+    uint64_t content = 0;
+  };
   RankProcess(const SenderProcess& sender, uint32_t rank, uint64_t first, uint64_t last,
-              const std::vector<std::string>& hang = {})
-      : log_(sender.dir().parent_path() / fmt::format("rank{}-{}.log", rank, first)) {
-    std::vector<std::string> args = {sender.socket(),       kModel,
-                                     std::to_string(rank),  "2",
-                                     std::to_string(first), std::to_string(last)};
+              const std::vector<std::string>& hang = {}, const Start& start = {kJob, 0})
+      : log_(sender.dir().parent_path() /
+             fmt::format("rank{}-{}-{}.log", rank, first, start.content)) {
+    std::vector<std::string> args = {
+        sender.socket(),      kModel,    std::to_string(rank),         "2", std::to_string(first),
+        std::to_string(last), start.job, std::to_string(start.content)};
     args.insert(args.end(), hang.begin(), hang.end());
     child_ = Spawn("trainer_rank", args, log_);
   }
@@ -72,6 +81,17 @@ bool Has(const std::string& text, const std::string& part) {
   return has;
 }
 
+/// Kills `dying`, and checks that `other`'s `version` fails at once, and why.
+void CheckToldAtOnce(RankProcess& dying, RankProcess& other, uint64_t version) {
+  const auto killed = std::chrono::steady_clock::now();
+  dying.child().Kill();
+  const FailedLine failed = Failed(other, version);
+  CHECK(SecondsSince(killed) < kAtOnce);
+  CHECK(failed.code == static_cast<int>(StatusCode::kAborted));
+  Has(failed.message, "rank 1 of 2 has gone before it was ready");
+  Has(failed.message, fmt::format("version {}", version));
+}
+
 /// Checks that every byte of the receiver's weights is that of `version`.
 void CheckContent(const ReceiverProcess& receiver, uint64_t version) {
   const auto opened = ModelDir::Open(receiver.dir());
@@ -89,6 +109,7 @@ void CheckContent(const ReceiverProcess& receiver, uint64_t version) {
 
 std::unique_ptr<TrainerClient> Client(const SenderProcess& sender, uint32_t rank) {
   auto client = std::make_unique<TrainerClient>(sender.socket(), kModel, rank, 2);
+  client->SetJob(kJob);
   REQUIRE(client->Register(RankLayout(), {}).ok());
   return client;
 }
@@ -96,7 +117,7 @@ std::unique_ptr<TrainerClient> Client(const SenderProcess& sender, uint32_t rank
 }  // namespace
 
 TEST_CASE("a rank killed in the middle of an offload ends it for all at once") {
-  const std::string point = GENERATE("begun", "half");
+  const std::string point = GENERATE("granted", "begun", "half");
   CAPTURE(point);
   ShmDir root;
   SenderProcess sender(root.path());
@@ -105,12 +126,7 @@ TEST_CASE("a rank killed in the middle of an offload ends it for all at once") {
   zero.Line("published 1");
   one.Line("hanging 2");
   zero.Line("ready 2");  // and waits for rank 1
-  one.child().Kill();
-  const FailedLine failed = Failed(zero, 2);
-  CHECK(failed.seconds < kPromptly);
-  CHECK(failed.code == static_cast<int>(StatusCode::kAborted));
-  Has(failed.message, "rank 1 of 2 has gone before it was ready");
-  Has(failed.message, "version 2");
+  CheckToldAtOnce(one, zero, 2);
   CHECK(sender.Status(kModel).newest().id().version() == 1);
 
   RankProcess again(sender, 1, 3, 3);
@@ -150,14 +166,75 @@ TEST_CASE("a rank that never begins is named after the offload's timeout") {
   Has(std::string(MessageOf(published.status())), "rank 1 has not begun");
 }
 
+TEST_CASE("a restarted job does not complete what a rank of the dead one has left") {
+  // The same name is a mistake, and the dead rank does not count all the same.
+  const std::string job = GENERATE(as<std::string>{}, "job 2", kJob);
+  CAPTURE(job);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  RankProcess zero(sender, 0, 1, 2, {"before", "2"});
+  RankProcess one(sender, 1, 1, 2, {"ready", "2"});
+  zero.Line("hanging 2");
+  one.Line("hanging 2");
+  zero.child().Kill();
+  one.child().Kill();
+  RankProcess first(sender, 0, 2, 2, {}, {job, 100});
+  first.Line("ready 2");
+  RankProcess second(sender, 1, 2, 2, {}, {job, 100});
+  second.Line("published 2");
+  first.Line("published 2");
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(2));
+  CheckContent(receiver, 102);
+}
+
+TEST_CASE("ranks that name no job and no attempt are refused") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  zero->SetJob("");
+  one->SetJob("");
+  const Status refused = zero->Begin(1).status();
+  CHECK(absl::IsInvalidArgument(refused));
+  Has(std::string(MessageOf(refused)), "rank 0 of 2 names neither its job nor an attempt");
+  const auto first = zero->Begin(1, 7);
+  REQUIRE(first.ok());
+  CHECK(one->Begin(1, 7).ok());
+}
+
+TEST_CASE("a rank that cannot map its half ends the offload for all") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  const auto offload = zero->Begin(1);
+  REQUIRE(offload.ok());
+  std::filesystem::remove(sender.dir() / kModel / "half-0.safetensors");
+  CHECK(!one->Begin(1).ok());
+  REQUIRE(Eventually([&] { return !(*offload)->Check().ok(); }));
+  Has(std::string(MessageOf((*offload)->Check())), "abandoned by rank 1 of 2: open ");
+}
+
 TEST_CASE("a rank that dies after it was ready does not end the offload") {
   ShmDir root;
   SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0);
   RankProcess one(sender, 1, 1, 1, {"ready", "1"});
   one.Line("hanging 1");
   one.child().Kill();
-  RankProcess zero(sender, 0, 1, 1);
-  zero.Line("published 1");
+  const auto offload = zero->Begin(1);
+  REQUIRE(offload.ok());
+  const Layout layout = RankLayout();
+  std::vector<uint32_t> all(layout.size());
+  for (uint32_t t = 0; t < layout.size(); ++t) {
+    all[t] = t;
+    const uint64_t end = ShareBegin(layout.bytes(t), 1, 2);
+    for (uint64_t i = 0; i < end; ++i) {
+      (*offload)->data()[layout.offset(t) + i] = RankByte(1, layout.offset(t) + i);
+    }
+  }
+  REQUIRE((*offload)->Written(all).ok());
+  REQUIRE((*offload)->Ready().ok());
+  REQUIRE(zero->WaitPublished(1).ok());
   ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
   REQUIRE(receiver.WaitCommitted(1));
   CheckContent(receiver, 1);

@@ -97,6 +97,18 @@ class NumpyTest(unittest.TestCase):
         with self.assertRaises(deltawire.AbandonedError):
             first.wait()
 
+    def test_ranks_name_their_job(self):
+        managers = [self.manager(rank=r, world=2, job=job) for r, job in enumerate(("", "a"))]
+        for manager in managers:
+            manager.register([("a", "F32", (3,)), ("b", "F32", (2,))])
+        with self.assertRaisesRegex(deltawire.Error, "neither its job nor an attempt.*job="):
+            managers[0].offload({"a": np.zeros(3, np.float32)}, 1)
+        managers[0]._job_name = "b"
+        first = managers[0].offload({"a": np.zeros(3, np.float32)}, 1)
+        managers[1].offload({"b": np.zeros(2, np.float32)}, 1)  # begins anew, and joins nobody
+        with self.assertRaisesRegex(deltawire.AbandonedError, "rank 1 began version 1"):
+            first.wait()
+
     def test_several_senders_want_an_attempt(self):
         with self.assertRaisesRegex(deltawire.Error, "give `attempt`"):
             self.manager().offload_megatron(None, None, "", 1, node_ranks=[0])
@@ -106,7 +118,7 @@ class NumpyTest(unittest.TestCase):
         model = self.id().rsplit(".", 1)[-1]
         client = _core.Client(self.cluster.endpoint, model, rank, world, 30_000, 0)
         client.register([("m", "F32", (4, 2))], [], None, False, False)
-        offload = client.begin(1, 0)
+        offload = client.begin(1, 0, "job")
         rows = np.arange(8, dtype=np.float32)
 
         def write(first, last, share):
@@ -278,7 +290,7 @@ class NumpyTest(unittest.TestCase):
 
     def test_two_ranks_write_their_tensors(self):
         layout = [("a", "F32", (3,)), ("b", "F32", (2,))]
-        a, b = (self.manager(rank=r, world=2) for r in range(2))
+        a, b = (self.manager(rank=r, world=2, job="4711.0") for r in range(2))
         for manager in (a, b):
             manager.register(layout)
         values = {"a": np.arange(3, dtype=np.float32), "b": np.ones(2, dtype=np.float32)}
@@ -307,7 +319,7 @@ class NumpyTest(unittest.TestCase):
             self.model = self.model.removesuffix("-lora")
 
     def test_an_error_with_a_file_name_s_stray_bytes_is_the_reason_for_all_ranks(self):
-        ranks = [self.manager(rank=rank, world=2) for rank in range(2)]
+        ranks = [self.manager(rank=rank, world=2, job="4711.0") for rank in range(2)]
         for manager in ranks:
             manager.register(weights(1).items())
         ranks[1].offload({}, version=1, notify=False)

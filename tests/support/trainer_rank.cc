@@ -2,13 +2,18 @@
 // line per event on stdout:
 //   begun V | hanging V | ready V | published V | failed V SECONDS CODE MESSAGE
 //
-//   trainer_rank SOCKET MODEL RANK WORLD FIRST LAST [begun|half|ready V]
-// With the last two arguments it stops for good at that point of version V. SECONDS: from the
-// failed call to its answer.
+//   trainer_rank SOCKET MODEL RANK WORLD FIRST LAST JOB CONTENT [before|granted|begun|half|ready V]
+// JOB: the job's name. The bytes of version V are those of number V + CONTENT. With the last two
+// arguments it stops for good at that point of version V: `granted` is between the grant of the
+// half and the call that attends. SECONDS: from the failed call to its answer.
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 
 #include "common/base/human.h"
@@ -20,20 +25,32 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// The version at which opening a half stops the process; 0: none.
+uint64_t hang_when_granted = 0;
+
+[[noreturn]] void Hang(uint64_t version) {
+  std::printf("hanging %lu\n", version);
+  while (true) pause();
+}
+
 struct Rank {
   TrainerClient client;
   uint32_t rank, world;
+  uint64_t content = 0;
   std::string hang_at;
   uint64_t hang_version = 0;
 
+  bool HangsAt(const std::string& point, uint64_t version) const {
+    return point == hang_at && version == hang_version;
+  }
   void HangIf(const std::string& point, uint64_t version) const {
-    if (point != hang_at || version != hang_version) return;
-    std::printf("hanging %lu\n", version);
-    while (true) pause();
+    if (HangsAt(point, version)) Hang(version);
   }
 
   /// Writes and publishes one version. `called`: when the last call, so a failed one, began.
   Status Write(uint64_t version, Clock::time_point& called) {
+    HangIf("before", version);
+    if (HangsAt("granted", version)) hang_when_granted = version;
     called = Clock::now();
     auto offload = client.Begin(version);
     if (!offload.ok()) return offload.status();
@@ -44,7 +61,8 @@ struct Rank {
       if (t == layout.size() / 2) HangIf("half", version);
       const uint64_t end = ShareBegin(layout.bytes(t), rank + 1, world);
       for (uint64_t i = ShareBegin(layout.bytes(t), rank, world); i < end; ++i) {
-        (*offload)->data()[layout.offset(t) + i] = RankByte(version, layout.offset(t) + i);
+        (*offload)->data()[layout.offset(t) + i] =
+            RankByte(version + content, layout.offset(t) + i);
       }
     }
     std::vector<uint32_t> all(layout.size());
@@ -73,14 +91,16 @@ struct Rank {
 };
 
 int Main(int argc, char** argv) {
-  if (argc != 7 && argc != 9) return 2;
+  if (argc != 9 && argc != 11) return 2;
   setvbuf(stdout, nullptr, _IOLBF, 0);
   const auto rank = static_cast<uint32_t>(std::stoul(argv[3]));
   const auto world = static_cast<uint32_t>(std::stoul(argv[4]));
   Rank r{TrainerClient(argv[1], argv[2], rank, world, std::chrono::seconds(60)), rank, world};
-  if (argc == 9) {
-    r.hang_at = argv[7];
-    r.hang_version = std::stoull(argv[8]);
+  r.client.SetJob(argv[7]);
+  r.content = std::stoull(argv[8]);
+  if (argc == 11) {
+    r.hang_at = argv[9];
+    r.hang_version = std::stoull(argv[10]);
   }
   const auto registered = r.client.Register(RankLayout(), {}, {.keep_side_files = true});
   if (!registered.ok()) {
@@ -93,5 +113,20 @@ int Main(int argc, char** argv) {
 
 }  // namespace
 }  // namespace deltawire::testing
+
+// Takes the place of libc's in this program.
+extern "C" int open(const char* path, int flags, ...) {
+  using Open = int (*)(const char*, int, ...);
+  static const auto real = reinterpret_cast<Open>(::dlsym(RTLD_NEXT, "open"));
+  const bool half = std::strstr(path, "half-") != nullptr;
+  if (half && deltawire::testing::hang_when_granted != 0) {
+    deltawire::testing::Hang(deltawire::testing::hang_when_granted);
+  }
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = va_arg(list, mode_t);
+  va_end(list);
+  return real(path, flags, mode);
+}
 
 int main(int argc, char** argv) { return deltawire::testing::Main(argc, argv); }

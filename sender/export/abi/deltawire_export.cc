@@ -339,6 +339,14 @@ int dw_client_set_gone(dw_client* client, dw_gone gone, void* context) {
   });
 }
 
+int dw_client_set_job(dw_client* client, const char* job) {
+  return Guard([&]() -> Status {
+    if (client == nullptr || job == nullptr) return Invalid("an argument is NULL");
+    client->client.SetJob(job);
+    return {};
+  });
+}
+
 int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
                       dw_published* result) {
   return Guard([&]() -> Status {

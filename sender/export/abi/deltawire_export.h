@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 9
+#define DW_ABI_VERSION 10
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -76,6 +76,12 @@ DW_API void dw_client_destroy(dw_client* client);
  * DW_ABI_VERSION 9. */
 typedef int (*dw_gone)(void* context);
 DW_API int dw_client_set_gone(dw_client* client, dw_gone gone, void* context);
+/* Names one start of this rank's job, in at most 256 bytes: the same text at all its ranks, another
+ * one once the job has been restarted. Ranks of a world above 1 need it to find one another, or an
+ * attempt: an offload with neither fails (DW_INVALID_ARGUMENT), since it could join what a dead run
+ * has left. One rank can draw it (dw_draw_attempt) and hand it to the others. Since DW_ABI_VERSION
+ * 10. */
+DW_API int dw_client_set_job(dw_client* client, const char* job);
 
 typedef struct dw_tensor_meta {
   size_t struct_size;    /* sizeof(dw_tensor_meta), in every element of an array */
@@ -156,8 +162,9 @@ DW_API uint64_t dw_draw_attempt(void);
  * offload exists, the sender notices and abandons the version for all ranks at once. REQUIRES:
  * dw_client_register. */
 DW_API int dw_offload_begin(dw_client* client, uint64_t version, dw_offload** offload);
-/* The same as part of `attempt`; 0: the sender draws one for its own ranks, but a sender that owns
- * a part of the model (dw_megatron_register with ranks) refuses 0. DW_FAILED_PRECONDITION names the
+/* The same as part of `attempt`; 0: the sender draws one for its own ranks, which dw_client_set_job
+ * ties together, but a sender that owns a part of the model (dw_megatron_register with ranks)
+ * refuses 0. DW_FAILED_PRECONDITION names the
  * publisher that already writes the model. Since DW_ABI_VERSION 3. */
 DW_API int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attempt,
                                     dw_offload** offload);

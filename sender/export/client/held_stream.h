@@ -22,9 +22,11 @@ class HeldStream final : public grpc::ClientReadReactor<Event> {
   HeldStream& operator=(const HeldStream&) = delete;
 
   /// Begins the stream: `call(context, request, reactor)` is the stub's method. Call once.
+  /// `wait`: for an agent that does not listen yet.
   template <typename Begin>
-  void Open(Request request, const Begin& call) {
+  void Open(Request request, bool wait, const Begin& call) {
     request_ = std::move(request);
+    context_.set_wait_for_ready(wait);
     call(&context_, &request_, this);
     {
       std::lock_guard lock(mu_);

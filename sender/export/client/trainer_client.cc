@@ -126,7 +126,7 @@ std::unique_ptr<v1::TrainerService::Stub> StubOf(const std::string& socket) {
 }  // namespace
 
 struct TrainerClient::Impl {
-  std::string socket, model;
+  std::string socket, model, job;
   std::string publisher = ThisProcess();
   const uint64_t client = DrawAttempt();
   uint32_t rank = 0, world = 1;
@@ -160,15 +160,20 @@ struct TrainerClient::Impl {
   Status Check(const grpc::Status& status, std::string_view call) const {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
   }
-  // An agent of an older release does not know the call; then the stream ends at once.
-  void ShowUse() {
-    if (use != nullptr && !use->done()) return;
+  // Shows that this process uses the model. Returns when the agent has noted it, or cannot: an
+  // agent of an older release does not know the call, and then the stream ends at once, which does
+  // no harm.
+  void ShowUse(std::chrono::milliseconds noted_within) {
     v1::AttendModelRequest request;
     request.set_model(model);
     request.set_rank(rank);
     request.set_publisher(publisher);
-    use = std::make_unique<ModelUse>();
-    use->Open(std::move(request), [this](auto*... call) { stub->async()->AttendModel(call...); });
+    request.set_client(client);
+    auto fresh = std::make_unique<ModelUse>();
+    fresh->Open(std::move(request), true,
+                [this](auto*... call) { stub->async()->AttendModel(call...); });
+    (void)fresh->AwaitNoted(noted_within);
+    use = std::move(fresh);  // only now, so that the agent knows at all times that this one lives
   }
   bool Owns(uint64_t chunk_offset) const {
     const auto after =
@@ -194,6 +199,8 @@ struct TrainerClient::Impl {
     mappings.push_back(fresh);
     return fresh;
   }
+  Status MapAndAttend(const v1::BeginOffloadResponse& granted, Offload::State& state);
+  void Abandon(uint64_t lease, std::string_view reason) const;
 };
 
 struct TrainerClient::Offload::State {
@@ -273,9 +280,8 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   impl_->owned.clear();
   if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
   impl_->chunks = std::move(chunks);
-  impl_->ShowUse();
-  // From here on nobody can unregister the model. That it is not known does no harm to this client.
-  (void)impl_->use->AwaitNoted(std::min(impl_->timeout, kNotedWithin));
+  // Anew each time, since the agent may have another model under this name now.
+  impl_->ShowUse(std::min(impl_->timeout, kNotedWithin));
   return FromProto(response.published());
 }
 
@@ -293,6 +299,10 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_again(again);
   request.set_publisher(impl_->publisher);
   request.set_client(impl_->client);
+  request.set_job(impl_->job);
+  // Where the agent was started anew. It is sent before the call, so that the agent notices from
+  // the grant on if this process dies.
+  if (impl_->use->done()) impl_->ShowUse({});
   v1::BeginOffloadResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -300,28 +310,18 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
     impl_->stub->async()->BeginOffload(&context, &request, &response, std::move(done));
   };
   DW_RETURN_IF_ERROR(impl_->Check(Await(context, impl_->gone, start), "BeginOffload"));
-  impl_->ShowUse();  // again, where the agent was started anew
   auto state = std::make_unique<Offload::State>();
   state->client = impl_.get();
   state->version = version;
   state->lease = response.lease();
   state->attempt = response.attempt();
   state->waited = response.waited_seconds();
-  DW_ASSIGN_OR_RETURN(state->half, impl_->MapHalf(response.half_path()));
-  const MutableBytes file = state->half->bytes();
-  if (response.data_offset() + impl_->layout->total_bytes() > file.size()) {
-    return Errorf(StatusCode::kInternal, "{} is smaller than the model; restart the sender",
-                  response.half_path());
+  const Status attended = impl_->MapAndAttend(response, *state);
+  if (!attended.ok()) {
+    // Else the other ranks would wait for this one.
+    impl_->Abandon(state->lease, MessageOf(attended));
+    return attended;
   }
-  state->data = file.subspan(response.data_offset(), impl_->layout->total_bytes());
-  v1::AttendOffloadRequest attend;
-  attend.set_model(impl_->model);
-  attend.set_lease(response.lease());
-  attend.set_rank(impl_->rank);
-  state->attendance = std::make_unique<Attendance>();
-  state->attendance->Open(std::move(attend),
-                          [this](auto*... call) { impl_->stub->async()->AttendOffload(call...); });
-  DW_RETURN_IF_ERROR(impl_->Check(state->attendance->AwaitNoted(impl_->timeout), "AttendOffload"));
   state->marks = std::make_unique<WrittenMarks>(
       *impl_->stub,
       WrittenMarks::Writer{impl_->model, response.lease(), impl_->rank, impl_->world > 1},
@@ -330,6 +330,39 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   impl_->last_lease = response.lease();
   impl_->last_attempt = state->attempt;
   return std::unique_ptr<Offload>(new Offload(std::move(state)));
+}
+
+Status TrainerClient::Impl::MapAndAttend(const v1::BeginOffloadResponse& granted,
+                                         Offload::State& state) {
+  DW_ASSIGN_OR_RETURN(state.half, MapHalf(granted.half_path()));
+  const MutableBytes file = state.half->bytes();
+  if (granted.data_offset() + layout->total_bytes() > file.size()) {
+    return Errorf(StatusCode::kInternal, "{} is smaller than the model; restart the sender",
+                  granted.half_path());
+  }
+  state.data = file.subspan(granted.data_offset(), layout->total_bytes());
+  v1::AttendOffloadRequest attend;
+  attend.set_model(model);
+  attend.set_lease(granted.lease());
+  attend.set_rank(rank);
+  state.attendance = std::make_unique<Attendance>();
+  state.attendance->Open(std::move(attend), false,
+                         [this](auto*... call) { stub->async()->AttendOffload(call...); });
+  return Check(state.attendance->AwaitNoted(timeout), "AttendOffload");
+}
+
+void TrainerClient::Impl::Abandon(uint64_t lease, std::string_view reason) const {
+  v1::AbandonOffloadRequest request;
+  request.set_model(model);
+  request.set_lease(lease);
+  request.set_rank(rank);
+  request.set_reason(std::string(reason));
+  v1::AbandonOffloadResponse response;
+  grpc::ClientContext context;
+  Prepare(context);
+  context.set_wait_for_ready(false);
+  // If this call fails, the offload is over already, or the end of the attendance tells the agent.
+  (void)stub->AbandonOffload(&context, request, &response);
 }
 
 const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
@@ -341,6 +374,8 @@ void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threa
 void TrainerClient::SetGone(std::function<bool()> gone) { impl_->gone = std::move(gone); }
 
 void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }
+
+void TrainerClient::SetJob(std::string job) { impl_->job = std::move(job); }
 
 StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
                                                         std::chrono::milliseconds timeout) {
@@ -499,17 +534,7 @@ Status TrainerClient::Offload::Check() const {
 }
 
 void TrainerClient::Offload::Abandon(const std::string& reason) {
-  v1::AbandonOffloadRequest request;
-  request.set_model(state_->client->model);
-  request.set_lease(state_->lease);
-  request.set_rank(state_->client->rank);
-  request.set_reason(reason);
-  v1::AbandonOffloadResponse response;
-  grpc::ClientContext context;
-  state_->client->Prepare(context);
-  context.set_wait_for_ready(false);
-  // If this call fails, the offload is over already, or the end of the attendance tells the agent.
-  (void)state_->client->stub->AbandonOffload(&context, request, &response);
+  state_->client->Abandon(state_->lease, reason);
   state_->attendance->End();
 }
 

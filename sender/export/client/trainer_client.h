@@ -92,6 +92,9 @@ class TrainerClient {
   void SetCopyThreads(size_t threads);
   /// The name by which the agent tells other publishers who is publishing. Default: ThisProcess().
   void SetPublisher(std::string publisher);
+  /// Names one start of this rank's job: the same text at all its ranks, another one once the job
+  /// has been restarted. Ranks of a world above 1 need it to find one another, or an attempt.
+  void SetJob(std::string job);
   /// `gone` is asked ten times a second, on the caller's thread, while Register, Begin or
   /// WaitPublished waits for the agent's answer; true ends that call with kCancelled.
   void SetGone(std::function<bool()> gone);
@@ -157,10 +160,11 @@ class TrainerClient {
   };
 
   /// `attempt` ties the parts of one offload together: every rank gives every agent the same number
-  /// (DrawAttempt), and each offload another one. 0: the agent draws one for its own ranks; an
-  /// agent that owns a part of the model refuses 0. kFailedPrecondition names the publisher that
-  /// already writes the model. `again`: `version` may be the published one, which begins an epoch
-  /// then. REQUIRES: Register. The client outlives the offload.
+  /// (DrawAttempt), and each offload another one. 0: the agent draws one for its own ranks, which
+  /// SetJob ties together; kInvalidArgument for an agent that owns a part of the model, and for
+  /// several ranks without a job. kFailedPrecondition names the publisher that already writes the
+  /// model. `again`: `version` may be the published one, which begins an epoch then. REQUIRES:
+  /// Register. The client outlives the offload.
   StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0,
                                            bool again = false);
   /// Waits up to the client's timeout, or `timeout` if given; asks once more if the connection

@@ -215,7 +215,7 @@ TEST_CASE("a model whose half is replaced goes on with the GPU but never with on
   const uint64_t publishes = m->gpu_counts().publishes;
   // This test keeps the half's file open, and rank 0 never says that it is done. So the half gets
   // another file.
-  const auto grant = m->BeginOffload({version, 0, 2, 0, "a"}, NeverGone);
+  const auto grant = m->BeginOffload({version, 0, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE(grant.ok());
   const std::ifstream open(grant->half_path);
   REQUIRE(m->Abandon(grant->lease, 1, "its rank 1 gave up").ok());

@@ -72,10 +72,10 @@ class Writer {
 
 /// The grant that rank 0 of 2 still has after rank 1 has given up their offload.
 OffloadGrant Lost(SenderModel& m, uint64_t version, const std::string& publisher) {
-  const auto grant = m->BeginOffload({version, 0, 2, 0, publisher}, NeverGone);
+  const auto grant = m->BeginOffload({version, 0, 2, 0, publisher, 0, "job"}, NeverGone);
   REQUIRE(grant.ok());
   REQUIRE(m->Attend(grant->lease, 0).ok());
-  REQUIRE(m->BeginOffload({version, 1, 2, 0, "rank 1 of " + publisher}, NeverGone).ok());
+  REQUIRE(m->BeginOffload({version, 1, 2, 0, "rank 1 of " + publisher, 0, "job"}, NeverGone).ok());
   REQUIRE(m->Abandon(grant->lease, 1, "loss is not a number").ok());
   CHECK(absl::IsAborted(m->AwaitReady(grant->lease, 0, NeverGone)));
   return *grant;
@@ -152,8 +152,8 @@ TEST_CASE(
   std::atomic<int> news{0};
   const auto listener = m->OnOffload([&] { ++news; });
   const auto told = [&](int before) { return testing::Eventually([&] { return news > before; }); };
-  const auto zero = m->BeginOffload({1, 0, 2, 0, "a"}, NeverGone);
-  const auto one = m->BeginOffload({1, 1, 2, 0, "a"}, NeverGone);
+  const auto zero = m->BeginOffload({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->BeginOffload({1, 1, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
   REQUIRE((m->Attend(zero->lease, 0).ok() && m->Attend(one->lease, 1).ok()));
   m->BeginWait(zero->lease);
@@ -263,12 +263,13 @@ TEST_CASE("a caller that has gone while it waited for its half begins nothing") 
 
 TEST_CASE("ranks that wait hear that another rank went while it was granted its half") {
   SenderModel m;
-  const auto zero = m->BeginOffload({1, 0, 2, 0, "a"}, NeverGone);
+  const auto zero = m->BeginOffload({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE(zero.status() == absl::OkStatus());
   REQUIRE(m->Attend(zero->lease, 0).ok());
   std::optional<StatusOr<VersionInfo>> heard;
   const auto listener = m->OnOffload([&] { heard = m->Outcome(1, zero->lease, 0); });
-  CHECK(absl::IsCancelled(m->BeginOffload({1, 1, 2, 0, "a"}, [] { return true; }).status()));
+  CHECK(absl::IsCancelled(
+      m->BeginOffload({1, 1, 2, 0, "a", 0, "job"}, [] { return true; }).status()));
   REQUIRE(heard);
   CHECK(absl::IsAborted(heard->status()));
 }
@@ -327,7 +328,7 @@ TEST_CASE("ranks that wait for their half do not wake each other") {
         ++looks;
         return false;
       };
-      if (m->BeginOffload({3, rank, kWorld, 0, "test"}, looked).ok()) ++granted;
+      if (m->BeginOffload({3, rank, kWorld, 0, "test", 0, "job"}, looked).ok()) ++granted;
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -360,8 +361,8 @@ TEST_CASE("a pool that is busy with other work holds nobody up") {
 TEST_CASE("chunks that several ranks have counted are diffed early, and once") {
   SenderModel m;
   REQUIRE(m.Publish(1).ok());
-  const auto zero = m->BeginOffload({2, 0, 2, 0, "a"}, NeverGone);
-  const auto one = m->BeginOffload({2, 1, 2, 0, "b"}, NeverGone);
+  const auto zero = m->BeginOffload({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->BeginOffload({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
   m.Write(*zero, 0, SenderModel::Content(2));
   const auto half = static_cast<uint32_t>(kChunkBytes / 2);
@@ -381,8 +382,8 @@ TEST_CASE("chunks that several ranks have counted are diffed early, and once") {
 TEST_CASE("what ranks have counted is diffed before the last one is ready") {
   SenderModel m({}, {}, {}, 1);
   REQUIRE(m.Publish(1).ok());
-  const auto zero = m->BeginOffload({2, 0, 2, 0, "a"}, NeverGone);
-  const auto one = m->BeginOffload({2, 1, 2, 0, "b"}, NeverGone);
+  const auto zero = m->BeginOffload({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->BeginOffload({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
   m.Write(*zero, 0, SenderModel::Content(2));
   const auto half = static_cast<uint32_t>(kChunkBytes / 2);

@@ -40,7 +40,7 @@ class Fixture {
   static OffloadRequest Request(uint64_t version, uint32_t rank = 0, uint32_t world = 1,
                                 const std::string& who = "", uint64_t attempt = 0) {
     const std::string name = who.empty() ? fmt::format("rank {}", rank) : who;
-    return {version, rank, world, attempt, name, std::hash<std::string>()(name) | 1};
+    return {version, rank, world, attempt, name, std::hash<std::string>()(name) | 1, "job"};
   }
   StatusOr<OffloadSession::Begun> Ask(const OffloadRequest& request) {
     return session_.Begin(request, published_, 77, now_);
@@ -221,6 +221,18 @@ TEST_CASE("a rank of the same world joins or goes on to a newer version, or is t
     CHECK(absl::IsFailedPrecondition(refused));
     Says(refused, "another attempt");
   }
+  SECTION("another job does not join, and does not end it") {
+    OffloadRequest other = Fixture::Request(5, 1, 2);
+    other.job = "another";
+    const Status refused = f.Ask(other).status();
+    CHECK(absl::IsFailedPrecondition(refused));
+    Says(refused, "another job");
+    other.version = 6;
+    CHECK(absl::IsFailedPrecondition(f.Ask(other).status()));
+    other.version = 4;
+    CHECK(absl::IsFailedPrecondition(f.Ask(other).status()));
+    CHECK(f->writing(lease));
+  }
   SECTION("goes on to a newer version") {
     CHECK(f.Begin(Fixture::Request(6, 1, 2)) != lease);
     CHECK(absl::IsAborted(f->Attended(lease, 0).status()));
@@ -235,6 +247,60 @@ TEST_CASE("a rank of the same world joins or goes on to a newer version, or is t
   SECTION("of another world is another trainer") {
     CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(6, 1, 3)).status()));
   }
+}
+
+TEST_CASE("several ranks name a job or an attempt, so that they do not join a stranger") {
+  Fixture f;
+  OffloadRequest request = Fixture::Request(5, 0, 2);
+  request.job = "";
+  const Status refused = f.Ask(request).status();
+  CHECK(absl::IsInvalidArgument(refused));
+  Says(refused, "rank 0 of 2 names neither its job nor an attempt");
+  request.job = std::string(257, 'j');
+  CHECK(absl::IsInvalidArgument(f.Ask(request).status()));
+  CHECK(f->idle());
+  request.job = "";
+  request.attempt = 7;
+  const uint64_t lease = f.Begin(request);
+  request.rank = 1;
+  request.client = 2;
+  CHECK(f.Begin(request) == lease);
+}
+
+TEST_CASE("a rank that is ready counts after its death for those who were there before") {
+  Fixture f;
+  const OffloadRequest one = Fixture::Request(5, 1, 2), zero = Fixture::Request(5, 0, 2);
+  f->ClientCame(one.client);
+  const bool there = GENERATE(true, false);
+  if (there) f->ClientCame(zero.client);
+  const uint64_t lease = f.Begin(one);
+  CHECK(!*f.Ready(lease, 1, 2));
+  f->EndAttend(lease, 1, false, f.now());
+  f->ClientGone(one.client, f.now());
+  CHECK(f->writing(lease));
+  if (!there) f->ClientCame(zero.client);
+  CHECK((f.Begin(zero) == lease) == there);
+}
+
+TEST_CASE("a rank whose client dies between its grant and its attendance ends the offload") {
+  Fixture f;
+  const OffloadRequest zero = Fixture::Request(5, 0, 2), one = Fixture::Request(5, 1, 2);
+  const bool draining = GENERATE(true, false);
+  f->ClientCame(one.client);
+  f->ClientCame(one.client);  // once more, over another connection
+  uint64_t lease = 0;
+  if (draining) {
+    lease = f.Ask(one)->lease;
+  } else {
+    lease = f.Begin(zero);
+    REQUIRE(f.Ask(one)->lease == lease);
+  }
+  f->ClientGone(one.client, f.now());
+  CHECK(f->lease() == lease);
+  f->ClientGone(one.client, f.now());
+  if (draining) f->Drained(lease, absl::OkStatus(), 0, f.now());
+  CHECK(f->idle());
+  Says(f->Attended(lease, 0).status(), "rank 1 of 2 has gone before it was ready");
 }
 
 TEST_CASE("a part needs an attempt, and may come again under another one") {
