@@ -4,6 +4,7 @@ when something is refused. Daemons and files are real; tests/engines has the eng
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import tempfile
 import types
@@ -39,6 +40,22 @@ class OrderTest(unittest.TestCase):
                           ("/d?version=7&rollback&check", "are two orders")):
             with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
                 sglang.Order.parse(f"deltawire:{text}")
+
+
+class VersionTest(unittest.TestCase):
+    def test_a_version_without_the_hooks_refuses_every_order(self):
+        for version, is_too_old in (("0.5.15.post1", True), ("0.5.20", True), ("0.5.21", False),
+                                    ("0.6.0rc1", False), ("unknown", False)):
+            with unittest.mock.patch.object(stand_ins.sys.modules["sglang"], "__version__", version):
+                self.assertEqual(bool(sglang._too_old()), is_too_old, version)
+        obj = types.SimpleNamespace(model_path="deltawire:/d?version=7")
+        done, why, _ = asyncio.run(sglang._refuse_order(None, None, obj))
+        self.assertFalse(done)
+        self.assertIn("take 0.5.21 or a later one", why)
+        with self.assertRaisesRegex(sglang.Refused, "cannot be updated in place"):
+            sglang._refuse_check(None, None, "deltawire:/d?version=7&prepare")
+        self.assertEqual(sglang._refuse_check(lambda *a: a, "runner", "checksum"),
+                         ("runner", "checksum"))
 
 
 class SglangTest(Plugin):

@@ -17,6 +17,7 @@ stays done on the others. Threads: the scheduler's own.
 from __future__ import annotations
 
 import logging
+import re
 import time
 import weakref
 from collections.abc import Callable
@@ -484,6 +485,35 @@ def _forget_all(*_: Any, **__: Any) -> None:
     _followers.clear()
 
 
+#: SGLang's first version whose updates begin and end by hooks, which make anew what is computed.
+_FIRST = (0, 5, 21)
+
+
+def _too_old() -> str:
+    """Why this SGLang can only reload; "" where it can be updated in place."""
+    from sglang import __version__ as version  # pylint: disable=import-outside-toplevel
+
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+    if not numbers or numbers >= _FIRST:
+        return ""
+    return (f"SGLang {version} cannot be updated in place; take {'.'.join(map(str, _FIRST))} or a "
+            "later one, or have the receiver reload it (sglang-reload)")
+
+
+async def _refuse_order(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
+    """Around TokenizerManager.update_weights_from_disk of a version that is too old."""
+    if obj.model_path.startswith(SCHEME):
+        return False, f"deltawire: {_too_old()}", 0
+    return await original(manager, obj, request)
+
+
+def _refuse_check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -> Any:
+    """Around ModelRunner.check_weights of a version that is too old."""
+    if action.startswith(SCHEME):
+        raise Refused(f"deltawire: {_too_old()}")
+    return original(runner, action, *args, **kwargs)
+
+
 def register() -> None:
     """The plug-in's entry point; SGLang calls it once in every process."""
     from sglang.srt.plugins.hook_registry import (  # pylint: disable=import-outside-toplevel
@@ -491,6 +521,11 @@ def register() -> None:
         HookType,
     )
 
+    if why := _too_old():
+        logger.warning("deltawire: %s", why)
+        HookRegistry.register(f"{_TOKENIZER}.update_weights_from_disk", _refuse_order, HookType.AROUND)
+        HookRegistry.register(f"{_RUNNER}.check_weights", _refuse_check, HookType.AROUND)
+        return
     HookRegistry.register(f"{_UPDATER}.update_weights_from_disk", _update, HookType.AROUND)
     HookRegistry.register(f"{_SCHEDULER}.update_weights_from_disk", _look_first, HookType.AROUND)
     HookRegistry.register(f"{_RUNNER}.check_weights", _check, HookType.AROUND)
