@@ -84,9 +84,11 @@ def run(watch: Watch) -> None:
 def missing_directory(watch: Watch) -> None:
     directory, away = watch.policy.directory, watch.policy.root / "away"
     watch.policy.publish()
+    watch.policy.daemons.kill("deltawire-receiver")  # a running one makes its directory anew
     directory.rename(away)
     watch.refuses("the receiver's directory is gone", str(directory), watch.policy.version)
     away.rename(directory)
+    watch.policy.start_receiver()
     watch.follows("the directory is back")
 
 

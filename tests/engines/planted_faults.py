@@ -1,6 +1,6 @@
 """Faults in an engine's own process, while the file that DELTAWIRE_TEST_PLANT names says so.
 
-"kill": the process dies when it has written an update, before it says so. "loader": the engine's
+"refuse": the second rank says that it could not write. "kill": the process dies when it has written an update, before it says so. "loader": the engine's
 loader raises when it has loaded a part. "drift": an element of a parameter changes, once, before
 the client looks at the memory. This plug-in of the tests is no part of deltawire.
 """
@@ -30,7 +30,17 @@ def _raising(pairs):
 def _plant(model_class) -> None:
     from deltawire.engine import EngineClient
 
+    from deltawire.engine import Outcome
+
     apply, look, load = EngineClient._apply, EngineClient.look, model_class.load_weights
+    whole_apply = EngineClient.apply
+
+    def refusing(client):
+        import torch
+
+        if planted() == "refuse" and torch.distributed.get_rank() == 1:
+            return Outcome(False, "a planted fault")
+        return whole_apply(client)
 
     def dying(client):
         apply(client)
@@ -46,7 +56,7 @@ def _plant(model_class) -> None:
     def loading(model, pairs):
         return load(model, _raising(pairs) if planted() == "loader" else pairs)
 
-    EngineClient._apply, EngineClient.look = dying, drifting
+    EngineClient._apply, EngineClient.look, EngineClient.apply = dying, drifting, refusing
     model_class.load_weights = loading
 
 

@@ -20,6 +20,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -105,6 +107,35 @@ def latent_v3() -> torch.nn.Module:
     return DeepseekV3ForCausalLM(DeepseekV3Config(
         **LATENT, q_lora_rank=128, n_group=2, topk_group=1, topk_method="noaux_tc",
         scoring_func="sigmoid", moe_layer_freq=1, num_nextn_predict_layers=0))
+
+
+class Predicting(torch.nn.Module):
+    """A GLM whose checkpoint has a layer for multi-token prediction, which engines load as a draft
+    model. As in published checkpoints it has copies of the embedding and of the head."""
+
+    def __init__(self):
+        super().__init__()
+        config = Glm4MoeConfig(
+            **SHAPE, moe_intermediate_size=128, n_routed_experts=4, num_experts_per_tok=2,
+            n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1,
+            partial_rotary_factor=0.5, use_qk_norm=True)
+        config.num_nextn_predict_layers = 1
+        self.model = Glm4MoeForCausalLM(config)
+
+    def save_pretrained(self, folder: pathlib.Path) -> None:
+        self.model.save_pretrained(folder)
+        layers, hidden = SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
+        weights = load_file(folder / "model.safetensors")
+        last, own = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+        weights |= {own + name.removeprefix(last): tensor.clone()
+                    for name, tensor in weights.items() if name.startswith(last)}
+        norm = weights["model.norm.weight"]
+        weights |= {own + name: norm.clone() for name in (
+            "enorm.weight", "hnorm.weight", "shared_head.norm.weight")}
+        weights[own + "eh_proj.weight"] = (0.02 * torch.randn(hidden, 2 * hidden)).to(norm.dtype)
+        weights[own + "embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+        weights[own + "shared_head.head.weight"] = weights["lm_head.weight"].clone()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 #: Latent attention in vLLM: where a CPU has AMX, vLLM would pack kv_b_proj and drop it.

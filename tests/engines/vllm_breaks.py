@@ -68,9 +68,12 @@ class VllmWatch(breaks.Watch):
         return ""
 
 
-def run(server: VllmServer, policy: Policy) -> None:
+def run(server: VllmServer, policy: Policy, ranks: int) -> None:
     watch = VllmWatch(server, policy)
+    watch.ranks = ranks
     wrong_orders(watch)
+    if ranks > 1:
+        one_rank_fails(watch)
     back_and_forth(watch)
     proofs(watch)
     breaks.run(watch)
@@ -86,6 +89,15 @@ def wrong_orders(watch: VllmWatch) -> None:
     watch.stays("a directory that never was", nowhere, before,
                 (500, watch.server.denied("attach", directory=nowhere)))
     watch.follows("attached again")
+
+
+def one_rank_fails(watch: VllmWatch) -> None:
+    """Where one rank cannot write, the others take theirs back."""
+    watch.policy.publish()
+    watch.server.plant.write_text("refuse")
+    watch.refuses("one rank that cannot write", "a planted fault", watch.policy.version)
+    watch.server.plant.unlink()
+    watch.follows("every rank can write again")
 
 
 def back_and_forth(watch: VllmWatch) -> None:

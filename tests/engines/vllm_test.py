@@ -8,7 +8,7 @@ the time, and none may fail. Before each update come calls that are refused, aft
 must be in step. With --breaks things break around the server then, which must stay at one version.
 
 Usage: vllm_test.py [--model NAME] [--ranks N] [--stages N] [--replicas N] [--async-scheduling]
-                    [--versions N] [--computed] [--packed-experts] [--breaks]
+                    [--draft] [--versions N] [--computed] [--packed-experts] [--breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -35,6 +35,7 @@ from policy import (  # noqa: E402
     PLAIN_LATENT,
     PROMPT,
     Policy,
+    Predicting,
     Requests,
     check,
     report_pauses,
@@ -63,6 +64,8 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1, help="of pipeline parallelism")
     parser.add_argument("--replicas", type=int, default=1, help="of data parallelism")
     parser.add_argument("--async-scheduling", action="store_true")
+    parser.add_argument("--draft", action="store_true",
+                        help="of multi-token prediction, from the served checkpoint")
     parser.add_argument("--versions", type=int, default=50)
     parser.add_argument("--computed", action="store_true",
                         help="the engine holds fp32, so that its loader computes every tensor")
@@ -72,14 +75,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.packed_experts:
         os.environ["DELTAWIRE_TEST_PACKED_EXPERTS"] = "1"  # of all servers
-    with Policy(MODELS[arguments.model]) as policy:
+    with Policy(Predicting if arguments.draft else MODELS[arguments.model]) as policy:
         run(policy, arguments)
 
 
 def attach(server: VllmServer, policy: Policy, arguments: argparse.Namespace) -> None:
     info: dict = {"directory": str(policy.directory)}
     refused = None
-    if arguments.computed:
+    if arguments.computed or arguments.draft:  # GLM computes its gates in fp32
         refused, option = "loader_tensors=True lets it", "loader_tensors"
     elif arguments.packed_experts:
         refused, option = "changes them after loading", "second_instance"
@@ -87,7 +90,13 @@ def attach(server: VllmServer, policy: Policy, arguments: argparse.Namespace) ->
         text = server.denied("attach", **info)
         check(refused in text, f"by the loader's moves alone it is refused: {text[:200]}")
         info[option] = True
-    check(not server.do("attach", **info)["untaken"], "the engine has every tensor of the version")
+    untaken = server.do("attach", **info)["untaken"]
+    copies = ["model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"]
+    check(sorted(untaken) == (copies if arguments.draft else []),
+          f"the engine has every tensor of the version, but {untaken}")
+    if arguments.draft or arguments.packed_experts:
+        text = server.denied("reload", directory=str(policy.directory))
+        check("vLLM's own reload" in text, f"it does not reload: {text}")
 
 
 def run(policy: Policy, arguments: argparse.Namespace) -> None:
@@ -98,6 +107,8 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
                "--async-scheduling" if arguments.async_scheduling else "--no-async-scheduling"]
     if arguments.computed:
         options += ["--dtype", "float32"]
+    if arguments.draft:
+        options += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}']
     if arguments.model in LATENT_MODELS:
         options += ["--attention-backend", PLAIN_LATENT]
     with VllmServer(policy.directory, policy.root / "vllm.log", *options) as server:
@@ -109,11 +120,13 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
         with Requests(server) as requests:
             pauses = [follow(server, policy.publish()) for _ in range(1, versions)]
             if arguments.breaks:
-                vllm_breaks.run(server, policy)
+                vllm_breaks.run(server, policy, arguments.ranks)
         check(not requests.failures, f"{requests.answered} requests beside {versions - 1} updates, "
               f"none failed {requests.failures[:1]}")
         check(server.version() == str(policy.version),
               f"the engine says that it serves version {policy.version}")
+        if arguments.draft:
+            server.denied("attach", draft_directory=str(policy.directory))
         held = server.do("check")["held"]
         check(held["version"] == policy.version and server.do("prove", **held)["ok"],
               f"the engine's memory has the digests of the committed version: {held}")

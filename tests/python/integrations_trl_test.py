@@ -29,8 +29,8 @@ from deltawire.integrations._vllm_http import VllmServer  # noqa: E402
 class TrlTest(Case):
     ATTACH = ["attach", "/update_weight_version", "/reset_prefix_cache", "/reset_encoder_cache",
               "/resume"]
-    UPDATE = ["prepare", "/pause", "apply", "/update_weight_version", "/reset_prefix_cache",
-              "/reset_encoder_cache", "/resume"]
+    UPDATE = ["prepare", "/pause", "apply", "prove", "/update_weight_version",
+              "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
 
     def start(self, tls: ssl.SSLContext | None = None, key: str = "", **options
               ) -> trl.WeightTransfer:
@@ -112,7 +112,7 @@ class TrlTest(Case):
     def test_an_update_that_broke_off_does_not_stand_in_the_way_of_the_next(self):
         transfer = self.start()
         self.sync(transfer)
-        for seed, path in enumerate(("/pause", "apply", "/update_weight_version"), 2):
+        for seed, path in enumerate(("/pause", "apply", "prove", "/update_weight_version"), 2):
             with self.subTest(path):
                 self.weights = changed(self.weights, seed)
                 self.server.refuse = path

@@ -60,7 +60,8 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
         reason = "refused by the test" if path == self.refuse else self.step(path)
         self.stale.append({
             "nonce": body["kwargs"]["nonce"], "rank": 0, "ranks": 1, "replicas": 1,
-            "ok": not reason, "reason": reason, "drifted": "drifted" in reason, "anew": False})
+            "ok": not reason, "reason": reason, "drifted": "drifted" in reason, "anew": False,
+            "held": {"version": self.client.held.version} if self.client else None})
         return {"results": [self.stale.pop(0)]}
 
     def step(self, call: str) -> str:
@@ -76,6 +77,8 @@ class ServerStandIn(http.server.ThreadingHTTPServer):
             self.update = prepared.update
             return prepared.reason
         assert self.paused, f"{call} while it computes"
+        if call == "prove":
+            return "" if self.options["version"] == self.client.held.version else "another version"
         if call == "reload":
             content = read_safetensors(pathlib.Path(self.options["directory"], "model.safetensors"))
             self.model.load_weights((name, torch.frombuffer(

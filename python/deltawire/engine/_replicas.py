@@ -15,12 +15,15 @@ import json
 import logging
 import os
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deltawire.engine._served import is_ours, user_folder
 
 logger = logging.getLogger("vllm.deltawire")
+#: The file of a call that nobody settles is removed after so many seconds.
+_OLD_S = 3600.0
 _NONCE = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
@@ -47,6 +50,17 @@ class Read:
     reasons: list[str]
 
 
+def _remove_old(folder: str) -> None:
+    """Of replicas that were killed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if time.time() - entry.stat().st_mtime > _OLD_S:
+                    os.unlink(entry.path)
+            except OSError:
+                pass  # another replica was faster
+
+
 class Replicas:
     """The files of this replica and of those beside it."""
 
@@ -60,7 +74,11 @@ class Replicas:
         self._remove()
         try:
             self._last = self._path(done.nonce, self._replica)
-            os.makedirs(os.path.dirname(self._last), mode=0o700, exist_ok=True)
+            folder = os.path.dirname(self._last)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if not is_ours(folder):
+                raise OSError(f"{folder} can be written by others than this user; remove it")
+            _remove_old(folder)
             with open(f"{self._last}.new", "w", encoding="utf-8",
                       opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 json.dump(asdict(done), file)

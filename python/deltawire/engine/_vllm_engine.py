@@ -65,7 +65,8 @@ class Engine:
         self.rank = 0
         for group in reversed(self.group):
             self.rank = self.rank * group.world_size + group.rank_in_group
-        alone = getattr(parallel, "data_parallel_external_lb", False)
+        #: Each replica has a server of its own, behind somebody's balancer.
+        self.alone = alone = getattr(parallel, "data_parallel_external_lb", False)
         hybrid = getattr(parallel, "data_parallel_hybrid_lb", False)
         #: Behind this server's address, as far as this worker knows: replicas of a dense model do
         #: not know of each other.

@@ -81,7 +81,7 @@ class Follower:
         draft = bool(options.pop("draft", False))
         self._followed = self._draft if draft else self._served
         replicas = options.pop("replicas", None)
-        self._many = max(self._engine.replicas, replicas or 1)
+        self._many = 1 if self._engine.alone else max(self._engine.replicas, replicas or 1)
         if call != "settle":
             self._done, self._undo = Done(nonce=nonce), lambda: None
         refused = self._refusal(call, {**options, **(
@@ -104,11 +104,11 @@ class Follower:
         held = self._held()
         if len({text for *_, text in reasons}) > 1:
             held = None
-        if self._many > 1 and call != "settle":
+        if call != "settle":
             self._done.ok, self._done.reason = ok, reason
             self._done.drifted = isinstance(refused, Drifted)
             self._done.held = str(held or "")
-            if self._engine.rank == 0:
+            if self._many > 1 and self._engine.rank == 0:
                 self._replicas.leave(self._done)
         return {
             "nonce": nonce, "rank": self._engine.rank, "ranks": len(reasons),
@@ -361,6 +361,10 @@ class Follower:
         """The word of all replicas on their call `of`. What this one alone has done is undone."""
         client = self._followed.client
         group = self._engine.group
+        if self._engine.alone:  # its word was all of it
+            if self._done.nonce == of and self._done.ok:
+                return
+            raise Refused(self._done.reason or "there was no such call")
         # One rank reads: what all of them have read must be the same.
         read = everywhere(self._replicas.read(of, replicas) if self._engine.rank == 0 else None,
                           group)[0]

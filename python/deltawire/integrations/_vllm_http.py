@@ -107,8 +107,10 @@ class VllmServer:
         self._post(f"/pause?mode={self._pause_mode}")
 
     def apply(self, version: int) -> None:
-        """Writes what was prepared, which must be `version`, and names it. Raises CallRefused."""
-        self._call("apply", version=version)
+        """Writes what was prepared, which must be `version`, has the engine prove it over another part
+        of its memory each time, and names it. Raises CallRefused."""
+        held = self._call("apply", version=version)["held"]
+        self._call("prove", part="next", **(held or {}))
         self.name_version(version)
 
     def reload(self, directory: str) -> None:
@@ -137,8 +139,8 @@ class VllmServer:
     def resume(self) -> None:
         self._post("/resume")
 
-    def _call(self, call: str, **options: Any) -> None:
-        """A call of the plug-in's. Raises CallRefused."""
+    def _call(self, call: str, **options: Any) -> dict[str, Any]:
+        """A call of the plug-in's, and the answer. Raises CallRefused."""
         if not self._replicas:
             self._replicas = self._find_replicas()
         nonce = secrets.token_hex(16)
@@ -151,6 +153,7 @@ class VllmServer:
                                {"of": nonce, "replicas": self._replicas})
         if not answer["ok"]:
             raise CallRefused(f"{self.url}: {call}: {answer['reason']}", answer)
+        return answer
 
     def _ask(self, call: str, nonce: str, options: dict[str, Any]) -> dict[str, Any]:
         said = self._post("/collective_rpc", {
