@@ -7,8 +7,8 @@ namespace {
 
 // Indexed by the enum's value.
 constexpr std::string_view kCalls[] = {
-    "probe", "clear",  "prepare", "attach", "pause",    "detach", "reload", "load",
-    "flush", "finish", "name",    "resume", "rollback", "prove",  "check",
+    "probe", "ask",  "clear",  "prepare",  "attach", "pause", "reload", "load",
+    "flush", "name", "resume", "rollback", "sample", "prove", "check",
 };
 static_assert(std::size(kCalls) == static_cast<size_t>(EngineCall::kCheck) + 1);
 
@@ -20,7 +20,7 @@ EngineTraits TraitsOf(EngineKind kind) {
   switch (kind) {
     case EngineKind::kVllm:
       return {.prepares = true,
-              .sessions = true,
+              .asks = true,
               .pauses = true,
               .flushes = true,
               .names = true,

@@ -17,19 +17,19 @@ inline constexpr const char* kStopping = "the receiver is stopping";
 
 enum class EngineCall : uint8_t {
   kProbe,     ///< does it answer, and which version does it name?
-  kClear,     ///< forget an update that was begun; a refusal means that there was none
+  kAsk,       ///< what do its ranks hold, and do they answer in step? Reads no weights
+  kClear,     ///< forget what was prepared, if anything was
   kPrepare,   ///< make the committed version ready; what is served does not change
   kAttach,    ///< find the parameters, which must hold the committed version
   kPause,     ///< hold all requests
-  kDetach,    ///< forget the parameters; comes before kReload
-  kReload,    ///< read the directory, where kAttach was refused
+  kReload,    ///< read the directory, where kAttach was refused; forgets the parameters
   kLoad,      ///< take the version in
   kFlush,     ///< drop what was computed with older weights
-  kFinish,    ///< end a prepared update, and name its version in answers
-  kName,      ///< name the version, of an update that was not prepared
+  kName,      ///< name the version in answers
   kResume,    ///< go on with the requests
   kRollback,  ///< take the last kLoad back
-  kProve,     ///< is it wholly at the version before, so that there is nothing to take back?
+  kSample,    ///< is this what it holds, and is the next part of its memory so?
+  kProve,     ///< is this what it holds, and is all of its memory so?
   kCheck,     ///< compare all of its memory with the version's digests; changes nothing
 };
 /// "probe", "prepare", ...: for messages.
@@ -38,12 +38,12 @@ std::string_view ToString(EngineCall call);
 /// Which calls a kind of engine has; kLoad every kind has.
 struct EngineTraits {
   bool prepares = false;    ///< kPrepare, kReload; else kLoad reads the directory
-  bool sessions = false;    ///< kClear, kAttach, kDetach, kFinish; else kPrepare does what they do
+  bool asks = false;        ///< kAsk, kAttach, kClear; else kPrepare does what they do
   bool pauses = false;      ///< kPause, kResume
   bool flushes = false;     ///< kFlush; else kLoad does it, or whoever it calls
   bool names = false;       ///< kName; else kLoad does it
   bool rolls_back = false;  ///< kRollback
-  bool proves = false;      ///< kProve
+  bool proves = false;      ///< kProve; those that are asked: kSample after each kLoad, too
   bool probes = false;      ///< kProbe
   bool checks = false;      ///< kCheck; and its kPrepare looks for drift, too
   /// A reload that the engine has failed leaves weights that no other reload is sure to repair.
@@ -60,13 +60,23 @@ struct EngineAnswer {
     kAsleep,       ///< not asked to do it: it has given its memory back for a while
   };
   Result result = Result::kDone;
-  std::string why;      ///< if not kDone
-  std::string version;  ///< of kProbe: the version that the engine names
+  std::string why;           ///< if not kDone
+  std::string version;       ///< of kProbe: the version that the engine names
+  Identity held = {};        ///< what all ranks say that they hold; empty: not said, or not known
+  std::string process = {};  ///< a name of the engine's process; empty: not said
   /// A refusal says that nothing but another process of the engine helps.
   bool only_anew = false;
   /// A refusal says that the engine's memory is no longer what was written to it. The next kPrepare
   /// makes an update ready that heals it.
   bool drifted = false;
+  /// A refusal of kReload says that it would leave wrong weights; nothing was touched.
+  bool corrupts = false;
+  /// Of kUnsure: the ranks' replies are not those to this call, so that none of them says anything.
+  bool out_of_step = false;
+  /// Of kUnreachable: nobody listens there, so that the engine's process has ended.
+  bool gone = false;
+  /// Of a done kProbe or kPause: it held its requests before.
+  bool paused = false;
   /// Of kAsleep: its weights are gone, and what is in their memory after it wakes is none.
   bool dropped = false;
   /// Of kUnsure: the call was not made, since the engine does not say whether it sleeps.

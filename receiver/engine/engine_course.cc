@@ -14,6 +14,13 @@ constexpr std::chrono::milliseconds kHoldPause{100};
 constexpr std::string_view kSpoiled =
     "; what it has half loaded, no other reload is sure to repair: start the engine anew";
 
+// The same, where it is not even known that it raised.
+constexpr std::string_view kUnproven =
+    "; nothing here can show what it has loaded: start the engine anew";
+constexpr std::string_view kSeveral =
+    "several servers answer at this address; name each of them as an engine of its own";
+constexpr size_t kMostProcesses = 16;  // that are remembered
+
 // Of an update that was to be taken back.
 constexpr std::string_view kLeftPaused =
     "; it is not known to be at the version before, so it stays paused until the next version, or "
@@ -35,7 +42,7 @@ void EngineCourse::Ready(const Identity& id) {
 }
 
 EngineCall EngineCourse::First() const {
-  if (traits_.sessions && unclear_) return EngineCall::kClear;
+  if (traits_.asks && unknown_) return EngineCall::kAsk;
   if (traits_.prepares && !ReadsAlways() && !ReadsAnew()) return EngineCall::kPrepare;
   return traits_.pauses ? EngineCall::kPause : EngineCall::kLoad;
 }
@@ -59,8 +66,6 @@ bool EngineCourse::Holds(EngineCall call) const {
     case EngineCall::kPause:
       // The directory is read right after it, unless the pause stays.
       return !condemned_ && (!traits_.prepares || reloading_);
-    case EngineCall::kDetach:
-      return reloading_;
     case EngineCall::kLoad:
       return !traits_.prepares;
     default:
@@ -72,7 +77,7 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
   Action action;
   Time time = not_before_;
   if (step_) {
-    const bool back = step_ == EngineCall::kRollback || step_ == EngineCall::kProve;
+    const bool back = undoing_ && (step_ == EngineCall::kRollback || step_ == EngineCall::kProve);
     action = {.call = step_, .to = back ? undo_to_ : to_, .hold = Holds(*step_)};
   } else if (asleep_) {
     action.call = EngineCall::kProbe;
@@ -80,13 +85,12 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
   } else if (unreachable_ && traits_.probes) {
     action.call = EngineCall::kProbe;
   } else if (Wanted()) {
-    const EngineCall first = First();  // with an update to close: the same kClear
-    const bool hold = first != EngineCall::kClear;
-    action = {.call = first, .to = target_, .hold = hold};
+    const EngineCall first = First();
+    action = {.call = first, .to = target_, .hold = first != EngineCall::kAsk};
   } else if (closing_) {
     action = {.call = EngineCall::kClear, .to = to_, .hold = false};
   } else if (CheckWanted()) {
-    const EngineCall first = traits_.sessions ? First() : EngineCall::kCheck;
+    const EngineCall first = traits_.asks && unknown_ ? EngineCall::kAsk : EngineCall::kCheck;
     action = {.call = first, .to = target_, .hold = Holds(first)};
   } else if (traits_.probes && !target_.empty()) {
     action.call = EngineCall::kProbe;
@@ -104,11 +108,11 @@ void EngineCourse::Begin(const Action& action, Time now) {
   if (!step_) {
     checking_ = !Wanted();
     if (checking_) checks_begun_ = checks_asked_;
-    checked_ = drifted_ = condemned_ = false;
+    drifted_ = condemned_ = false;
     to_ = action.to;
     reloading_ = ReadsAlways() || ReadsAnew();
     closing_ = attach_tried_ = reloaded_ = prepared_ = false;
-    loading_ = may_undo_ = undoing_ = proving_ = false;
+    loading_ = may_undo_ = undoing_ = false;
     refusal_.clear();
     named_.clear();
     prepare_seconds_ = load_seconds_ = 0;
@@ -128,16 +132,15 @@ void EngineCourse::Begin(const Action& action, Time now) {
 void EngineCourse::AddTime(EngineCall call, Time now) {
   const double seconds = Seconds(now - call_began_);
   switch (call) {
-    case EngineCall::kClear:
+    case EngineCall::kAsk:
     case EngineCall::kPrepare:
     case EngineCall::kAttach:
       prepare_seconds_ += seconds;
       return;
-    case EngineCall::kDetach:
     case EngineCall::kReload:
     case EngineCall::kLoad:
     case EngineCall::kFlush:
-    case EngineCall::kFinish:
+    case EngineCall::kSample:
     case EngineCall::kName:
       load_seconds_ += seconds;
       return;
@@ -148,42 +151,36 @@ void EngineCourse::AddTime(EngineCall call, Time now) {
 
 std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
   switch (call) {
-    case EngineCall::kClear:
-      if (undoing_) return proving_ ? EngineCall::kProve : EngineCall::kResume;
-      if (checked_) return std::nullopt;
+    case EngineCall::kAsk:
+      if (checking_) return EngineCall::kCheck;
       return reloading_ ? EngineCall::kPause : EngineCall::kPrepare;
     case EngineCall::kPrepare:
-      if (checking_) return EngineCall::kCheck;
       return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
-    case EngineCall::kCheck:
-      if (traits_.sessions) return EngineCall::kClear;
-      return std::nullopt;
     case EngineCall::kAttach:
       return EngineCall::kPrepare;
     case EngineCall::kPause:
-      if (!reloading_) return EngineCall::kLoad;
-      return traits_.sessions ? EngineCall::kDetach : EngineCall::kReload;
-    case EngineCall::kDetach:
-      return EngineCall::kReload;
+      return reloading_ ? EngineCall::kReload : EngineCall::kLoad;
     case EngineCall::kReload:
       if (reload_only_) return After(EngineCall::kLoad);
-      return traits_.sessions ? EngineCall::kAttach : EngineCall::kPrepare;
+      return traits_.asks ? EngineCall::kAttach : EngineCall::kPrepare;
     case EngineCall::kRollback:
-      return traits_.sessions ? EngineCall::kClear : EngineCall::kResume;
-    case EngineCall::kProve:
       return EngineCall::kResume;
     case EngineCall::kLoad:
       if (traits_.flushes) return EngineCall::kFlush;
       [[fallthrough]];
     case EngineCall::kFlush:
-      if (traits_.sessions && prepared_) return EngineCall::kFinish;
-      if (traits_.names) return EngineCall::kName;
+      if (traits_.asks && prepared_) return doubtful_ ? EngineCall::kProve : EngineCall::kSample;
       [[fallthrough]];
-    case EngineCall::kFinish:
+    case EngineCall::kSample:
+    case EngineCall::kProve:
+      if (traits_.names && !undoing_) return EngineCall::kName;
+      [[fallthrough]];
     case EngineCall::kName:
       if (traits_.pauses) return EngineCall::kResume;
       [[fallthrough]];
     case EngineCall::kResume:
+    case EngineCall::kCheck:
+    case EngineCall::kClear:
     case EngineCall::kProbe:
       return std::nullopt;
   }
@@ -191,25 +188,35 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
 }
 
 std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::string& why) {
-  if (checking_ && call != EngineCall::kClear) return std::nullopt;
+  if (checking_) return std::nullopt;
   switch (call) {
-    case EngineCall::kClear:  // there was nothing to clear
-      return After(call);
     case EngineCall::kPrepare:
-      if (traits_.sessions && !reloaded_ && !std::exchange(attach_tried_, true)) {
+      if (traits_.asks && !reloaded_ && !std::exchange(attach_tried_, true)) {
         refusal_ = why;
         return EngineCall::kAttach;
       }
-      if (!traits_.sessions) return Reload(why);
+      if (!traits_.asks) return Reload(why);
       return std::nullopt;
     case EngineCall::kAttach:
       return Reload(why);
     case EngineCall::kRollback:
-      if (traits_.proves) return BeginProof();
+      if (traits_.proves) return EngineCall::kProve;
       return std::nullopt;
     default:
       return std::nullopt;
   }
+}
+
+bool EngineCourse::LeftByAnother() const {
+  return traits_.reload_spoils && !traits_.asks && !was_paused_ && weights_.empty();
+}
+
+void EngineCourse::Spoil(Time now) {
+  spoiled_ = true;
+  totals_.error =
+      fmt::format("it was found paused, by a receiver that has ended or by somebody{}", kUnproven);
+  ++totals_.failures;
+  EndAttempt(false, now);
 }
 
 std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
@@ -218,7 +225,9 @@ std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
   // unless there is no other attempt that could show it.
   if (refusals_++ == 0 && attempts_ < policy_.retries) return std::nullopt;
   if (reloaded_) {
-    // What has read the directory serves it, followed or not.
+    // What has read the directory serves it, followed or not, if it is sure that it has.
+    spoiled_ = spoiled_ || doubted_;
+    if (spoiled_) return std::nullopt;
     reload_only_ = true;
     why_reload_ = fmt::format("cannot be updated in place, so it reads the directory: {}", why);
     return After(EngineCall::kLoad);
@@ -227,13 +236,89 @@ std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
   return EngineCall::kPause;
 }
 
+void EngineCourse::Learn(EngineCall call, const EngineAnswer& answer) {
+  const bool attached = call == EngineCall::kAttach;
+  if (attached || call == EngineCall::kProve || call == EngineCall::kCheck) {
+    verified_ = true;
+    doubtful_ = false;
+  }
+  if (attached) spoiled_ = doubted_ = dropped_ = false;
+  if (attached || call == EngineCall::kPrepare) only_anew_ = false;
+  if (call == EngineCall::kPrepare) prepared_ = true;
+  if (call == EngineCall::kReload) reloaded_ = true;
+  if (call == EngineCall::kAsk) {
+    unknown_ = false;
+    if (!answer.held.empty() && !(answer.held == served_)) served_ = {};
+  }
+  // By itself it knows what it is, also where a receiver has died in the middle of a load.
+  const bool tells = attached || call == EngineCall::kAsk || call == EngineCall::kPrepare;
+  if (tells && !answer.held.empty() && !doubtful_ && !dropped_) weights_ = answer.held;
+}
+
+void EngineCourse::Doubt(EngineCall call, const EngineAnswer& answer) {
+  if (call != EngineCall::kLoad && call != EngineCall::kReload) return;
+  if (answer.corrupts) {
+    corrupts_ = true;
+    weights_ = undo_to_;
+    return;
+  }
+  verified_ = false;
+  doubtful_ = true;
+  if (!traits_.reload_spoils || !Reads(call)) return;
+  const bool provable = traits_.asks && !reload_only_;
+  if (answer.result == Result::kRefused || !provable) {
+    spoiled_ = true;
+  } else {
+    doubted_ = true;
+  }
+}
+
+bool EngineCourse::IsTheSame(const EngineAnswer& answer, Time now) {
+  if (answer.out_of_step) {
+    totals_.error = answer.why;
+    TakeOut(now);
+    return false;
+  }
+  if (answer.process.empty() || answer.process == process_) return true;
+  if (std::ranges::find(processes_, answer.process) != processes_.end()) {
+    totals_.error = kSeveral;
+    TakeOut(now);
+    return false;
+  }
+  const bool first = process_.empty();
+  if (!first) processes_.push_back(process_);
+  if (processes_.size() > kMostProcesses) processes_.erase(processes_.begin());
+  process_ = answer.process;
+  denials_ = 0;
+  if (first) return true;
+  if (std::exchange(checking_, false) && step_) EndCheck("it has started anew");
+  step_.reset();
+  BeginAnew(/*same=*/false);
+  not_before_ = now;
+  return false;
+}
+
+void EngineCourse::TakeOut(Time now) {
+  ++totals_.failures;
+  if (std::exchange(checking_, false) && step_) EndCheck(totals_.error);
+  step_.reset();
+  served_ = weights_ = {};
+  given_up_ = target_;
+  out_ = unknown_ = true;
+  closing_ = verified_ = false;
+  not_before_ = {};
+  probe_at_ = now + policy_.probe_every;
+}
+
 void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   if (call == EngineCall::kProbe) return Probed(answer, now);
   if (answer.result == Result::kUnreachable) {
     totals_.error = answer.why;
-    return Lost(now);
+    return Lost(answer.gone, now);
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
+  repeating_ = false;
+  if (!IsTheSame(answer, now)) return;
   if (answer.result == Result::kAsleep) {
     // A pause that was not asked for has paused nothing.
     if (call == EngineCall::kPause && !condemned_) paused_ = was_paused_;
@@ -242,23 +327,32 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   if (answer.unasked && !checking_) return Unasked(call, answer, now);
   if (closing_) {
     // What may still be open takes memory in the engine, as much as the chunks that came whole.
-    closing_ = unclear_ = answer.result == Result::kUnsure;
+    closing_ = answer.result == Result::kUnsure;
     if (closing_) not_before_ = now + NextPause(policy_.longest_pause);
+    return;
+  }
+  if (resuming_) {
+    // Where it was not done, the next probe shows it.
+    step_.reset();
+    resuming_ = false;
     return;
   }
   AddTime(call, now);
   std::optional<EngineCall> next;
   if (answer.done()) {
-    if (call == EngineCall::kReload) reloaded_ = true;
-    if (call == EngineCall::kAttach) spoiled_ = dropped_ = false;
-    if (call == EngineCall::kPrepare) prepared_ = true;
-    if (call == EngineCall::kAttach || call == EngineCall::kPrepare) only_anew_ = false;
-    if (call == EngineCall::kCheck) checked_ = true;
+    Learn(call, answer);
+    if (call == EngineCall::kPause) {
+      pause_lost_ = false;
+      if (answer.paused && LeftByAnother()) return Spoil(now);
+    }
     if (call == EngineCall::kResume) return Resumed(now);
     if (condemned_) return Condemn(now);
     next = After(call);
+    if (next == EngineCall::kPrepare && call == EngineCall::kAsk && answer.held.empty()) {
+      attach_tried_ = true;
+      next = EngineCall::kAttach;
+    }
     if (!next && checking_) {
-      unclear_ = false;
       step_.reset();
       return EndCheck("");
     }
@@ -269,28 +363,21 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (refused && answer.drifted && !undoing_ && !std::exchange(drifted_, true)) {
       return Drifted(call, answer.why, now);
     }
-    if (refused && traits_.reload_spoils && Reads(call)) spoiled_ = true;
+    Doubt(call, answer);
     if (call == EngineCall::kAttach || call == EngineCall::kPrepare || answer.only_anew) {
       only_anew_ = answer.only_anew;
     }
     if (refused) next = Instead(call, answer.why);
-    if (!next && checking_ && checked_) {
-      // The check is done, and only the call that clears up after it has failed. If the engine
-      // refused it, nothing is open there; if the answer was lost, the call is made again.
-      closing_ = unclear_ = !refused;
-      step_.reset();
-      return EndCheck("");
-    }
     if (!next) {
       const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
+      const std::string_view spoiled = refused ? kSpoiled : kUnproven;
       totals_.error =
           fmt::format("{}{}: {}{}{}", undoing_ ? why_undone_ + "; " : "", ToString(call),
                       answer.why, both ? fmt::format(" (at first: {})", refusal_) : "",
-                      spoiled_ && !answer.only_anew ? kSpoiled : "");
+                      spoiled_ && !answer.only_anew ? spoiled : "");
       return Failed(call, answer, now);
     }
   }
-  if (call == EngineCall::kClear) unclear_ = false;
   if (next == EngineCall::kResume) weights_ = undoing_ ? undo_to_ : to_;
   step_ = next;
 }
@@ -325,7 +412,8 @@ void EngineCourse::Drifted(EngineCall call, const std::string& why, Time now) {
   // The engine's memory is none of the versions now, so it serves none, and no rollback may lead
   // back to this state.
   served_ = weights_ = {};
-  unclear_ = unclear_ || call == EngineCall::kCheck;
+  verified_ = false;
+  doubtful_ = true;
   if (policy_.failure == EngineFailure::kStayPaused || policy_.failure == EngineFailure::kTakeOut) {
     checking_ = false;
     condemned_ = true;
@@ -345,7 +433,7 @@ void EngineCourse::Drifted(EngineCall call, const std::string& why, Time now) {
 void EngineCourse::Condemn(Time now) {
   step_.reset();
   given_up_ = to_;
-  closing_ = traits_.sessions && unclear_;
+  closing_ = traits_.asks && unknown_;
   out_ = policy_.failure == EngineFailure::kTakeOut;
   not_before_ = {};
   probe_at_ = now + policy_.probe_every;
@@ -353,53 +441,60 @@ void EngineCourse::Condemn(Time now) {
 
 void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
   ++totals_.failures;
-  unclear_ = unclear_ || call != EngineCall::kProve;
+  unknown_ = true;
   if (checking_) {
     step_.reset();
-    closing_ = traits_.sessions;
     // The engine goes on with what it serves. It is probed at once, since the call may have failed
     // because another process has taken its place.
     probe_at_ = now;
     return EndCheck(std::exchange(totals_.error, {}));
   }
+  const bool unsure = answer.result == Result::kUnsure;
   // A hook that said no has changed nothing; an engine whose load failed may be at no version.
-  const bool doubtful = traits_.pauses ? weights_.empty() : answer.result == Result::kUnsure;
-  if (doubtful) served_ = {};
-  const bool retries = policy_.failure == EngineFailure::kRetry;
+  const bool unknown = traits_.pauses ? weights_.empty() : unsure;
+  if (unknown) served_ = {};
+  // An answer that was lost is no refusal: whatever the policy, the update is tried again.
+  const bool repeats = policy_.failure == EngineFailure::kRetry || unsure;
   switch (call) {
-    case EngineCall::kClear:
-      if (undoing_) return RepeatStep(now);
+    case EngineCall::kAsk:
       return EndAttempt(true, now);
     case EngineCall::kPrepare:
     case EngineCall::kAttach:
       // Nothing was changed, unless it comes after a reload.
-      return EndAttempt(!reloaded_ || retries, now);
+      return EndAttempt(!reloaded_ || repeats, now);
     case EngineCall::kPause:
-    case EngineCall::kDetach:
+      pause_lost_ = unsure;
       // An attempt from the beginning would heal what nobody wants healed.
       if (condemned_) return attempts_ < policy_.retries ? RepeatStep(now) : Condemn(now);
       if (weights_.empty()) return EndAttempt(true, now);
       // Nothing was loaded, so the engine may go on; and a pause that failed may have been one.
       undo_to_ = weights_;
-      return Undo(traits_.sessions ? EngineCall::kClear : EngineCall::kResume, /*repeats=*/true);
+      return Undo(EngineCall::kResume, /*repeats=*/true);
+    case EngineCall::kReload:
+      if (!answer.corrupts || doubtful_) break;
+      undo_to_ = weights_;  // nothing was touched
+      return Undo(EngineCall::kResume, /*repeats=*/false);
     case EngineCall::kResume:
       served_ = {};
       return RepeatStep(now);
     case EngineCall::kRollback:
-      // Once vLLM's session is closed, nothing that was cut can be done any more.
-      if (!traits_.sessions || !traits_.proves) return EndAttempt(false, now);
-      step_ = BeginProof();
-      return;
+      // A plug-in that is told twice says what it holds then.
+      if (traits_.asks && unsure) return RepeatStep(now);
+      return EndAttempt(unsure, now);
+    case EngineCall::kSample:
     case EngineCall::kProve:
-      if (answer.result == Result::kUnsure) return RepeatStep(now);
-      return EndAttempt(false, now);
+      if (unsure) return RepeatStep(now);
+      if (undoing_) return EndAttempt(false, now);
+      verified_ = false;
+      doubtful_ = true;
+      break;
     default:
       break;
   }
   if (policy_.failure == EngineFailure::kRollback && may_undo_) {
     return Undo(EngineCall::kRollback, /*repeats=*/false);
   }
-  EndAttempt(retries, now);
+  EndAttempt(repeats, now);
 }
 
 void EngineCourse::Undo(EngineCall call, bool repeats) {
@@ -409,15 +504,11 @@ void EngineCourse::Undo(EngineCall call, bool repeats) {
   step_ = call;
 }
 
-EngineCall EngineCourse::BeginProof() {
-  proving_ = true;
-  return traits_.sessions ? EngineCall::kClear : EngineCall::kProve;
-}
-
 void EngineCourse::RepeatStep(Time now) {
   if (attempts_ >= policy_.retries) return EndAttempt(false, now);
   ++attempts_;
   ++totals_.retries;
+  repeating_ = true;
   not_before_ = now + NextPause(policy_.longest_pause);
 }
 
@@ -433,7 +524,7 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   const bool rollback = policy_.failure == EngineFailure::kRollback && loading_;
   if (rollback && paused_ && weights_.empty() && !spoiled_) totals_.error += kLeftPaused;
   // An update that is left open takes memory in the engine.
-  closing_ = traits_.sessions && unclear_;
+  closing_ = traits_.asks && unknown_;
   out_ = policy_.failure == EngineFailure::kTakeOut && loading_;
   not_before_ = {};
   probe_at_ = now + policy_.probe_every;
@@ -460,13 +551,16 @@ void EngineCourse::Serves(Time now) {
   attempts_ = refusals_ = 0;
   pause_ = {};
   not_before_ = {};
-  unclear_ = unreachable_ = dropped_ = false;
+  unknown_ = unreachable_ = dropped_ = false;
   probe_at_ = now + policy_.probe_every;
-  if (std::exchange(to_check_, false) && traits_.checks) ++checks_asked_;
+  if (!traits_.checks) doubtful_ = false;
+  // What has come from an earlier receiver, or out of a sleep, is compared beside its requests.
+  if (!verified_ && traits_.checks) ++checks_asked_;
   RefuseCheck();
 }
 
 void EngineCourse::HoldRefused(Time now) {
+  unknown_ = unknown_ || step_;
   step_.reset();  // a check that was begun begins anew
   not_before_ = now + kHoldPause;
 }
@@ -483,11 +577,10 @@ EngineCourse::View EngineCourse::view() const {
   if (!probe_error_.empty()) view.error = probe_error_;
   if (view.error.empty()) view.error = why_reload_;
   if (asleep_ && probe_error_.empty()) view.error = why_asleep_;
+  view.verified = verified_ && !served_.empty();
   view.paused = paused_;
   view.attempts = attempts_;
-  const bool back = undoing_ && step_ == EngineCall::kClear;
-  // The call may be repeated.
-  const bool waits = !step_ || back || condemned_ || step_ == EngineCall::kResume;
+  const bool waits = !step_ || repeating_;
   if (out_) {
     view.state = EngineState::kOut;
   } else if (asleep_) {

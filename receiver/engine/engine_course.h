@@ -1,6 +1,6 @@
 // How one engine is brought to each committed version: which call comes next, and what follows from
 // its answer. Pure: a function of commits, answers and time. Owner: an EngineDriver (its lock).
-//   prepare -> pause -> load -> flush -> finish -> resume, or prepare -> check -> clear on request
+//   ask -> prepare -> pause -> load -> flush -> sample -> name -> resume; or check, on request
 // From the load on it is resumed only when it wholly has the version, or wholly the one before.
 // States, and what follows from a failure: docs/lifecycle.md, "An engine, at the receiver".
 #pragma once
@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "common/base/engine_state.h"
 #include "common/base/identity.h"
@@ -47,6 +48,8 @@ class EngineCourse {
   struct View {
     EngineState state = EngineState::kWaiting;
     Identity served;  ///< empty: not known, or nothing
+    /// All of its memory was compared with what it serves, since its process is known.
+    bool verified = false;
     /// The last failure. Empty after a success, unless the engine cannot be updated in place: then
     /// it says why.
     std::string error;
@@ -92,8 +95,8 @@ class EngineCourse {
   /// The engine cannot be updated in place, and may be told to read the directory.
   bool ReadsAlways() const { return reload_only_ && MayReload(); }
   /// What was in its memory is gone, and a prepare would add to whatever is there now.
-  bool ReadsAnew() const { return dropped_ && traits_.sessions && MayReload(); }
-  bool MayReload() const { return !spoiled_ && !only_anew_; }
+  bool ReadsAnew() const { return dropped_ && traits_.asks && MayReload(); }
+  bool MayReload() const { return !spoiled_ && !only_anew_ && !corrupts_; }
   bool Holds(EngineCall call) const;
   /// Adds a call's time to the attempt's.
   void AddTime(EngineCall call, Time now);
@@ -105,6 +108,19 @@ class EngineCourse {
   std::optional<EngineCall> Reload(const std::string& why);
   bool CheckWanted() const;
   void EndCheck(std::string error, bool drifted = false);
+  /// What a load or reload whose answer is no yes leaves behind.
+  void Doubt(EngineCall call, const EngineAnswer& answer);
+  /// What an answer that is a yes shows.
+  void Learn(EngineCall call, const EngineAnswer& answer);
+  /// False: the answer comes from another process than the last, or must not be believed, and all
+  /// that follows from this was done.
+  bool IsTheSame(const EngineAnswer& answer, Time now);
+  /// An engine of which only its reloads are known was paused before this receiver has paused it:
+  /// one that has ended may have left it so in a reload, or because of one.
+  bool LeftByAnother() const;
+  void Spoil(Time now);
+  /// Leaves the engine alone until another process is in its place.
+  void TakeOut(Time now);
   /// Ends the checks of an engine that reads the directory: where its memory has what is not known.
   void RefuseCheck();
   /// The engine answers from memory that has drifted, as `why` says.
@@ -123,17 +139,16 @@ class EngineCourse {
   /// It was left paused, and what is done about that is not for this course to begin by itself.
   bool StaysPaused() const;
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
-  void Lost(Time now);
-  /// Forgets what is known of the engine: it may be another process.
-  void BeginAnew();
+  void Lost(bool gone, Time now);
+  /// Forgets what is known of the engine. `same`: it may be the same process, so that what was done
+  /// to it stays.
+  void BeginAnew(bool same);
   /// Makes the same call again later, if an attempt is left.
   void RepeatStep(Time now);
   /// Ends an attempt that failed. Another one comes later, if `may_repeat` and one is left.
   void EndAttempt(bool may_repeat, Time now);
   /// The engine is on its way back to the version before, as totals_.error says why, by `call`.
   void Undo(EngineCall call, bool repeats);
-  /// The call by which the engine proves that there is nothing to take back, or the one before it.
-  EngineCall BeginProof();
   void Resumed(Time now);
   void Serves(Time now);
   Nanos NextPause(std::chrono::milliseconds longest);
@@ -162,18 +177,25 @@ class EngineCourse {
   bool unreachable_ = false;
   bool asleep_ = false;
   bool dropped_ = false;    // it sleeps, or has slept, without its weights: it is to read them anew
-  bool to_check_ = false;   // it has slept, and kept its weights: they are to be compared
   bool held_back_ = false;  // it sleeps, and is to be paused again when it wakes
   bool out_ = false;
-  bool paused_ = false;       // told to pause, and not resumed since
-  bool was_paused_ = false;   // before the call under way
-  bool unasked_ = false;      // the call to come was not made when it was due
-  bool unclear_ = true;       // an update that was begun earlier may be open in it
+  bool paused_ = false;      // told to pause, and not resumed since
+  bool was_paused_ = false;  // before the call under way
+  bool pause_lost_ = false;  // a pause that was taken back may still be under way
+  bool unasked_ = false;     // the call to come was not made when it was due
+  bool repeating_ = false;   // the call to come was made before, and has failed
+  bool unknown_ = true;      // it is asked first what it holds
+  bool verified_ = false;    // all of its memory was compared, and loaded well since
+  bool doubtful_ = false;  // a load may have left anything: all of it is compared before it goes on
   bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
   bool closing_ = false;      // the version was given up, and its update is to be closed
-  /// A reload has failed in it, so that only a kAttach, which compares all bytes, or another
-  /// process brings it back.
+  /// A reload has failed in it, or its answer was lost and nothing can show what it did: only a
+  /// kAttach, which compares all bytes, or another process brings it back.
   bool spoiled_ = false;
+  /// The answer of a reload was lost: another one may follow, and only a kAttach shows that it is
+  /// whole.
+  bool doubted_ = false;
+  bool corrupts_ = false;  // its own reload would leave wrong weights
   /// The last that it has refused so says that no reload would help, as for another model's shapes.
   bool only_anew_ = false;
   uint64_t checks_asked_ = 0, checks_begun_ = 0;
@@ -181,21 +203,22 @@ class EngineCourse {
   bool attach_tried_ = false;
   bool reloading_ = false;  // it is to read the directory
   bool reloaded_ = false;
-  bool prepared_ = false;    // kPrepare was done
-  bool loading_ = false;     // kLoad or kReload was begun
-  bool may_undo_ = false;    // undo_to_ is known, and the kind has a way back
-  bool undoing_ = false;     // on the way back to the version before
-  bool proving_ = false;     // the same, by a proof that there is nothing to take back
-  bool repeats_ = false;     // after undoing
-  bool checking_ = false;    // it is no update but a check
-  bool checked_ = false;     // kCheck was done
-  bool drifted_ = false;     // drift was found in it
-  bool condemned_ = false;   // on the way to a pause that stays, or in one
-  int denials_ = 0;          // probes that named another version than was expected
-  std::string named_;        // the version that it is expected to name; empty: not known
-  std::string why_reload_;   // why reload_only_ is set
-  std::string why_undone_;   // the error after which undoing_ was set
-  std::string probe_error_;  // of the last probe
+  bool prepared_ = false;   // kPrepare was done
+  bool loading_ = false;    // kLoad or kReload was begun
+  bool may_undo_ = false;   // undo_to_ is known, and the kind has a way back
+  bool undoing_ = false;    // on the way back to the version before
+  bool repeats_ = false;    // after undoing
+  bool resuming_ = false;   // it is no update: a pause that was taken back has come late
+  bool checking_ = false;   // it is no update but a check
+  bool drifted_ = false;    // drift was found in it
+  bool condemned_ = false;  // on the way to a pause that stays, or in one
+  int denials_ = 0;         // probes that named another version than was expected
+  std::string process_;     // the name of the engine's process; empty: not known
+  std::vector<std::string> processes_;  // those before it
+  std::string named_;                   // the version that it is expected to name; empty: not known
+  std::string why_reload_;              // why reload_only_ is set
+  std::string why_undone_;              // the error after which undoing_ was set
+  std::string probe_error_;             // of the last probe
   std::string why_asleep_;
   std::string refusal_;  // of kPrepare, for the message when kAttach is refused, too
   View totals_;          // all but state, served, paused and attempts

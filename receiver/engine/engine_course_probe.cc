@@ -36,15 +36,13 @@ void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
 void EngineCourse::Woke(const std::string& named) {
   // An engine that wakes resumes its requests by itself. What it has kept is what it was, which a
   // check of all of it shows when it serves; what it has dropped is read anew, and then proven.
-  const bool spoiled = spoiled_;  // it is the same process
   const bool known = !named_.empty() && !named.empty();
   const bool anew = known && named != named_ && named != VersionName(to_);
   const bool stays = held_back_ && !anew, out = out_ && !anew;
   const std::string before = named_;
   const Identity given_up = given_up_;
-  BeginAnew();
-  spoiled_ = spoiled && !anew;
-  to_check_ = !dropped_;
+  BeginAnew(/*same=*/!anew);
+  out_ = false;
   pause_ = {};
   not_before_ = {};
   if (!stays) return;
@@ -63,7 +61,7 @@ void EngineCourse::Unasked(EngineCall call, const EngineAnswer& answer, Time now
   not_before_ = now + NextPause(policy_.longest_pause);
 }
 
-void EngineCourse::Lost(Time now) {
+void EngineCourse::Lost(bool gone, Time now) {
   if (!std::exchange(unreachable_, true)) {
     ++totals_.failures;
     pause_ = {};
@@ -74,25 +72,27 @@ void EngineCourse::Lost(Time now) {
   step_.reset();
   probe_error_.clear();
   denials_ = 0;
-  BeginAnew();
+  BeginAnew(/*same=*/!gone);
   not_before_ = now + NextPause(policy_.reach_every);
 }
 
-void EngineCourse::BeginAnew() {
+void EngineCourse::BeginAnew(bool same) {
   served_ = weights_ = given_up_ = {};
   attempts_ = refusals_ = 0;
-  out_ = paused_ = closing_ = reload_only_ = spoiled_ = only_anew_ = false;
-  asleep_ = held_back_ = false;
+  closing_ = reload_only_ = only_anew_ = false;
+  asleep_ = held_back_ = verified_ = repeating_ = false;
   why_reload_.clear();
+  unknown_ = true;
+  if (same) return;
+  out_ = paused_ = pause_lost_ = spoiled_ = doubted_ = doubtful_ = corrupts_ = false;
   named_.clear();
-  unclear_ = true;
 }
 
 void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
   probe_at_ = now + policy_.probe_every;
   if (answer.result == Result::kUnreachable) {
     totals_.error = answer.why;
-    return Lost(now);
+    return Lost(answer.gone, now);
   }
   if (answer.result == Result::kAsleep) {
     probe_error_.clear();
@@ -115,6 +115,11 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
     not_before_ = {};
     return;
   }
+  if (pause_lost_ && answer.paused && !paused_) {
+    resuming_ = true;
+    step_ = EngineCall::kResume;
+    not_before_ = now;
+  }
   if (answer.version.empty()) return;
   if (served_.empty()) {
     // What it names is known from the first probe after the version was given up. An update whose
@@ -132,7 +137,9 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
   totals_.error =
       fmt::format("named version \"{}\" instead of \"{}\": it started anew, or somebody changed it",
                   answer.version, named_);
-  BeginAnew();
+  // A plug-in says with its next answer whether it is another process.
+  out_ = false;
+  BeginAnew(/*same=*/traits_.asks);
   not_before_ = {};
 }
 

@@ -1,7 +1,8 @@
 // Starts a program for each version, without a shell; its exit with 0 means that the version is
 // served. It runs in a process group of its own, which is killed at the time limit. Where the
 // kernel or a debugger holds it even then, nobody waits for it; no other is started until it is
-// gone.
+// gone. What it prints comes through a pipe, so that it is a program's word in the log and no line
+// of ours.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,10 +17,12 @@
 #include <optional>
 #include <vector>
 
+#include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/base/unique_fd.h"
 #include "receiver/engine/engine_hook.h"
+#include "receiver/engine/foreign_text.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -40,7 +43,7 @@ int PollLimit(SteadyClock::time_point end) {
 
 /// Attributes and file actions of posix_spawn, destroyed together.
 struct SpawnSettings {
-  SpawnSettings() {
+  explicit SpawnSettings(int output) {
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_init(&actions);
     // The daemon blocks signals that the program may need, and its descriptors are no business of
@@ -54,7 +57,8 @@ struct SpawnSettings {
     posix_spawnattr_setflags(
         &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
     posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
   }
   ~SpawnSettings() {
@@ -72,10 +76,66 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
+/// What one run of a program prints, by lines, in the log.
+class Output {
+ public:
+  explicit Output(std::string name) : name_(std::move(name)) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;
+    read_ = UniqueFd(ends[0]);
+    write_ = UniqueFd(ends[1]);
+    fcntl(read_.get(), F_SETFL, O_NONBLOCK);
+  }
+  int write_end() const { return write_.get(); }
+  int read_end() const { return read_.get(); }  // -1: nobody writes any more
+  void CloseWriteEnd() { write_ = UniqueFd(); }
+  /// Takes what is there.
+  void Read() {
+    char bytes[4096];
+    while (read_.get() >= 0) {
+      const ssize_t n = read(read_.get(), bytes, sizeof bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) return;
+      if (n <= 0) read_ = UniqueFd();
+      for (ssize_t i = 0; i < n; ++i) {
+        if (bytes[i] == '\n') {
+          EndLine();
+        } else if (line_.size() < kMostForeign) {
+          line_ += bytes[i];
+        }
+      }
+    }
+  }
+  /// Takes the rest. Returns the last line.
+  const std::string& End() {
+    Read();
+    EndLine();
+    if (lines_ > kMostLines) {
+      LogInfo("engine {}: the program printed {} lines more", name_, lines_ - kMostLines);
+    }
+    return last_;
+  }
+
+ private:
+  static constexpr size_t kMostLines = 100;  // of one run
+
+  void EndLine() {
+    if (line_.empty()) return;
+    last_ = Foreign(std::exchange(line_, {}));
+    if (++lines_ <= kMostLines) LogInfo("engine {}: the program prints: {}", name_, last_);
+  }
+
+  const std::string name_;
+  UniqueFd read_, write_;
+  std::string line_, last_;
+  size_t lines_ = 0;
+};
+
 class ExecHook : public EngineHook {
  public:
   ExecHook(const EngineOptions& options, EngineModel model)
-      : command_(options.command),
+      : name_(NameOf(options)),
+        command_(options.command),
         model_(std::move(model)),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
   ~ExecHook() override {
@@ -94,7 +154,12 @@ class ExecHook : public EngineHook {
     held_ = 0;
     std::vector<std::string> arguments = command_;
     std::vector<std::string> environment = Environment(to);
-    const SpawnSettings settings;
+    Output output(name_);
+    if (output.write_end() < 0) {
+      return {
+          Result::kRefused, std::string(MessageOf(ErrnoError("it cannot be started: pipe"))), {}};
+    }
+    const SpawnSettings settings(output.write_end());
     pid_t pid = 0;
     const int error =
         posix_spawn(&pid, command_.front().c_str(), &settings.actions, &settings.attributes,
@@ -104,9 +169,11 @@ class ExecHook : public EngineHook {
           Result::kRefused, std::string(MessageOf(ErrnoError("it cannot be started", error))), {}};
     }
     const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-    const std::string ended = Await(process, limit);
+    output.CloseWriteEnd();
+    const std::string ended = Await(process, output, limit);
     if (!ended.empty()) kill(-pid, SIGKILL);
     const std::optional<End> end = Reap(pid, process);
+    const std::string& last = output.End();
     if (!end) {
       held_ = pid;
       if (ended.empty()) kill(-pid, SIGKILL);
@@ -118,7 +185,9 @@ class ExecHook : public EngineHook {
           {}};
     }
     if (!ended.empty()) return {Result::kUnsure, ended, {}};
-    return Judge(*end);
+    EngineAnswer answer = Judge(*end);
+    if (!answer.done() && !last.empty()) answer.why += ": " + last;
+    return answer;
   }
 
   void Cancel() override {
@@ -186,21 +255,24 @@ class ExecHook : public EngineHook {
   }
 
   /// Waits for its end. "" when it has ended, else why it was not waited for any longer.
-  std::string Await(const UniqueFd& process, milliseconds limit) const {
+  std::string Await(const UniqueFd& process, Output& output, milliseconds limit) const {
     if (process.get() < 0) return std::string(MessageOf(ErrnoError("pidfd_open")));
     const auto end = SteadyClock::now() + limit;
     while (true) {
       const int left = PollLimit(end);
       if (left == 0) return fmt::format("it did not end within {} ms", limit.count());
-      pollfd wait[2] = {{process.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      if (poll(wait, 2, left) < 0 && errno != EINTR) {
+      pollfd wait[] = {
+          {process.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}, {output.read_end(), POLLIN, 0}};
+      if (poll(wait, std::size(wait), left) < 0 && errno != EINTR) {
         return std::string(MessageOf(ErrnoError("poll")));
       }
       if (wait[1].revents != 0) return kStopping;
       if (wait[0].revents != 0) return "";
+      if (wait[2].revents != 0) output.Read();
     }
   }
 
+  const std::string name_;
   const std::vector<std::string> command_;
   const EngineModel model_;
   const UniqueFd wake_;  // readable once it was cancelled

@@ -152,6 +152,7 @@ class Exchange {
   }
 
   void Fail(std::string_view step, const ErrorCode& error) {
+    reply_.gone = !closed_ && error == asio::error::connection_refused;
     if (closed_) {
       reply_.cancelled = true;
       reply_.error = kStopping;

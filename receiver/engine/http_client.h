@@ -24,6 +24,7 @@ struct HttpRequest {
 struct HttpReply {
   /// False: no connection, or no TLS on it, could be made, so the request did not go out.
   bool sent = false;
+  bool gone = false;  ///< nobody listens at the address
   bool cancelled = false;
   /// 0: no whole answer came; then `error` says why.
   int code = 0;

@@ -1,16 +1,19 @@
 // What each kind of engine is asked over HTTP, and when its answer means yes. The field names are
-// those of vLLM 0.32 (entrypoints/rl/online, entrypoints/serve/dev) and of SGLang 0.5.23
-// (entrypoints/http_server.py). docs/engine.md has the same table.
+// those of vLLM 0.32 (entrypoints/rl/online, entrypoints/serve/dev; the plug-in's: plugin_call.h)
+// and of SGLang 0.5.23 (entrypoints/http_server.py). docs/engine.md has the same table.
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "common/base/log.h"
 #include "common/base/sync.h"
 #include "receiver/engine/engine_hook.h"
+#include "receiver/engine/foreign_text.h"
 #include "receiver/engine/http_client.h"
+#include "receiver/engine/plugin_call.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -18,12 +21,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Result = EngineAnswer::Result;
 
-constexpr size_t kMaxWords = 500;  // of an engine's error
-constexpr std::string_view kNotShown = "[key]";
 constexpr int kNotFound = 404;
-/// For one request of whether it sleeps.
-constexpr std::chrono::milliseconds kSleepLimit{2000};
-/// In a refusal of both plug-ins (python/deltawire/engine/_outcome.py).
+/// A line of vLLM's metrics, with the version of the calls that its plug-in answers.
+constexpr std::string_view kPluginGauge = "deltawire_plugin_calls";
+constexpr std::string_view kNoPlugin =
+    "it has no deltawire plug-in of this release: install deltawire's wheel beside vLLM and start "
+    "it anew, or use vllm-reload=";
+/// What the results of a plain reload lack that are replies to another call.
+constexpr std::string_view kOutOfStep = "out of step";
+/// In a refusal of SGLang's plug-in (python/deltawire/engine/_outcome.py).
 constexpr std::string_view kOnlyAnew = "start the engine anew";
 /// The same.
 constexpr std::string_view kDrifted = "the engine's memory has drifted in ";
@@ -55,13 +61,6 @@ Ask Saying(Ask ask, std::string field, Json value) {
   return ask;
 }
 
-std::string Printable(std::string text) {
-  text.resize(std::min(text.size(), kMaxWords));
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, ' ');
-  return text;
-}
-
 /// The text in `field`, or "".
 std::string TextOf(const Json& object, const char* field) {
   const auto found = object.find(field);
@@ -87,6 +86,25 @@ std::string WordsOf(const Json& answer) {
 std::chrono::milliseconds Left(SteadyClock::time_point end) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - SteadyClock::now());
   return std::max(left, std::chrono::milliseconds(1));
+}
+
+/// Whether vLLM's metrics have a line of the plug-in.
+bool HasPlugin(std::string_view metrics) {
+  for (size_t at = 0; (at = metrics.find(kPluginGauge, at)) != metrics.npos;
+       at += kPluginGauge.size()) {
+    const bool begins = at == 0 || metrics[at - 1] == '\n';
+    const char next =
+        at + kPluginGauge.size() < metrics.size() ? metrics[at + kPluginGauge.size()] : '\n';
+    if (begins && (next == ' ' || next == '{')) return true;
+  }
+  return false;
+}
+
+/// What `field` of a JSON object counts, or 0.
+uint32_t CountOf(const HttpReply& reply, const char* field) {
+  const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
+  const auto found = answer.is_object() ? answer.find(field) : answer.end();
+  return found != answer.end() && found->is_number_unsigned() ? found->get<uint32_t>() : 0;
 }
 
 /// By vLLM's metrics: done where it is awake, or they do not say.
@@ -138,7 +156,9 @@ class HttpHook : public EngineHook {
       if (!asleep.done()) return asleep;
       limit = Left(end);
     }
-    const EngineAnswer answer = Send(AskFor(call, to, limit), call, limit);
+    if (options_.kind == EngineKind::kVllm && IsPluginCall(call)) return AskPlugin(call, to, end);
+    EngineAnswer answer = Send(AskFor(call, to), call, limit);
+    answer.paused = LooksFirst(call) && !reading_ && holds_requests_;
     if (call != EngineCall::kFlush || !answer.done()) return answer;
     return ForgetEncoders(end);
   }
@@ -157,13 +177,21 @@ class HttpHook : public EngineHook {
   bool LooksFirst(EngineCall call) const {
     const bool vllm =
         options_.kind == EngineKind::kVllm || options_.kind == EngineKind::kVllmReload;
-    const bool first =
-        call == EngineCall::kPrepare || call == EngineCall::kAttach || call == EngineCall::kPause;
+    const bool first = call == EngineCall::kAsk || call == EngineCall::kPrepare ||
+                       call == EngineCall::kAttach || call == EngineCall::kPause ||
+                       call == EngineCall::kCheck;
     return vllm && (first || call == EngineCall::kProbe);
   }
 
   HttpReply Look(const std::string& page, SteadyClock::time_point end) {
-    return client_.Send(Get(options_.path + page).request, std::min(Left(end), kSleepLimit));
+    return client_.Send(Get(options_.path + page).request, Left(end));
+  }
+  EngineAnswer Unreachable(const HttpReply& reply) {
+    never_sleeps_ = asleep_ = false;  // what comes back may be another server
+    has_plugin_.reset();
+    EngineAnswer answer{Result::kUnreachable, reply.error, {}};
+    answer.gone = reply.gone;
+    return answer;
   }
 
   /// Done: vLLM is awake, or too old to sleep. Whoever answers for it that this is not known, as a
@@ -171,10 +199,8 @@ class HttpHook : public EngineHook {
   EngineAnswer AskSleep(SteadyClock::time_point end) {
     if (never_sleeps_) return {};
     HttpReply reply = Look("/is_sleeping", end);
-    if (!reply.sent && !reply.cancelled) {
-      asleep_ = false;  // what comes back may be another server
-      return {Result::kUnreachable, reply.error, {}};
-    }
+    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
+    holds_requests_ = false;
     never_sleeps_ = reply.code == kNotFound && !asleep_;
     if (never_sleeps_) return {};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
@@ -193,7 +219,84 @@ class HttpHook : public EngineHook {
     if (reply.code != 200) return DoesNotSay("/metrics", reply);
     EngineAnswer judged = JudgeSleep(reply.body);
     asleep_ = !judged.done();
+    holds_requests_ = judged.done();
     return judged;
+  }
+
+  /// A worker without the plug-in raises at a call of it, and then the ranks' replies are out of
+  /// step: so it is asked first whether it is there. Done: it is.
+  EngineAnswer FindPlugin(SteadyClock::time_point end) {
+    HttpReply reply = Look("/metrics", end);
+    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
+    if (reply.code != 200 && reply.code != kNotFound) {
+      EngineAnswer answer{Result::kUnsure,
+                          fmt::format("it does not say whether it has the plug-in: /metrics: {}",
+                                      reply.code == 0 ? reply.error : Refusal(reply)),
+                          {}};
+      answer.unasked = true;
+      return answer;
+    }
+    has_plugin_ = reply.code == 200 && HasPlugin(reply.body);
+    const uint32_t all = CountOf(Look("/get_world_size", end), "world_size");
+    const uint32_t one = CountOf(Look("/get_world_size?include_dp=false", end), "world_size");
+    replicas_ = one > 0 && all > one ? all / one : 1;
+    return {};
+  }
+
+  EngineAnswer AskPlugin(EngineCall call, const Identity& to, SteadyClock::time_point end) {
+    if (call == EngineCall::kAsk || !has_plugin_) {
+      const EngineAnswer found = FindPlugin(end);
+      if (!found.done()) return found;
+    }
+    if (!*has_plugin_) return {Result::kRefused, std::string(kNoPlugin), {}};
+    const std::string nonce = Nonce();
+    EngineAnswer answer =
+        AskRanks(PluginBody(call, to, options_, model_, nonce, replicas_), nonce, call, to, end);
+    const bool heard = answer.done() || answer.result == Result::kRefused;
+    const uint32_t replicas = std::max(replicas_, replicas_of_ranks_);
+    if (!heard || !Settles(call) || replicas == 1) return answer;
+    const std::string next = Nonce();
+    return AskRanks(SettleBody(nonce, next, replicas), next, call, to, end);
+  }
+
+  /// One call to the workers of vLLM, and the word of all ranks.
+  EngineAnswer AskRanks(const Json& body, const std::string& nonce, EngineCall call,
+                        const Identity& to, SteadyClock::time_point end) {
+    const Ask ask = Post(options_.path + "/collective_rpc", body);
+    const HttpReply reply = client_.Send(ask.request, Left(end));
+    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
+    if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
+    // None of them raises: where the server says that one has, it may have died.
+    if (reply.code < 200 || reply.code > 299) return {Result::kUnsure, Refusal(reply), {}};
+    const Json said = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
+    const auto results = said.is_object() ? said.find("results") : said.end();
+    if (results == said.end()) {
+      return {Result::kUnsure,
+              fmt::format("{}, but the answer has no results: {}", reply.code,
+                          Quoted(reply.body, reply)),
+              {}};
+    }
+    auto word = ReadPluginWord(*results, nonce);
+    if (!word) return OutOfStep();
+    replicas_of_ranks_ = word->replicas;
+    word->process = Quoted(word->process, reply, kMostForeignName);
+    word->reason = Quoted(word->reason, reply);
+    if (word->ok) SayUntaken(*word, reply);
+    return JudgeWord(*word, call, to);
+  }
+
+  void SayUntaken(const PluginWord& word, const HttpReply& reply) const {
+    if (word.untaken.empty()) return;
+    LogWarn("model {}: engine {}: no part of it takes {} tensors of the version: {}", model_.name,
+            NameOf(options_), word.untaken.size(),
+            Quoted(fmt::format("{}", fmt::join(word.untaken, ", ")), reply));
+  }
+
+  std::string Nonce() {
+    std::random_device random;
+    const auto half = [&random] { return uint64_t{random()} << 32 | random(); };
+    const uint64_t high = half();
+    return fmt::format("{:016x}{:016x}", high, half());
   }
 
   EngineAnswer DoesNotSay(std::string_view page, const HttpReply& reply) {
@@ -225,11 +328,11 @@ class HttpHook : public EngineHook {
     return {};
   }
 
-  Ask AskFor(EngineCall call, const Identity& to, std::chrono::milliseconds limit) const {
+  Ask AskFor(EngineCall call, const Identity& to) const {
     switch (options_.kind) {
       case EngineKind::kVllm:
       case EngineKind::kVllmReload:
-        return AskVllm(call, to, limit);
+        return AskVllm(call, to);
       case EngineKind::kSglang:
       case EngineKind::kSglangReload:
         return AskSglang(call, to);
@@ -246,64 +349,45 @@ class HttpHook : public EngineHook {
                                 {"root", fmt::format("{:016x}", to.root)}});
   }
 
-  Ask AskVllm(EngineCall call, const Identity& to, std::chrono::milliseconds limit) const {
-    const std::string& directory = model_.directory.native();
-    const std::chrono::duration<double> seconds = limit;
-    const Ask reload =
+  /// Without a "timeout" of vLLM's own: what its ranks answer after it stays unread.
+  Ask Reload() const {
+    Ask ask =
         Post("/collective_rpc",
              {{"method", "reload_weights"},
-              {"kwargs", {{"weights_path", directory}, {"is_checkpoint_format", true}}},
-              {"timeout", seconds.count()}});
+              {"kwargs",
+               {{"weights_path", model_.directory.native()}, {"is_checkpoint_format", true}}}});
+    // Each rank's answer is null. Anything else is what a rank has answered to another call.
+    ask.lacks = [](const Json& answer) -> std::string {
+      const auto results = answer.find("results");
+      if (results == answer.end() || !results->is_array() || results->empty()) return "no results";
+      const bool nulls = std::ranges::all_of(*results, [](const Json& r) { return r.is_null(); });
+      return nulls ? "" : std::string(kOutOfStep);
+    };
+    return ask;
+  }
+
+  Ask AskVllm(EngineCall call, const Identity& to) const {
     switch (call) {
       case EngineCall::kProbe:
         return Get("/weight_info");
-      case EngineCall::kClear:
-        return Post("/finish_weight_update", Json::object());
-      case EngineCall::kPrepare:
-        return Post("/start_weight_update");
-      case EngineCall::kAttach:
-        return Attach();
       case EngineCall::kPause:
         return Saying(Post(fmt::format("/pause?mode={}", PauseOf(options_))), "status", "paused");
-      case EngineCall::kDetach:
-        return Post("/shutdown_weight_transfer_engine");
-      case EngineCall::kReload:
-        return reload;
       case EngineCall::kLoad:
-        if (options_.kind == EngineKind::kVllmReload) return reload;
-        return Post("/update_weights", {{"update_info", {{"version", to.id.version}}}});
+        return Reload();
       case EngineCall::kFlush:
         // Requests that are under way hold blocks, so that nothing would be dropped: they are taken
         // back into the queue, and computed anew as far as they had come.
         return Saying(Post("/reset_prefix_cache?reset_running_requests=true&reset_external=true"),
                       "success", true);
-      case EngineCall::kFinish:
-        return Post("/finish_weight_update", {{"weight_version", VersionName(to)}});
       case EngineCall::kName:
         return Saying(Post("/update_weight_version", {{"new_version", VersionName(to)}}), "success",
                       true);
       case EngineCall::kResume:
         return Saying(Post("/resume"), "status", "resumed");
-      case EngineCall::kRollback:
-        return Post("/update_weights", {{"update_info", {{"rollback", true}}}});
-      case EngineCall::kCheck:
-        return Post("/update_weights",
-                    {{"update_info", {{"version", to.id.version}, {"check", true}}}});
-      case EngineCall::kProve:
-        // Needs no session, which an update that failed has ended.
-        return Post("/init_weight_transfer_engine", {{"init_info", {{"prove", to.id.version}}}});
+      default:
+        break;  // the plug-in's
     }
     return {};
-  }
-
-  Ask Attach() const {
-    Json info = {{"directory", model_.directory.native()}};
-    // A plug-in of an earlier release knows nothing of it, so the usual number is not said.
-    if (options_.check_every != kEngineCheckEvery) info["check_every"] = options_.check_every;
-    if (options_.loader_tensors) info["loader_tensors"] = true;
-    if (options_.second_instance) info["second_instance"] = true;
-    if (options_.plans) info["plans"] = true;
-    return Post("/init_weight_transfer_engine", {{"init_info", info}});
   }
 
   Ask AskSglang(EngineCall call, const Identity& to) const {
@@ -355,19 +439,11 @@ class HttpHook : public EngineHook {
 
   /// What the engine, or a gateway, has said in `reply`, without the key that it was shown, and
   /// without the one that has taken that one's place since.
-  std::string Quoted(std::string words, const HttpReply& reply) const {
+  std::string Quoted(std::string words, const HttpReply& reply, size_t most = kMostForeign) const {
     std::vector<std::string> keys;
     if (reply.secrets != nullptr) keys.push_back(reply.secrets->token);
     if (access_ != nullptr) keys.push_back(access_->Now()->token);
-    // One may be a part of the other.
-    std::ranges::sort(keys, std::ranges::greater{}, &std::string::size);
-    for (const std::string& key : keys) {
-      for (size_t at = 0; !key.empty() && (at = words.find(key, at)) != std::string::npos;) {
-        words.replace(at, key.size(), kNotShown);
-        at += kNotShown.size();
-      }
-    }
-    return Printable(std::move(words));
+    return Foreign(std::move(words), std::move(keys), most);
   }
 
   /// An answer that is not 2xx, in words. `parsed`: its body.
@@ -392,10 +468,7 @@ class HttpHook : public EngineHook {
   /// An answer of 2xx whose content does not say so: engines have answered so while they had
   /// failed.
   EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) {
-    if (!reply.sent && !reply.cancelled) {
-      never_sleeps_ = asleep_ = false;
-      return {Result::kUnreachable, reply.error, {}};
-    }
+    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     if (reply.code < 200 || reply.code > 299) {
@@ -403,11 +476,11 @@ class HttpHook : public EngineHook {
       if (call == EngineCall::kProbe && reply.code == kNotFound) return {};
       std::string words = WordsOf(answer);
       if (words.empty()) words = reply.body;
-      return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
-              Refusal(reply, answer),
-              {},
-              words.find(kOnlyAnew) != std::string::npos,
-              words.find(kDrifted) != std::string::npos};
+      EngineAnswer refused{
+          LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused, Refusal(reply, answer), {}};
+      refused.only_anew = words.find(kOnlyAnew) != std::string::npos;
+      refused.drifted = words.find(kDrifted) != std::string::npos;
+      return refused;
     }
     if (!ask.answers_json || options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {
@@ -417,12 +490,15 @@ class HttpHook : public EngineHook {
               {}};
     }
     if (const std::string lacks = ask.lacks(answer); !lacks.empty()) {
+      if (lacks == kOutOfStep) return OutOfStep();
       return {Result::kRefused,
               fmt::format("{}, but {}: {}", reply.code, lacks, Quoted(reply.body, reply)),
               {}};
     }
     EngineAnswer done;
-    if (call == EngineCall::kProbe) done.version = TextOf(answer, "weight_version");
+    if (call == EngineCall::kProbe) {
+      done.version = Quoted(TextOf(answer, "weight_version"), reply, kMostForeignName);
+    }
     return done;
   }
 
@@ -430,10 +506,14 @@ class HttpHook : public EngineHook {
   const EngineModel model_;
   const std::shared_ptr<EngineAccess> access_;  // null: none
   HttpClient client_;
-  int code_ = 0;               // of the last answer
-  bool reading_ = false;       // this receiver has it paused, and it has read the directory
-  bool never_sleeps_ = false;  // it has no /is_sleeping
-  bool asleep_ = false;        // as it last said
+  int code_ = 0;                    // of the last answer
+  bool reading_ = false;            // this receiver has it paused, and it has read the directory
+  bool never_sleeps_ = false;       // it has no /is_sleeping
+  bool holds_requests_ = false;     // as it last said
+  std::optional<bool> has_plugin_;  // none: not asked yet
+  uint32_t replicas_ = 1;           // behind its address
+  uint32_t replicas_of_ranks_ = 1;  // the same, as its workers say
+  bool asleep_ = false;             // as it last said
   bool keeps_encoders_ = false;
 };
 

@@ -23,12 +23,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = "m";
 
-const Calls kUpdate = {"/start_weight_update",
+const Calls kUpdate = {"prepare",
                        "/pause",
-                       "/update_weights",
+                       "apply",
                        "/reset_prefix_cache",
                        "/reset_encoder_cache",
-                       "/finish_weight_update",
+                       "prove",
+                       "/update_weight_version",
                        "/resume"};
 
 struct Tool {
@@ -253,8 +254,8 @@ TEST_CASE("a receiver killed in the middle of an update: the next one brings the
   // Before and after the engine did what it was asked.
   const auto fault = GENERATE(Fault::Kind::kHang, Fault::Kind::kCutDone);
   const std::string path =
-      GENERATE(as<std::string>{}, "/start_weight_update", "/pause", "/update_weights",
-               "/reset_prefix_cache", "/reset_encoder_cache", "/finish_weight_update", "/resume");
+      GENERATE(as<std::string>{}, "prepare", "/pause", "apply", "/reset_prefix_cache",
+               "/reset_encoder_cache", "prove", "/update_weight_version", "/resume");
   CAPTURE(static_cast<int>(fault), path);
   Setup s;
   s.engine.Start();
@@ -278,9 +279,9 @@ TEST_CASE("SIGTERM ends a receiver in time, whatever its engine does") {
   s.Publish();
   REQUIRE(s.Served());
   s.engine.TakeCalls();
-  s.engine.Set("/update_weights", {.kind = Fault::Kind::kHang});
+  s.engine.Set("apply", {.kind = Fault::Kind::kHang});
   s.Publish();
-  REQUIRE(Eventually([&] { return s.engine.Called("/update_weights"); }));
+  REQUIRE(Eventually([&] { return s.engine.Called("apply"); }));
   s.receiver->child().Signal(SIGTERM);
   CHECK(s.receiver->child().Wait(std::chrono::milliseconds(3000)) == 0);
 }

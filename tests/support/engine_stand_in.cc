@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using Kind = EngineStandIn::Fault::Kind;
 using Loads = StandInContract::Loads;
+using std::chrono::milliseconds;
 
 std::string TextOf(const Json& body) {
   if (body.is_string()) return body.get<std::string>();
@@ -27,7 +28,8 @@ std::string TextOf(const Json& body) {
 
 }  // namespace
 
-/// Requests go through the faults that are set to the contract, one at a time.
+/// Requests go through the faults that are set to the contract: those of an engine's workers one
+/// after the other, the rest whenever they come, as in servers whose HTTP and engine are two.
 struct EngineStandIn::Impl {
   Impl(Api api, fs::path directory) {
     if (api == Api::kVllm) {
@@ -38,13 +40,17 @@ struct EngineStandIn::Impl {
       contract = std::make_unique<SglangStandIn>(std::move(directory));
     }
     contract->stall = [this] { Stall(); };
+    contract->others = [this] { return LetOthers(milliseconds(1)); };
   }
 
   StandInReply Reply(const StandInRequest& request);
-  StandInAnswer Handle(const StandInRequest& request, const StandInTarget& target, Loads loads);
+  StandInAnswer Handle(const StandInRequest& request, const StandInTarget& target, const Json& body,
+                       Loads loads);
   std::optional<Fault> TakeFault(const std::string& path);
   /// Called with mu held by Reply; a caller of GoOn takes it meanwhile.
   void Stall();
+  /// Waits, while others have the lock. False: the server ends.
+  bool LetOthers(milliseconds time);
 
   mutable std::mutex mu;  // over all that follows but the server
   std::condition_variable cv;
@@ -52,8 +58,9 @@ struct EngineStandIn::Impl {
   VllmStandIn* vllm = nullptr;  // the same; null: SGLang's
   std::map<std::string, Fault> faults;
   std::vector<std::string> calls;
-  bool going_on = false, stalled = false;
-  std::string key;  // that requests must show; empty: none
+  bool going_on = false, stalled = false, ending = false;
+  uint64_t turn = 0, next_turn = 0;  // of the calls that wait for each other
+  std::string key;                   // that requests must show; empty: none
   StandInServer server{[this](const StandInRequest& request) { return Reply(request); }};
 };
 
@@ -73,13 +80,19 @@ std::optional<EngineStandIn::Fault> EngineStandIn::Impl::TakeFault(const std::st
   return found->second;
 }
 
+bool EngineStandIn::Impl::LetOthers(milliseconds time) {
+  std::unique_lock lock(mu, std::adopt_lock);
+  cv.wait_for(lock, time, [this] { return ending; });
+  lock.release();
+  return !ending;
+}
+
 StandInAnswer EngineStandIn::Impl::Handle(const StandInRequest& request,
-                                          const StandInTarget& target, Loads loads) {
+                                          const StandInTarget& target, const Json& body,
+                                          Loads loads) {
   if (!request.post) return contract->Get(target);
-  Json body = Json::object();
   if (!request.body.empty()) {
     if (request.content_type != "application/json") return Unprocessable("json");
-    body = Json::parse(request.body, nullptr, false);
     if (!body.is_object()) return Unprocessable("body");
   }
   return contract->Post(target, body, loads);
@@ -88,30 +101,48 @@ StandInAnswer EngineStandIn::Impl::Handle(const StandInRequest& request,
 StandInReply EngineStandIn::Impl::Reply(const StandInRequest& request) {
   using How = StandInReply::How;
   const StandInTarget target = ParseTarget(request.target);
-  std::lock_guard lock(mu);
-  if (request.post) calls.push_back(target.path);
-  const std::optional<Fault> fault = TakeFault(target.path);
+  Json body = Json::object();
+  if (!request.body.empty()) body = Json::parse(request.body, nullptr, false);
+  const std::string name = contract->NameOf(target, body);
+  std::unique_lock lock(mu);
+  const bool turns = request.post && contract->TakesTurns(name);
+  const uint64_t mine = turns ? next_turn++ : 0;
+  if (request.post) calls.push_back(name);
+  const std::optional<Fault> fault = TakeFault(name);
   cv.notify_all();
+  if (turns) cv.wait(lock, [&] { return ending || turn == mine; });
+  const auto end_turn = [&](StandInReply reply) {
+    turn += turns ? 1 : 0;
+    cv.notify_all();
+    return reply;
+  };
+  if (ending) return end_turn({.how = How::kCut});
   if (!key.empty() && request.authorization != "Bearer " + key) {
-    return {How::kAnswer, 401, R"({"error": "Unauthorized"})"};
+    return end_turn({How::kAnswer, 401, R"({"error": "Unauthorized"})"});
   }
-  if (fault && fault->kind == Kind::kHang) return {.how = How::kHang};
-  if (fault && fault->kind == Kind::kCut) return {.how = How::kCut};
-  if (fault && fault->kind == Kind::kRaise) contract->EndSession();
-  if (fault && (fault->kind == Kind::kAnswer || fault->kind == Kind::kRaise)) {
-    return {How::kAnswer, fault->code, fault->body};
+  const auto is = [&](Kind kind) { return fault && fault->kind == kind; };
+  if (is(Kind::kHang)) return end_turn({.how = How::kHang});
+  if (is(Kind::kCut)) return end_turn({.how = How::kCut});
+  if (is(Kind::kAnswer)) return end_turn({How::kAnswer, fault->code, fault->body});
+  if (is(Kind::kRaise)) {
+    const StandInAnswer answer = contract->Refusal(body, fault->code, fault->body);
+    return end_turn({How::kAnswer, answer.code, TextOf(answer.body)});
   }
-  const bool torn = fault && fault->kind == Kind::kTorn;
-  const bool stalls = fault && fault->kind == Kind::kStall;
-  const StandInAnswer answer = Handle(request, target,
-                                      torn     ? Loads::kTorn
-                                      : stalls ? Loads::kStalls
-                                               : Loads::kWell);
-  if (fault && fault->kind == Kind::kCutDone) return {.how = How::kCut};
-  if (fault && fault->kind == Kind::kGarbage) {
-    return {How::kAnswer, answer.code, "<html>It works!</html>"};
+  if (is(Kind::kSlow)) {
+    const auto end = std::chrono::steady_clock::now() + fault->takes;
+    while (std::chrono::steady_clock::now() < end && !ending) {
+      lock.release();
+      (void)LetOthers(milliseconds(1));
+      lock = std::unique_lock(mu, std::adopt_lock);
+    }
   }
-  return {How::kAnswer, answer.code, TextOf(answer.body)};
+  const Loads loads = is(Kind::kTorn)    ? Loads::kTorn
+                      : is(Kind::kStall) ? Loads::kStalls
+                                         : Loads::kWell;
+  const StandInAnswer answer = Handle(request, target, body, loads);
+  if (is(Kind::kCutDone)) return end_turn({.how = How::kCut});
+  if (is(Kind::kGarbage)) return end_turn({How::kAnswer, answer.code, "<html>It works!</html>"});
+  return end_turn({How::kAnswer, answer.code, TextOf(answer.body)});
 }
 
 EngineStandIn::EngineStandIn(Api api, fs::path directory)
@@ -123,6 +154,8 @@ void EngineStandIn::Start() {
   {
     std::lock_guard lock(impl_->mu);
     impl_->faults.clear();
+    impl_->ending = false;
+    impl_->turn = impl_->next_turn = 0;
     impl_->contract->Start();
   }
   impl_->server.Start();
@@ -131,6 +164,11 @@ void EngineStandIn::Start() {
 void EngineStandIn::Stop() {
   if (!impl_->server.started()) return;
   GoOn();
+  {
+    std::lock_guard lock(impl_->mu);
+    impl_->ending = true;
+    impl_->cv.notify_all();
+  }
   impl_->server.Stop();
 }
 
@@ -168,6 +206,21 @@ uint64_t EngineStandIn::probes() const {
 void EngineStandIn::LackEncoderReset() {
   std::lock_guard lock(impl_->mu);
   impl_->vllm->LackEncoderReset();
+}
+
+void EngineStandIn::LackPlugin() {
+  std::lock_guard lock(impl_->mu);
+  impl_->vllm->LackPlugin();
+}
+
+void EngineStandIn::FailForeignCall() {
+  std::lock_guard lock(impl_->mu);
+  impl_->vllm->FailForeignCall();
+}
+
+void EngineStandIn::SetRequestTime(milliseconds time) {
+  std::lock_guard lock(impl_->mu);
+  impl_->contract->request_time = time;
 }
 
 int EngineStandIn::aborted() const {

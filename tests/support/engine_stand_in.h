@@ -1,9 +1,10 @@
 // A stand-in for a vLLM or SGLang server with deltawire's plug-in: their endpoints as strict as
 // theirs, over a real socket, and the real engine client behind them; what is missing is a model
 // that computes. Faults are set by the test. Owner: the test case, which outlives nothing of it.
-// Threads: methods from any; one of its own. Cost: the model's bytes. Errors: violations().
+// Threads: methods from any; some of its own. Cost: the model's bytes. Errors: violations().
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -19,22 +20,24 @@ class EngineStandIn {
  public:
   enum class Api { kVllm, kSglang };
 
-  /// What becomes of the next requests of one path.
+  /// What becomes of the next requests of one path, or of one call of vLLM's plug-in ("apply").
   struct Fault {
     enum class Kind {
       kAnswer,   ///< `code` and `body`; nothing is done
-      kRaise,    ///< the same, as a worker's refusal: vLLM ends the update's session with it
+      kRaise,    ///< the same; of a call of vLLM's plug-in: its workers refuse it
       kHang,     ///< no answer until the caller goes; nothing is done
       kCut,      ///< the connection is closed; nothing is done
       kCutDone,  ///< done, and then closed without an answer
       kGarbage,  ///< done, and then 200 with what is no JSON
       kTorn,     ///< a load of the directory: half the weights are garbage; then 500
       kStall,    ///< a load: reads half of the directory, and goes on at GoOn()
+      kSlow,     ///< done after `takes`, also if the caller has gone by then
     };
     Kind kind = Kind::kAnswer;
     int code = 500;
     std::string body = R"({"error": {"message": "out of memory", "code": 500}})";
     int times = 1;
+    std::chrono::milliseconds takes{0};
   };
 
   /// `directory`: of a receiver; loaded at Start, if it holds a version by then.
@@ -69,6 +72,12 @@ class EngineStandIn {
   std::vector<std::string> TakeCalls();
   /// A POST of this path has come since the last TakeCalls.
   bool Called(const std::string& path) const;
+  /// Of vLLM alone: as one without the plug-in; and as one whose workers' replies are out of step,
+  /// since a call of somebody's has failed.
+  void LackPlugin();
+  void FailForeignCall();
+  /// For so long the requests that run at a pause run on, if it waits for them.
+  void SetRequestTime(std::chrono::milliseconds time);
   /// As a vLLM that is older than /reset_encoder_cache.
   void LackEncoderReset();
   bool paused() const;

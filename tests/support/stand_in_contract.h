@@ -4,6 +4,7 @@
 // own; what a caller must never do, in `wrong`.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -44,8 +45,17 @@ class StandInContract {
   virtual StandInAnswer Get(const StandInTarget& target) = 0;
   virtual StandInAnswer Post(const StandInTarget& target, const nlohmann::json& body,
                              Loads loads) = 0;
-  /// As after a step of an update that a worker has refused.
-  virtual void EndSession() {}
+  /// What a fault is set for and a test is told was called: the path, or the plug-in's call.
+  virtual std::string NameOf(const StandInTarget& target, const nlohmann::json&) const {
+    return target.path;
+  }
+  /// The answer of workers that refuse a call, as values; nothing is done.
+  virtual StandInAnswer Refusal(const nlohmann::json& body, int code, const std::string& text) {
+    (void)body;
+    return {code, text};
+  }
+  /// Whether calls with this name wait for each other, in the order in which they come.
+  virtual bool TakesTurns(const std::string&) const { return false; }
 
   StandInWeights weights;
   bool paused = false;
@@ -53,6 +63,9 @@ class StandInContract {
   int running = kRunningRequests, aborted = 0;
   std::vector<std::string> wrong;
   std::function<void()> stall;  ///< called in the middle of a load that stalls
+  /// Lets other requests be answered for a moment. False: the server ends.
+  std::function<bool()> others;
+  std::chrono::milliseconds request_time{0};  ///< for which requests run on, if they are waited for
 
  protected:
   Status Load(Loads loads);

@@ -7,9 +7,11 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <list>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace deltawire::testing {
 namespace {
@@ -20,11 +22,13 @@ namespace http = beast::http;
 using tcp = asio::ip::tcp;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr int kThreads = 6;  // so many connections are answered at once
 
 }  // namespace
 
 struct StandInServer::Impl {
-  explicit Impl(Handler h) : handler(std::move(h)), acceptor(context) {
+  explicit Impl(Handler h)
+      : handler(std::move(h)), accepting(asio::make_strand(context)), acceptor(accepting) {
     acceptor.open(tcp::v4());
     acceptor.set_option(asio::socket_base::reuse_address(true));
     acceptor.bind({asio::ip::address_v4::loopback(), 0});
@@ -41,9 +45,11 @@ struct StandInServer::Impl {
   uint16_t port = 0;
   std::optional<asio::ssl::context> tls;  // none: plaintext
   asio::io_context context;
+  const asio::strand<asio::io_context::executor_type> accepting;
   tcp::acceptor acceptor;
+  std::mutex mu;
   std::list<std::weak_ptr<beast::tcp_stream>> streams;
-  std::thread thread;
+  std::vector<std::thread> threads;
 };
 
 asio::awaitable<void> StandInServer::Impl::Serve(std::shared_ptr<beast::tcp_stream> stream) {
@@ -82,11 +88,15 @@ asio::awaitable<void> StandInServer::Impl::Talk(Stream& stream) {
 
 asio::awaitable<void> StandInServer::Impl::Accept() {
   while (true) {
-    auto [error, socket] = co_await acceptor.async_accept(kAwait);
+    auto [error, socket] = co_await acceptor.async_accept(asio::make_strand(context), kAwait);
     if (error) co_return;
     auto stream = std::make_shared<beast::tcp_stream>(std::move(socket));
-    streams.push_back(stream);
-    asio::co_spawn(context, Serve(stream), asio::detached);
+    {
+      std::lock_guard lock(mu);
+      if (!acceptor.is_open()) co_return;  // it ends
+      streams.push_back(stream);
+    }
+    asio::co_spawn(stream->get_executor(), Serve(stream), asio::detached);
   }
 }
 
@@ -101,24 +111,27 @@ void StandInServer::Start() {
   i.acceptor.set_option(asio::socket_base::reuse_address(true));
   i.acceptor.bind({asio::ip::address_v4::loopback(), i.port});
   i.acceptor.listen();
-  asio::co_spawn(i.context, i.Accept(), asio::detached);
-  i.thread = std::thread([&i] { i.context.run(); });
+  asio::co_spawn(i.accepting, i.Accept(), asio::detached);
+  for (int n = 0; n < kThreads; ++n) i.threads.emplace_back([&i] { i.context.run(); });
 }
 
 void StandInServer::Stop() {
   Impl& i = *impl_;
-  if (!i.thread.joinable()) return;
-  asio::post(i.context, [&i] {
+  if (i.threads.empty()) return;
+  asio::post(i.accepting, [&i] {
+    std::lock_guard lock(i.mu);
     i.acceptor.close();
     for (const auto& weak : i.streams) {
-      if (const auto stream = weak.lock()) stream->close();
+      const auto stream = weak.lock();
+      if (stream) asio::post(stream->get_executor(), [stream] { stream->close(); });
     }
     i.streams.clear();
   });
-  i.thread.join();
+  for (std::thread& thread : i.threads) thread.join();
+  i.threads.clear();
 }
 
-bool StandInServer::started() const { return impl_->thread.joinable(); }
+bool StandInServer::started() const { return !impl_->threads.empty(); }
 
 std::string StandInServer::url() const {
   return fmt::format("{}://127.0.0.1:{}", impl_->tls ? "https" : "http", impl_->port);

@@ -1,7 +1,7 @@
 // The HTTP server of a stand-in for an engine: a connection a request, on loopback, with or without
 // TLS. What is answered, its owner says. Owner: an EngineStandIn. Threads: Start and Stop from one;
-// the handler is called on a thread of the server's own. Cost: that thread. Errors: a port that
-// cannot be bound throws.
+// the handler is called on threads of the server's own, for several connections at once. Cost:
+// these threads. Errors: a port that cannot be bound throws.
 #pragma once
 
 #include <cstdint>

@@ -17,6 +17,9 @@ class SglangStandIn : public StandInContract {
   void Start() override;
   StandInAnswer Get(const StandInTarget& target) override;
   StandInAnswer Post(const StandInTarget& target, const nlohmann::json& body, Loads loads) override;
+  bool TakesTurns(const std::string& name) const override {
+    return name == "/weights_checker" || name == "/update_weights_from_disk";
+  }
 
  private:
   StandInAnswer Update(const std::string& path, const nlohmann::json& body, Loads loads);

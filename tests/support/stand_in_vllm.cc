@@ -7,6 +7,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kPlugin = "deltawire_call";
+
 StandInAnswer VllmError(int code, std::string_view message) {
   return {code,
           {{"error", {{"message", message}, {"type", ""}, {"param", nullptr}, {"code", code}}}}};
@@ -15,7 +17,10 @@ StandInAnswer VllmError(int code, std::string_view message) {
 }  // namespace
 
 void VllmStandIn::Start() {
-  session_ = preempted_ = old_encoder_outputs_ = false;
+  preempted_ = old_encoder_outputs_ = false;
+  before_.reset();
+  unread_.clear();
+  ++process_;
   sleeping_.clear();
   sleep_level_ = 0;
   StandInContract::Start();
@@ -24,6 +29,7 @@ void VllmStandIn::Start() {
 StandInAnswer VllmStandIn::Get(const StandInTarget& target) {
   if (target.path == "/weight_info") return {200, {{"weight_version", version}}};
   if (target.path == "/metrics") return {200, Metrics()};
+  if (target.path == "/get_world_size") return {200, {{"world_size", 2}}};
   if (target.path != "/is_sleeping") return {405, {{"detail", "Method Not Allowed"}}};
   ++probes_;
   // True of an engine that is merely paused, too.
@@ -36,29 +42,8 @@ StandInAnswer VllmStandIn::Post(const StandInTarget& target, const Json& body, L
     const auto found = target.query.find(name);
     return found == target.query.end() ? std::string() : found->second;
   };
-  const bool touches = path == "/init_weight_transfer_engine" || path == "/start_weight_update" ||
-                       path == "/update_weights" || path == "/collective_rpc";
-  Forbid(touches && !sleeping_.empty(), path + " on memory that was given back");
   if (path == "/pause") return Pause(option("mode"));
   if (path == "/resume") return Resume();
-  if (path == "/init_weight_transfer_engine") return Init(body);
-  if (path == "/shutdown_weight_transfer_engine") {
-    if (session_) {
-      return VllmError(500, "Cannot release a trainer connection during a weight update");
-    }
-    weights.Detach();
-    return {200, {{"message", "Weight transfer shut down"}}};
-  }
-  if (path == "/start_weight_update") return StartUpdate();
-  if (path == "/update_weights") return Update(body);
-  if (path == "/finish_weight_update") {
-    if (!session_) {
-      return VllmError(500, "finish_weight_update called without a matching start_weight_update.");
-    }
-    session_ = false;
-    if (body.contains("weight_version")) version = body["weight_version"];
-    return {200, {{"message", "Weight update finished"}}};
-  }
   if (path == "/reset_prefix_cache") {
     const bool success = option("reset_running_requests") == "true" || running == 0;
     preempted_ = success;
@@ -83,15 +68,17 @@ StandInAnswer VllmStandIn::Pause(const std::string& mode) {
     return Unprocessable("mode");
   }
   paused = true;
-  // "wait" would answer when they have ended by themselves, as they do here at once.
   if (mode == "abort" || mode.empty()) aborted += running;
-  if (mode != "keep") running = 0;
+  const auto end = std::chrono::steady_clock::now() + request_time;
+  while (mode == "wait" && paused && std::chrono::steady_clock::now() < end) {
+    if (!others()) break;
+  }
+  if (mode != "keep" && paused) running = 0;
   return {200, {{"status", "paused"}}};
 }
 
 StandInAnswer VllmStandIn::Resume() {
   Forbid(!weights.whole(), "resumed with weights of no version");
-  Forbid(session_, "resumed in the middle of an update");
   Forbid(old_encoder_outputs_ && has_encoder_reset_,
          "resumed with encoders' outputs of older weights");
   paused = preempted_ = false;
@@ -99,88 +86,144 @@ StandInAnswer VllmStandIn::Resume() {
   return {200, {{"status", "resumed"}}};
 }
 
-StandInAnswer VllmStandIn::Init(const Json& body) {
-  if (!body.contains("init_info")) return Unprocessable("init_info");
-  if (body["init_info"].contains("prove")) return Prove(body["init_info"]["prove"]);
-  const Status attached = weights.Attach(body["init_info"].value("directory", ""));
-  if (!attached.ok()) return VllmError(400, MessageOf(attached));
-  return {200, {{"message", "Weight transfer initialized"}}};
+std::string VllmStandIn::NameOf(const StandInTarget& target, const Json& body) const {
+  if (!body.is_object() || body.value("method", "") != kPlugin) return target.path;
+  return body["kwargs"].value("call", "");
+}
+
+bool VllmStandIn::TakesTurns(const std::string& name) const {
+  return name == "/collective_rpc" || name.find('/') == name.npos;
+}
+
+/// Two workers, of which this one process plays both.
+StandInAnswer VllmStandIn::Replies(const Json& kwargs, const Status& done) {
+  Json held = nullptr;
+  if (weights.client() != nullptr && !weights.client()->held().empty()) {
+    const Identity id = weights.client()->held();
+    held = {{"version", id.id.version},
+            {"epoch", id.id.epoch},
+            {"lineage", id.lineage.Hex()},
+            {"root", fmt::format("{:016x}", id.root)}};
+  }
+  const std::string reason(MessageOf(done));
+  Json results = Json::array();
+  for (int rank = 0; rank < 2; ++rank) {
+    results.push_back({{"nonce", kwargs.value("nonce", "")},
+                       {"rank", rank},
+                       {"ranks", 2},
+                       {"replicas", 1},
+                       {"engine", fmt::format("{:016x}", process_)},
+                       {"ok", done.ok()},
+                       {"reason", reason},
+                       {"drifted", reason.find("has drifted in ") != reason.npos},
+                       {"anew", reason.find("start the engine anew") != reason.npos},
+                       {"corrupts", false},
+                       {"held", held},
+                       {"untaken", Json::array()}});
+  }
+  // The second worker's replies are read in their order.
+  if (!unread_.empty()) {
+    unread_.push_back(results[1]);
+    results[1] = unread_.front();
+    unread_.erase(unread_.begin());
+  }
+  return {200, {{"results", results}}};
+}
+
+StandInAnswer VllmStandIn::Refusal(const Json& body, int code, const std::string& text) {
+  if (!body.is_object() || body.value("method", "") != kPlugin) return {code, text};
+  return Replies(body["kwargs"], absl::InternalError("out of memory"));
 }
 
 StandInAnswer VllmStandIn::Reload(const Json& body, Loads loads) {
-  if (body.value("method", "") != "reload_weights") return VllmError(400, "no such method");
+  const std::string method = body.value("method", "");
+  Forbid(body.contains("timeout"), "a timeout that leaves replies unread");
+  if (method == kPlugin && has_plugin_) {
+    const std::string call = body["kwargs"].value("call", "");
+    Forbid(call != "held" && call != "discard" && !sleeping_.empty(),
+           call + " on memory that was given back");
+    return Replies(body["kwargs"], Call(body["kwargs"], loads));
+  }
+  if (method != "reload_weights") {
+    Forbid(method == kPlugin, "a call of the plug-in without one, which raises");
+    FailForeignCall();
+    return VllmError(500, "no such method");
+  }
   Forbid(!paused, "reload_weights while it computes");
   Forbid(weights.client() != nullptr, "reload_weights below an attached client");
+  Forbid(!sleeping_.empty(), "reload_weights on memory that was given back");
   const std::filesystem::path from = body["kwargs"].value("weights_path", "");
   old_encoder_outputs_ = true;
   const Status loaded =
       from == weights.directory() ? Load(loads) : absl::NotFoundError("no such directory");
   if (!loaded.ok()) return VllmError(500, MessageOf(loaded));
-  return {200, {{"results", Json::array({nullptr})}}};
+  return {200, {{"results", Json::array({nullptr, nullptr})}}};
 }
 
-StandInAnswer VllmStandIn::StartUpdate() {
-  if (session_) {
-    return VllmError(500,
-                     "start_weight_update called while a weight update is already active. Call "
-                     "finish_weight_update first.");
+Status VllmStandIn::Call(const Json& kwargs, Loads loads) {
+  const std::string call = kwargs.value("call", "");
+  if (call == "held") return {};
+  if (call == "attach") {
+    before_.reset();
+    weights.Detach();
+    return weights.Attach(kwargs.value("directory", ""));
   }
-  if (weights.client() == nullptr) {
-    return VllmError(500, "deltawire: /init_weight_transfer_engine comes first");
+  if (call == "reload") {
+    Forbid(!paused, "reload while it computes");
+    before_.reset();
+    weights.Detach();
+    old_encoder_outputs_ = true;
+    const std::filesystem::path from = kwargs.value("directory", "");
+    return from == weights.directory() ? Load(loads) : absl::NotFoundError("no such directory");
   }
-  if (const Status checked = weights.Check(); !checked.ok()) {
-    return VllmError(500, "deltawire: " + std::string(MessageOf(checked)));
+  engine::EngineWeights* const client = weights.client();
+  if (client == nullptr) {
+    if (call == "discard") return {};
+    return absl::FailedPreconditionError("attach comes first");
   }
-  const auto prepared = weights.client()->Prepare();
-  if (!prepared.ok()) return VllmError(500, MessageOf(prepared.status()));
-  session_ = true;
-  return {200, {{"message", "Weight update started"}}};
+  if (call == "discard") {
+    client->Discard();
+    return {};
+  }
+  if (call == "check") return weights.Check();
+  if (call == "prove") return Prove(kwargs);
+  if (call == "prepare") {
+    before_.reset();
+    DW_RETURN_IF_ERROR(weights.Check());
+    DW_ASSIGN_OR_RETURN(const auto prepared, client->Prepare());
+    if (prepared.to.id.version == kwargs.value("version", uint64_t{0})) return {};
+    return absl::FailedPreconditionError("another version is committed");
+  }
+  Forbid(!paused, call + " while it computes");
+  if (call == "apply") {
+    const Identity held = client->held();
+    old_encoder_outputs_ = true;
+    DW_RETURN_IF_ERROR(client->Apply());
+    before_ = held;
+    return {};
+  }
+  if (call != "rollback") return absl::InvalidArgumentError("there is no call " + call);
+  if (!before_ || before_->id.version != kwargs.value("version", uint64_t{0})) {
+    return absl::FailedPreconditionError("no update was applied that could be undone");
+  }
+  before_.reset();
+  const Status back = client->Rollback();
+  old_encoder_outputs_ = !back.ok();
+  return back;
 }
 
-StandInAnswer VllmStandIn::Update(const Json& body) {
-  if (!body.contains("update_info")) return Unprocessable("update_info");
-  if (!session_) return VllmError(500, "start_weight_update must be called before update_weights.");
-  const auto failed = [this](int code, const std::string& why) {
-    session_ = false;
-    return VllmError(code, why);
-  };
-  const Json& info = body["update_info"];
-  for (const auto& [field, value] : info.items()) {
-    if (field != "version" && field != "rollback" && field != "check") {
-      return failed(400, "UpdateInfo.__init__() got an unexpected keyword argument " + field);
-    }
+Status VllmStandIn::Prove(const Json& kwargs) {
+  const Identity id = weights.client()->held();
+  if (id.id.version != kwargs.value("version", uint64_t{0}) ||
+      id.id.epoch != kwargs.value("epoch", uint64_t{0}) ||
+      id.lineage.Hex() != kwargs.value("lineage", "") ||
+      fmt::format("{:016x}", id.root) != kwargs.value("root", "")) {
+    return absl::FailedPreconditionError("the memory is another version");
   }
-  const bool check = info.value("check", false);
-  Forbid(!paused && !check, "/update_weights while it computes");
-  engine::EngineWeights& client = *weights.client();
-  if (info.value("rollback", false)) {
-    const Status back = client.Rollback();
-    old_encoder_outputs_ = !back.ok();
-    if (!back.ok()) return failed(500, "deltawire: " + std::string(MessageOf(back)));
-    return {200, {{"message", "Weights updated"}}};
-  }
-  if (info.contains("version") && client.committed().id.version != info["version"]) {
-    return failed(400, "another version was prepared");
-  }
-  Forbid(check && !(client.held() == client.committed()), "a check of another version");
-  old_encoder_outputs_ = old_encoder_outputs_ || !check;
-  Status applied = client.Apply();
-  if (applied.ok() && check) applied = weights.Check();
-  if (!applied.ok()) return failed(500, "deltawire: " + std::string(MessageOf(applied)));
-  return {200, {{"message", "Weights updated"}}};
-}
-
-StandInAnswer VllmStandIn::Prove(uint64_t wanted) {
-  if (weights.client() == nullptr || weights.client()->held().id.version != wanted) {
-    return VllmError(500, "deltawire: the memory is another version");
-  }
-  const Status proven = weights.Check();
-  if (!proven.ok()) return VllmError(500, "deltawire: " + std::string(MessageOf(proven)));
-  return {200, {{"message", "Weight transfer initialized"}}};
+  return weights.Check();
 }
 
 void VllmStandIn::Sleep(int level) {
-  Forbid(session_, "put to sleep in the middle of an update");
   paused = true;
   sleep_level_ = level;
   sleeping_ = {"weights", "kv_cache"};
@@ -204,6 +247,7 @@ std::string VllmStandIn::Metrics() const {
         "{}\n",
         state, on ? "1.0" : "0.0");
   };
+  if (has_plugin_) text += "deltawire_plugin_calls 1.0\n";
   row("awake", sleep_level_ == 0);
   row("weights_offloaded", sleep_level_ == 1);
   row("discard_all", sleep_level_ == 2);

@@ -23,14 +23,14 @@ TEST_CASE("a failure before the pause changes nothing, and is tried again so man
     CHECK(walk.Run() == Calls{"prepare*"});
     CHECK(walk.state() == EngineState::kRetrying);
     CHECK(walk.course.view().error.find("prepare: answer: nothing within") == 0);
-    CHECK(walk.Later() == Calls{"clear", "prepare*"});
-    CHECK(walk.Later() == Calls{"clear", "prepare*", "clear"});  // nothing is left open
+    CHECK(walk.Later() == Calls{"ask", "prepare*"});
+    CHECK(walk.Later() == Calls{"ask", "prepare*", "clear"});  // nothing is left open
     CHECK(walk.served() == Version(1));
     CHECK_FALSE(walk.course.view().paused);
     CHECK(walk.state() == EngineState::kBehind);
     CHECK(walk.Later() == Calls{"probe"});
     walk.course.Ready(Version(3));
-    CHECK(walk.Run() == kVllmNext);
+    CHECK(walk.Run() == kVllmFirst);
   }
 }
 
@@ -61,39 +61,70 @@ TEST_CASE("a pause that fails is taken back, unless the weights are in doubt") {
   walk.Serve(1);
   walk.answers[EngineCall::kPause] = {kUnsure};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "clear", "resume"});
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume"});
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
-  CHECK(walk.Later() == kVllmNext);
+  CHECK(walk.Later() == kVllmFirst);
 
-  Walk fresh(EngineKind::kVllm);  // the receiver before may have died in the middle of a load
+  // The receiver before may have died in the middle of a load; a plug-in knows what it holds.
+  Walk told(EngineKind::kVllm);
+  told.answers[EngineCall::kPause] = {kUnsure};
+  told.course.Ready(Version(2));
+  CHECK(told.Run() == Calls{"ask", "prepare*", "pause", "resume"});
+  CHECK(told.served() == Version(1));
+  Walk fresh(EngineKind::kSglangReload);
   fresh.answers[EngineCall::kPause] = {kUnsure};
   fresh.course.Ready(Version(1));
-  CHECK(fresh.Run() == Calls{"clear", "prepare*", "pause"});
+  CHECK(fresh.Run() == Calls{"pause*"});
   CHECK(fresh.course.view().paused);
-  CHECK(fresh.Later() == kVllmFirst);
+  CHECK(fresh.Later() == Calls{"pause*", "load*", "resume"});
+}
+
+TEST_CASE("a pause that was cut and comes after it was taken back does not stay") {
+  Walk walk(EngineKind::kVllm, {.retries = 0});
+  walk.Serve(1);
+  walk.answers[EngineCall::kPause] = {kUnsure};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume", "clear"});
+  CHECK(walk.state() == EngineState::kBehind);
+  EngineAnswer paused;
+  paused.paused = true;
+  paused.version = "1";
+  walk.answers[EngineCall::kProbe] = {paused, paused};
+  walk.answers[EngineCall::kResume] = {kUnsure};
+  CHECK(walk.Later() == Calls{"probe", "resume"});
+  CHECK(walk.Later() == Calls{"probe", "resume"});
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.served() == Version(1));
+  // One that somebody else pauses stays so.
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run().back() == "resume");
+  walk.named = "3";
+  paused.version = "3";
+  walk.answers[EngineCall::kProbe] = {paused};
+  CHECK(walk.Later() == Calls{"probe"});
 }
 
 TEST_CASE("what takes a failed pause back is repeated, and the engine goes on") {
   Walk walk(EngineKind::kVllm, {.retries = 3});
   walk.Serve(1);
   walk.answers[EngineCall::kPause] = {kUnsure};
-  walk.answers[EngineCall::kClear] = {kUnsure, kUnsure};
+  walk.answers[EngineCall::kResume] = {kUnsure, kUnsure};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "clear"});
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume"});
   CHECK(walk.state() == EngineState::kRetrying);
   CHECK(walk.course.view().paused);
-  CHECK(walk.Later() == Calls{"clear"});
-  CHECK(walk.Later() == Calls{"clear", "resume"});
+  CHECK(walk.Later() == Calls{"resume"});
+  CHECK(walk.Later() == Calls{"resume"});
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
-  CHECK(walk.Later() == kVllmNext);
+  CHECK(walk.Later() == kVllmFirst);
   CHECK(walk.served() == Version(2));
 }
 
 TEST_CASE("after a load that failed the engine stays paused until one succeeds") {
   const EngineAnswer answer = GENERATE(kRefused, kUnsure);
-  for (const EngineCall failed : {EngineCall::kLoad, EngineCall::kFlush, EngineCall::kFinish}) {
+  for (const EngineCall failed : {EngineCall::kLoad, EngineCall::kFlush, EngineCall::kName}) {
     CAPTURE(ToString(failed), answer.why);
     Walk walk(EngineKind::kVllm, {.retries = 2});
     walk.Serve(1);
@@ -205,6 +236,176 @@ TEST_CASE("an engine that only a new process would help is not told to reload, a
   CHECK(walk.served() == Version(4));
 }
 
+TEST_CASE("a reload whose answer was lost is proven before it counts, or the engine stays paused") {
+  // Nothing can show what a vLLM without the plug-in has loaded.
+  Walk blind(EngineKind::kVllmReload);
+  blind.Serve(1);
+  blind.answers[EngineCall::kLoad] = {kUnsure};
+  blind.course.Ready(Version(2));
+  CHECK(blind.Run() == Calls{"pause*", "load*"});
+  CHECK(blind.Later() == Calls{"probe"});
+  CHECK(blind.state() == EngineState::kPaused);
+  CHECK(blind.served() == Identity{});
+  CHECK(blind.course.view().error.find("nothing here can show what it has loaded") !=
+        std::string::npos);
+
+  // With it, an attach compares every byte of what another reload brings.
+  const bool well = GENERATE(true, false);
+  Walk walk(EngineKind::kVllm, {.retries = 0});
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused};
+  walk.answers[EngineCall::kReload] = {kUnsure};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"ask", "prepare*", "attach*", "pause*", "reload*", "clear"});
+  CHECK(walk.state() == EngineState::kPaused);
+  walk.held = {};
+  walk.answers[EngineCall::kAttach] = {kRefused};
+  if (!well) walk.answers[EngineCall::kAttach].push_back(kRefused);
+  walk.course.Ready(Version(3));
+  const Calls again = {"ask", "attach*", "pause*", "reload*", "attach*"};
+  const Calls calls = walk.Run();
+  REQUIRE(calls.size() > again.size());
+  CHECK(Calls(calls.begin(), calls.begin() + 5) == again);
+  CHECK(walk.state() == (well ? EngineState::kServing : EngineState::kPaused));
+  CHECK(walk.served() == (well ? Version(3) : Identity{}));
+}
+
+TEST_CASE("an engine that reads each version whole, and whose answer was lost, stays paused") {
+  Walk walk(EngineKind::kVllm, {.retries = 0});
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused, kRefused};
+  walk.course.Ready(Version(1));
+  REQUIRE(walk.Run().back() == "resume");
+  CHECK_FALSE(walk.course.view().verified);
+  walk.answers[EngineCall::kReload] = {kUnsure};
+  walk.course.Ready(Version(2));
+  walk.Run();
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.served() == Identity{});
+}
+
+TEST_CASE("what an engine's own reload would corrupt is not read, and it goes on as it was") {
+  Walk walk(EngineKind::kVllm, {.retries = 0});
+  walk.Serve(1);
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused};
+  EngineAnswer corrupts = kRefused;
+  corrupts.corrupts = true;
+  corrupts.why = "packed experts";
+  walk.answers[EngineCall::kReload] = {corrupts};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "attach*", "pause*", "reload*", "resume", "clear"});
+  CHECK(walk.state() == EngineState::kBehind);
+  CHECK(walk.served() == Version(1));
+  CHECK(walk.course.view().error == "reload: packed experts");
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused};
+  walk.course.Ready(Version(3));
+  const Calls next = walk.Run();
+  CHECK(std::count(next.begin(), next.end(), "reload*") == 0);
+}
+
+TEST_CASE(
+    "a load whose answer was lost is told again, whatever the policy, and then all compared") {
+  for (const EngineFailure failure :
+       {EngineFailure::kRetry, EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
+    for (const EngineCall lost : {EngineCall::kLoad, EngineCall::kFlush, EngineCall::kName}) {
+      CAPTURE(ToString(failure), ToString(lost));
+      Walk walk(EngineKind::kVllm, {.failure = failure});
+      walk.Serve(1);
+      walk.answers[lost] = {kUnsure};
+      walk.course.Ready(Version(2));
+      CHECK(walk.Run().back() == ToString(lost));
+      CHECK(walk.served() == Identity{});
+      CHECK(walk.Later() == (lost == EngineCall::kLoad ? kVllmProven : kVllmFirst));
+      CHECK(walk.served() == Version(2));
+      CHECK(walk.course.view().verified);
+    }
+  }
+}
+
+TEST_CASE("a proof that is not had keeps a version from being served") {
+  const EngineFailure failure = GENERATE(EngineFailure::kRetry, EngineFailure::kRollback);
+  Walk walk(EngineKind::kVllm, {.failure = failure});
+  walk.Serve(1);
+  walk.answers[EngineCall::kSample] = {kRefused};
+  walk.course.Ready(Version(2));
+  Calls calls = {"prepare*", "pause", "load", "flush", "sample"};
+  if (failure == EngineFailure::kRollback) {
+    for (const char* call : {"rollback", "resume", "clear"}) calls.emplace_back(call);
+    CHECK(walk.Run() == calls);
+    CHECK(walk.served() == Version(1));
+    return;
+  }
+  CHECK(walk.Run() == calls);
+  CHECK(walk.served() == Identity{});
+  CHECK(walk.Later() == kVllmProven);
+  walk.answers[EngineCall::kSample] = {kUnsure};
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run() == calls);
+  CHECK(walk.Later() == Calls{"sample", "name", "resume"});
+}
+
+TEST_CASE("an engine whose ranks answer to other calls is left alone until it has started anew") {
+  for (const EngineCall call : {EngineCall::kAsk, EngineCall::kPrepare, EngineCall::kLoad,
+                                EngineCall::kSample, EngineCall::kCheck}) {
+    CAPTURE(ToString(call));
+    Walk walk(EngineKind::kVllm);
+    if (call != EngineCall::kAsk) walk.Serve(1);
+    EngineAnswer other = kUnsure;
+    other.out_of_step = true;
+    other.why = "out of step; start the engine anew";
+    walk.answers[call] = {other};
+    if (call == EngineCall::kCheck) walk.course.AskCheck();
+    walk.course.Ready(Version(call == EngineCall::kCheck ? 1 : 2));
+    walk.Run();
+    CHECK(walk.state() == EngineState::kOut);
+    CHECK(walk.served() == Identity{});
+    CHECK(walk.course.view().error == other.why);
+    walk.course.Ready(Version(3));
+    CHECK(walk.Run().empty());
+    walk.answers[EngineCall::kProbe] = {kUnreachable};
+    walk.Later();
+    walk.held = {};
+    CHECK(walk.Later() == Calls{"probe", "ask", "attach*", "prepare*", "pause", "load", "flush",
+                                "sample", "name", "resume"});
+    CHECK(walk.served() == Version(3));
+  }
+}
+
+TEST_CASE("another process in the engine's place is begun with anew, and two of them are told") {
+  Walk walk(EngineKind::kVllm);
+  walk.process = "a";
+  walk.Serve(1);
+  walk.course.Ready(Version(2));
+  walk.process = "b";
+  walk.held = {};
+  CHECK(walk.Run() == Calls{"prepare*", "ask", "attach*", "prepare*", "pause", "load", "flush",
+                            "sample", "name", "resume"});
+  CHECK(walk.served() == Version(2));
+  walk.process = "a";
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run() == Calls{"prepare*"});
+  CHECK(walk.state() == EngineState::kOut);
+  CHECK(walk.course.view().error.find("several servers answer at this address") == 0);
+}
+
+TEST_CASE("a connection that fails otherwise than by a refusal is no new process") {
+  Walk walk(EngineKind::kVllmReload);
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.course.Ready(Version(2));
+  walk.Run();
+  EngineAnswer late = kUnreachable;
+  late.gone = false;
+  late.why = "connect: nothing within 5000 ms";
+  walk.answers[EngineCall::kProbe] = {late};
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.state() == EngineState::kUnreachable);
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.state() == EngineState::kPaused);
+}
+
 TEST_CASE("stay-paused: there is one attempt for each version") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kStayPaused});
   walk.Serve(1);
@@ -213,7 +414,7 @@ TEST_CASE("stay-paused: there is one attempt for each version") {
   CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "clear"});
   CHECK(walk.state() == EngineState::kPaused);
   walk.course.Ready(Version(3));
-  CHECK(walk.Run() == kVllmNext);
+  CHECK(walk.Run() == kVllmProven);
 }
 
 TEST_CASE("the update of a version that was given up is closed until the engine answers") {
@@ -233,7 +434,7 @@ TEST_CASE("the update of a version that was given up is closed until the engine 
   SECTION("a new version comes first") {
     walk.answers[EngineCall::kClear].clear();
     walk.course.Ready(Version(3));
-    CHECK(walk.Run() == kVllmFirst);
+    CHECK(walk.Run() == kVllmProven);
     walk.named = "3";
     CHECK(walk.Later() == Calls{"probe"});
   }
@@ -253,14 +454,12 @@ TEST_CASE("take-out: the engine gets no further version until it starts anew") {
   walk.answers[EngineCall::kProbe] = {kUnreachable};
   walk.Later();
   CHECK(walk.state() == EngineState::kUnreachable);
-  Calls calls = kVllmFirst;
-  calls.insert(calls.begin(), "probe");
-  CHECK(walk.Later() == calls);
+  CHECK(walk.Later() == After("probe", Checked(kVllmFirst)));
   CHECK(walk.served() == Version(3));
 }
 
 TEST_CASE("take-out: an engine that started anew between two probes is known by what it names") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kTakeOut});
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kTakeOut, .retries = 0});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kUnsure};
   walk.course.Ready(Version(2));
@@ -270,9 +469,7 @@ TEST_CASE("take-out: an engine that started anew between two probes is known by 
   CHECK(walk.Later() == Calls{"probe"});
   CHECK(walk.state() == EngineState::kOut);
   walk.named = "default";
-  Calls calls = kVllmFirst;
-  calls.insert(calls.begin(), "probe");
-  CHECK(walk.Later() == calls);
+  CHECK(walk.Later() == After("probe", kVllmProven));
   CHECK(walk.state() == EngineState::kServing);
   CHECK(walk.served() == Version(2));
 }
@@ -294,7 +491,7 @@ TEST_CASE("rollback: the update is taken back and the version before is served")
   walk.Serve(1);
   walk.answers[EngineCall::kFlush] = {kRefused};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "flush", "rollback", "clear", "resume"});
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "flush", "rollback", "resume", "clear"});
   CHECK(walk.state() == EngineState::kBehind);
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
@@ -302,19 +499,7 @@ TEST_CASE("rollback: the update is taken back and the version before is served")
   CHECK(walk.course.view().error.find("flush: ") == 0);
   CHECK(walk.Later() == Calls{"probe"});  // and not this version again
   walk.course.Ready(Version(3));
-  CHECK(walk.Run() == kVllmNext);
-}
-
-TEST_CASE("rollback: an engine that does not answer the clear is resumed when it does") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
-  walk.Serve(1);
-  walk.answers[EngineCall::kLoad] = {kRefused};
-  walk.answers[EngineCall::kClear] = {kUnsure};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "clear"});
-  CHECK(walk.Later() == Calls{"clear", "resume"});
-  CHECK(walk.state() == EngineState::kBehind);
-  CHECK(walk.served() == Version(1));
+  CHECK(walk.Run() == kVllmFirst);
 }
 
 TEST_CASE("rollback: what is not sure to be taken back stays paused") {
@@ -325,13 +510,15 @@ TEST_CASE("rollback: what is not sure to be taken back stays paused") {
     walk.answers[EngineCall::kProve] = {kRefused};
     walk.answers[EngineCall::kLoad] = {kRefused};
     walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "clear", "prove"});
+    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "prove", "clear"});
     CHECK(walk.course.view().error.find("load: 500: no; prove: 500: no; it is not known") == 0);
   }
   SECTION("it is not known what would come back") {
+    EngineAnswer says_nothing;
+    walk.answers[EngineCall::kAsk] = {says_nothing};
     walk.answers[EngineCall::kLoad] = {kRefused};
     walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"clear", "prepare*", "pause", "load", "clear"});
+    CHECK(walk.Run() == Calls{"ask", "attach*", "prepare*", "pause", "load", "clear"});
   }
   CHECK(walk.state() == EngineState::kPaused);
   CHECK(walk.served() == Identity{});
@@ -342,24 +529,22 @@ TEST_CASE("rollback: what is not sure to be taken back stays paused") {
   CHECK(walk.served() == Version(3));
 }
 
-TEST_CASE("rollback: vLLM, whose session a failed load has ended, proves what it holds") {
+TEST_CASE("rollback: vLLM, which has refused the load, proves what it holds") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};
-  const EngineAnswer answer = GENERATE(kRefused, kUnsure);
-  walk.answers[EngineCall::kRollback] = {answer};
-  walk.answers[EngineCall::kClear] = {kRefused};  // nothing is open
+  walk.answers[EngineCall::kRollback] = {kRefused};
   walk.course.Ready(Version(2));
-  Calls calls = {"prepare*", "pause", "load", "rollback", "clear", "prove"};
+  Calls calls = {"prepare*", "pause", "load", "rollback", "prove"};
   SECTION("it does") {
-    calls.push_back("resume");
+    calls.insert(calls.end(), {"resume", "clear"});
     CHECK(walk.Run() == calls);
   }
   SECTION("its answer is cut") {
     walk.answers[EngineCall::kProve] = {kUnsure};
     CHECK(walk.Run() == calls);
     CHECK(walk.course.view().paused);
-    CHECK(walk.Later() == Calls{"prove", "resume"});
+    CHECK(walk.Later() == Calls{"prove", "resume", "clear"});
   }
   CHECK(walk.state() == EngineState::kBehind);
   CHECK(walk.served() == Version(1));
@@ -368,6 +553,32 @@ TEST_CASE("rollback: vLLM, whose session a failed load has ended, proves what it
   walk.course.Ready(Version(3));
   (void)walk.Run();
   CHECK(walk.served() == Version(3));
+}
+
+TEST_CASE("rollback: vLLM is told again where the answer to it was lost") {
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.answers[EngineCall::kRollback] = {kUnsure};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback"});
+  CHECK(walk.Later() == Calls{"rollback", "resume", "clear"});
+  CHECK(walk.served() == Version(1));
+}
+
+TEST_CASE("a vLLM that an earlier receiver has left paused in a reload is not resumed unproven") {
+  Walk walk(EngineKind::kVllmReload);
+  EngineAnswer found;
+  found.paused = true;
+  walk.answers[EngineCall::kPause] = {found};
+  walk.course.Ready(Version(1));
+  CHECK(walk.Run() == Calls{"pause*"});
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.course.view().error.find("it was found paused") == 0);
+  walk.answers[EngineCall::kProbe] = {kUnreachable};
+  walk.Later();
+  CHECK(walk.Later().back() == "resume");
+  CHECK(walk.served() == Version(1));
 }
 
 TEST_CASE("rollback: memory that a proof finds to have drifted is at no version") {

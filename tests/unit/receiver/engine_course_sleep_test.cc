@@ -13,10 +13,9 @@ EngineAnswer Asleep(bool dropped) {
 }
 
 /// From what was kept, and then compared.
-const Calls kKept = {"clear",  "prepare*", "pause",    "load",   "flush",
-                     "finish", "resume",   "prepare*", "check*", "clear"};
-const Calls kReadAnew = {"clear",    "pause*", "detach*", "reload*", "attach*",
-                         "prepare*", "load",   "flush",   "finish",  "resume"};
+const Calls kKept = Checked(kVllmFirst);
+const Calls kReadAnew = {"ask",  "pause*", "reload*", "attach*", "prepare*",
+                         "load", "flush",  "sample",  "name",    "resume"};
 
 const EngineAnswer kDrifted{.result = EngineAnswer::Result::kRefused,
                             .why = "500: the engine's memory has drifted in norm",
@@ -136,7 +135,7 @@ TEST_CASE("a check of an engine that sleeps ends, and says why") {
   Walk walk(EngineKind::kVllm);
   walk.Serve(1);
   const uint64_t number = walk.course.AskCheck();
-  walk.answers[EngineCall::kPrepare] = {Asleep(false)};
+  walk.answers[EngineCall::kCheck] = {Asleep(false)};
   walk.Run();
   CHECK(walk.course.view().checks_ended == number);
   CHECK(walk.course.view().check_error == "it sleeps");
@@ -179,10 +178,10 @@ TEST_CASE("an engine that was left paused gets the next version, also if that fi
     walk.answers[finds ? EngineCall::kPrepare : EngineCall::kProbe] = {Asleep(false)};
     if (!finds) CHECK(walk.Later() == Calls{"probe"});
     walk.course.Ready(Version(3));
-    CHECK(walk.Run() == (finds ? Calls{"prepare*"} : Calls{}));
+    CHECK(walk.Run() == (finds ? Calls{"ask", "prepare*"} : Calls{}));
     CHECK(walk.state() == EngineState::kAsleep);
     Calls calls = {"probe", "pause"};
-    calls.insert(calls.end(), kKept.begin(), kKept.end());
+    calls.insert(calls.end(), kVllmProven.begin(), kVllmProven.end());
     CHECK(walk.Later() == calls);
     CHECK(walk.served() == Version(3));
   }
@@ -193,7 +192,7 @@ TEST_CASE("retry: an engine that was left paused is healed when it wakes") {
     LeftPaused walk(EngineFailure::kRetry, false);
     walk.answers[EngineCall::kProbe] = {Asleep(dropped)};
     CHECK(walk.Later() == Calls{"probe"});
-    CHECK(walk.Later() == AfterProbe(dropped ? kReadAnew : kKept));
+    CHECK(walk.Later() == AfterProbe(dropped ? kReadAnew : kVllmProven));
     CHECK(walk.served() == Version(2));
   }
 }

@@ -15,9 +15,9 @@ using Result = EngineAnswer::Result;
 
 TEST_CASE("each kind is asked in its order, and what reads the directory holds it") {
   const std::map<EngineKind, Calls> first = {
-      {EngineKind::kVllm, kVllmFirst},
+      {EngineKind::kVllm, Checked(kVllmFirst)},
       {EngineKind::kVllmReload, {"pause*", "load*", "flush", "name", "resume"}},
-      {EngineKind::kSglang, {"prepare*", "pause", "load", "resume"}},
+      {EngineKind::kSglang, {"prepare*", "pause", "load", "resume", "check*"}},
       {EngineKind::kSglangReload, {"pause*", "load*", "resume"}},
       {EngineKind::kHttp, {"load*"}},
       {EngineKind::kExec, {"load*"}},
@@ -57,20 +57,20 @@ TEST_CASE("an engine goes from what it finished to the newest version, and skips
 
 TEST_CASE("the time of the pause is counted from the pause to the resume") {
   Walk walk(EngineKind::kVllm);
-  walk.Serve(1);  // pause, load, flush, finish, resume: a millisecond each
-  CHECK(walk.course.view().last_pause_seconds == Approx(0.005));
+  walk.Serve(1);  // pause, load, flush, sample, name, resume: a millisecond each
+  CHECK(walk.course.view().last_pause_seconds == Approx(0.006));
   walk.course.Ready(Version(2));
   walk.Run();
-  CHECK(walk.course.view().pause_seconds == Approx(0.010));
+  CHECK(walk.course.view().pause_seconds == Approx(0.012));
 }
 
 TEST_CASE("the times of an update are those of the attempt that succeeded, and retries count") {
   Walk walk(EngineKind::kVllm);
   walk.Serve(1);  // a millisecond each
   const auto first = walk.course.view();
-  // clear and prepare; then load, flush and finish.
+  // ask and prepare; then load, flush, sample and name.
   CHECK(first.last_prepare_seconds == Approx(0.002));
-  CHECK(first.last_load_seconds == Approx(0.003));
+  CHECK(first.last_load_seconds == Approx(0.004));
   CHECK(first.retries == 0);
   walk.answers[EngineCall::kLoad] = {kRefused, kRefused};
   walk.course.Ready(Version(2));
@@ -79,7 +79,7 @@ TEST_CASE("the times of an update are those of the attempt that succeeded, and r
   for (int i = 0; i < 4 && walk.served() != Version(2); ++i) walk.Later();
   REQUIRE(walk.served() == Version(2));
   CHECK(walk.course.view().retries == 2);
-  CHECK(walk.course.view().last_load_seconds == Approx(0.003));
+  CHECK(walk.course.view().last_load_seconds == Approx(0.003));  // but for the proof
 }
 
 TEST_CASE("an engine that cannot be reached is tried without end, and begins anew") {
@@ -93,8 +93,7 @@ TEST_CASE("an engine that cannot be reached is tried without end, and begins ane
     CHECK(walk.course.Next(walk.now).until - walk.now <= milliseconds(2000));
   }
   CHECK(walk.course.view().failures == 1);
-  Calls calls = kVllmFirst;
-  calls.insert(calls.begin(), "probe");
+  const Calls calls = After("probe", Checked(kVllmFirst));
   CHECK(walk.Later() == calls);
   CHECK(walk.served() == Version(5));
 }
@@ -114,7 +113,7 @@ TEST_CASE("a hook without a probe is unreachable only until it is connected to")
 
 TEST_CASE("an engine that dies in the middle of an update begins anew when it is back") {
   for (const EngineCall dies : {EngineCall::kPrepare, EngineCall::kPause, EngineCall::kLoad,
-                                EngineCall::kFlush, EngineCall::kFinish, EngineCall::kResume}) {
+                                EngineCall::kFlush, EngineCall::kName, EngineCall::kResume}) {
     CAPTURE(ToString(dies));
     Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kTakeOut, .retries = 0});
     walk.Serve(1);
@@ -122,8 +121,7 @@ TEST_CASE("an engine that dies in the middle of an update begins anew when it is
     walk.course.Ready(Version(2));
     CHECK(walk.Run().back().starts_with(ToString(dies)));
     CHECK(walk.state() == EngineState::kUnreachable);
-    Calls calls = kVllmFirst;
-    calls.insert(calls.begin(), "probe");
+    const Calls calls = After("probe", Checked(kVllmFirst));
     CHECK(walk.Later() == calls);
     CHECK(walk.served() == Version(2));
   }
@@ -158,41 +156,66 @@ TEST_CASE("a probe that is not answered does not mean that the engine serves no 
 }
 
 TEST_CASE("an engine that is not attached is attached, one at another version reloads first") {
+  const Calls rest = {"prepare*", "pause", "load", "flush", "sample", "name", "resume"};
   Walk walk(EngineKind::kVllm);
-  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.held = {};
   walk.course.Ready(Version(1));
-  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*", "prepare*", "pause", "load", "flush",
-                            "finish", "resume"});
+  CHECK(walk.Run() == After("ask", After("attach*", rest)));
   CHECK(walk.course.view().failures == 0);
+  CHECK(walk.course.view().verified);
+
+  Walk moved(EngineKind::kVllm);  // an engine that has moved its parameters
+  moved.answers[EngineCall::kPrepare] = {kRefused};
+  moved.course.Ready(Version(1));
+  CHECK(moved.Run() == After("ask", After("prepare*", After("attach*", rest))));
 
   Walk other(EngineKind::kVllm);
-  other.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+  other.held = {};
   other.answers[EngineCall::kAttach] = {kRefused, kRefused};
   other.course.Ready(Version(1));
-  CHECK(other.Run() == Calls{"clear", "prepare*", "attach*"});  // it may be a passing failure
-  CHECK(other.Later() == Calls{"clear", "prepare*", "attach*", "pause*", "detach*", "reload*",
-                               "attach*", "prepare*", "load", "flush", "finish", "resume"});
+  CHECK(other.Run() == Calls{"ask", "attach*"});  // it may be a passing failure
+  CHECK(other.Later() == Calls{"ask", "attach*", "pause*", "reload*", "attach*", "prepare*", "load",
+                               "flush", "sample", "name", "resume"});
   CHECK(other.served() == Version(1));
   CHECK(other.course.view().error.empty());
+  CHECK(other.course.view().verified);
 
   Walk sglang(EngineKind::kSglang);
   sglang.answers[EngineCall::kPrepare] = {kRefused, kRefused};
   sglang.course.Ready(Version(1));
   CHECK(sglang.Run() == Calls{"prepare*"});
-  CHECK(sglang.Later() == Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume"});
+  CHECK(sglang.Later() ==
+        Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume", "check*"});
+}
+
+TEST_CASE("what cannot be compared is served, and not verified") {
+  for (const EngineKind kind :
+       {EngineKind::kVllmReload, EngineKind::kSglangReload, EngineKind::kHttp}) {
+    Walk walk(kind);
+    walk.Serve(1);
+    CHECK_FALSE(walk.course.view().verified);
+  }
+  Walk walk(EngineKind::kVllm);
+  walk.answers[EngineCall::kCheck] = {kUnsure};
+  walk.Serve(1);
+  CHECK_FALSE(walk.course.view().verified);  // an earlier receiver's, and not compared yet
+  walk.course.AskCheck();
+  CHECK(walk.Run() == Calls{"ask", "check*"});
+  CHECK(walk.course.view().verified);
 }
 
 TEST_CASE("versions that keep coming do not keep an engine from reading the directory") {
   Walk walk(EngineKind::kVllm);
-  walk.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+  walk.held = {};
   walk.answers[EngineCall::kAttach] = {kRefused, kRefused};
   walk.course.Ready(Version(1));
-  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*"});
+  CHECK(walk.Run() == Calls{"ask", "attach*"});
   walk.course.Ready(Version(2));  // was committed while the engine attached
-  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*", "pause*", "detach*", "reload*",
-                            "attach*", "prepare*", "load", "flush", "finish", "resume"});
+  CHECK(walk.Run() == Calls{"ask", "attach*", "pause*", "reload*", "attach*", "prepare*", "load",
+                            "flush", "sample", "name", "resume"});
   CHECK(walk.served() == Version(2));
   // Once it serves, a refusal may be a passing failure again.
+  walk.held = Version(2);
   walk.answers[EngineCall::kPrepare] = {kRefused};
   walk.answers[EngineCall::kAttach] = {kRefused};
   walk.course.Ready(Version(3));
@@ -205,7 +228,8 @@ TEST_CASE("the last attempt reads the directory, though it is the first that was
   walk.answers[EngineCall::kPrepare] = {kUnsure, kRefused};
   walk.course.Ready(Version(1));
   CHECK(walk.Run() == Calls{"prepare*"});
-  CHECK(walk.Later() == Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume"});
+  CHECK(walk.Later() ==
+        Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume", "check*"});
 }
 
 TEST_CASE("an engine that cannot be followed at all reads the directory, and says why") {
@@ -213,22 +237,21 @@ TEST_CASE("an engine that cannot be followed at all reads the directory, and say
   walk.answers[EngineCall::kPrepare] = {kRefused};
   walk.answers[EngineCall::kAttach] = {kRefused, {Result::kRefused, "400: it quantises", {}}};
   walk.course.Ready(Version(1));
-  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*", "pause*", "detach*", "reload*",
-                            "attach*", "flush", "name", "resume"});
+  CHECK(walk.Run() == Calls{"ask", "prepare*", "attach*", "pause*", "reload*", "attach*", "flush",
+                            "name", "resume"});
   CHECK(walk.served() == Version(1));
   CHECK(walk.course.view().error.find("it quantises") != std::string::npos);
   // What its memory has where is not known, so a check ends at once and says so.
-  walk.course.AskCheck();
-  CHECK(walk.course.view().checks_ended == 1);
+  const uint64_t number = walk.course.AskCheck();
+  CHECK(walk.course.view().checks_ended == number);
   CHECK(walk.course.view().check_error.find("it quantises") != std::string::npos);
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"pause*", "detach*", "reload*", "flush", "name", "resume"});
+  CHECK(walk.Run() == Calls{"pause*", "reload*", "flush", "name", "resume"});
   CHECK(walk.course.view().error.find("it quantises") != std::string::npos);
   // Another process may be one that can be followed.
   walk.answers[EngineCall::kProbe] = {kUnreachable};
   walk.Later();
-  Calls anew = kVllmFirst;
-  anew.insert(anew.begin(), "probe");
+  const Calls anew = After("probe", Checked(kVllmFirst));
   CHECK(walk.Later() == anew);
   CHECK(walk.course.view().error.empty());
 

@@ -26,15 +26,15 @@ constexpr EngineKind kKinds[] = {EngineKind::kVllm, EngineKind::kVllmReload, Eng
 Calls First(EngineKind kind) {
   switch (kind) {
     case EngineKind::kVllm:
-      return {"/finish_weight_update",
-              "/start_weight_update",
-              "/init_weight_transfer_engine",
-              "/start_weight_update",
+      return {"held",
+              "attach",
+              "prepare",
               "/pause",
-              "/update_weights",
+              "apply",
               "/reset_prefix_cache",
               "/reset_encoder_cache",
-              "/finish_weight_update",
+              "prove",
+              "/update_weight_version",
               "/resume"};
     case EngineKind::kVllmReload:
       return {"/pause",
@@ -45,7 +45,7 @@ Calls First(EngineKind kind) {
               "/resume"};
     case EngineKind::kSglang:
       return {"/weights_checker", "/pause_generation", "/update_weights_from_disk",
-              "/continue_generation"};
+              "/continue_generation", "/weights_checker"};
     default:
       return {"/pause_generation", "/update_weights_from_disk", "/continue_generation"};
   }
@@ -62,7 +62,8 @@ StandIn& Started(EngineRig& rig, EngineKind kind, const std::string& words = "")
 
 Calls Next(EngineKind kind) {
   Calls calls = First(kind);
-  if (kind == EngineKind::kVllm) calls.erase(calls.begin(), calls.begin() + 3);
+  if (kind == EngineKind::kVllm) calls.erase(calls.begin(), calls.begin() + 2);
+  if (kind == EngineKind::kSglang) calls.pop_back();  // it is known what it holds
   return calls;
 }
 
@@ -103,7 +104,7 @@ TEST_CASE("whatever fails once, the engine ends at the version, and is never res
   using Kind = Fault::Kind;
   for (const EngineKind kind : kKinds) {
     Calls paths = Next(kind);
-    if (kind == EngineKind::kVllm) paths.push_back("/init_weight_transfer_engine");
+    if (kind == EngineKind::kVllm) paths.insert(paths.end(), {"held", "attach"});
     for (const std::string& path : paths) {
       for (const Kind fault :
            {Kind::kAnswer, Kind::kHang, Kind::kCut, Kind::kCutDone, Kind::kGarbage, Kind::kTorn}) {
@@ -114,14 +115,14 @@ TEST_CASE("whatever fails once, the engine ends at the version, and is never res
         rig.Publish();
         REQUIRE(rig.Committed());
         engine.Start();
-        const bool at_first = path == "/init_weight_transfer_engine";
+        const bool at_first = path == "attach" || path == "held";
         if (at_first) engine.Set(path, {.kind = fault});
         rig.Follow();
         REQUIRE(rig.Served());
         if (!at_first) engine.Set(path, {.kind = fault});
         rig.Publish();
-        // What vLLM has refused to load it cannot load again; it is another process that can.
-        if (path == "/collective_rpc" && (fault == Kind::kAnswer || fault == Kind::kTorn)) {
+        // Whether a vLLM without the plug-in has loaded it nothing can show: another process can.
+        if (path == "/collective_rpc") {
           REQUIRE(rig.Reaches(EngineState::kPaused));
           CHECK(engine.paused());
           engine.Stop();
@@ -279,23 +280,24 @@ TEST_CASE("a vLLM that does not say whether it sleeps is left alone until it doe
 TEST_CASE("a vLLM that was paused for a reload is not asked whether it sleeps until it resumes") {
   EngineRig rig;
   StandIn& engine = Started(rig, EngineKind::kVllm);
-  // A paused vLLM says that it sleeps, and what would tell the two apart is not to be had.
-  engine.Set("/metrics", {.code = 403, .body = R"({"error": "no"})", .times = 1'000'000});
   rig.Publish();  // so it is at another version, and has to read the directory
   REQUIRE(rig.Committed());
   rig.Follow();
+  REQUIRE(Eventually([&] { return engine.Called("attach"); }));
+  // Before the attempt that reloads: that asks at its beginning, and at its pause.
+  REQUIRE(Eventually([&] { return engine.Called("reload"); }));
   REQUIRE(rig.Served());
-  CHECK(engine.Called("/collective_rpc"));
   CHECK(rig.Holds(engine));
   CHECK_FALSE(engine.paused());
   CHECK(engine.violations().empty());
 }
 
 TEST_CASE("a vLLM that has no page of sleep, or of metrics, is awake") {
-  const std::string page = GENERATE(as<std::string>{}, "/is_sleeping", "/metrics");
+  const EngineKind kind = GENERATE(EngineKind::kVllm, EngineKind::kVllmReload);
   EngineRig rig;
-  StandIn& engine = Started(rig, EngineKind::kVllm);
-  engine.Set(page, {.code = 404, .body = "{}", .times = 1'000'000});
+  StandIn& engine = Started(rig, kind);
+  engine.Set(kind == EngineKind::kVllm ? "/is_sleeping" : "/metrics",
+             {.code = 404, .body = "{}", .times = 1'000'000});
   engine.Pause();
   rig.Follow();
   REQUIRE(rig.Served());
@@ -303,6 +305,98 @@ TEST_CASE("a vLLM that has no page of sleep, or of metrics, is awake") {
   REQUIRE(rig.Served());
   CHECK(rig.Holds(engine));
   CHECK(rig.view().failures == 0);
+}
+
+TEST_CASE("a vLLM without the plug-in gets no call of it, and its status says what is missing") {
+  EngineRig rig;
+  rig.settings.policy.retries = 0;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  engine.LackPlugin();
+  rig.Follow();
+  REQUIRE(rig.Reaches(EngineState::kBehind));
+  CHECK(rig.view().error.find("it has no deltawire plug-in of this release") != std::string::npos);
+  CHECK(engine.TakeCalls().empty());
+  CHECK(engine.violations().empty());
+  CHECK_FALSE(engine.paused());
+}
+
+TEST_CASE("a vLLM whose workers answer to other calls is taken out, and serves when it is anew") {
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  rig.Follow();
+  REQUIRE(rig.Served());
+  engine.FailForeignCall();
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kOut));
+  CHECK(rig.view().served.empty());
+  CHECK(rig.view().error.find("replies are out of step") != std::string::npos);
+  engine.Stop();
+  REQUIRE(rig.Reaches(EngineState::kUnreachable));
+  engine.Start();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(engine.violations().empty());
+}
+
+TEST_CASE("what an engine still does when its caller has gone comes before what is asked next") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kSglang}) {
+    const Calls paths = kind == EngineKind::kVllm
+                            ? Calls{"prepare", "apply", "prove"}
+                            : Calls{"/weights_checker", "/update_weights_from_disk"};
+    for (const EngineFailure failure : {EngineFailure::kRetry, EngineFailure::kStayPaused}) {
+      for (const std::string& path : paths) {
+        CAPTURE(ToString(kind), ToString(failure), path);
+        EngineRig rig;
+        rig.settings.policy.failure = failure;
+        rig.settings.call_limit = milliseconds(150);
+        StandIn& engine = Started(rig, kind);
+        rig.Follow();
+        REQUIRE(rig.Served());
+        engine.Set(path, {.kind = Fault::Kind::kSlow, .takes = milliseconds(220)});
+        rig.Publish();
+        REQUIRE(rig.Served());
+        CHECK(rig.Holds(engine));
+        CHECK_FALSE(engine.paused());
+        CHECK(engine.violations().empty());
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "a pause that waits for requests longer than a call may take is taken back, and retried") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload}) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    rig.settings.call_limit = milliseconds(150);
+    rig.settings.policy.retries = 1;
+    StandIn& engine = Started(rig, kind, "pause=wait");
+    rig.Follow();
+    REQUIRE(rig.Served());
+    engine.SetRequestTime(milliseconds(400));
+    rig.Publish();
+    REQUIRE(rig.Reaches(EngineState::kBehind));
+    CHECK(Eventually([&] { return !engine.paused(); }));
+    CHECK(rig.view().served.id.version == 1);
+    engine.SetRequestTime(milliseconds(50));
+    rig.Publish();
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK_FALSE(engine.paused());
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("a page of sleep that is slow under load is waited for, and delays no prepare") {
+  EngineRig rig;
+  StandIn& engine = Started(rig, EngineKind::kVllm);
+  rig.Follow();
+  REQUIRE(rig.Served());
+  engine.Set("/is_sleeping", {.kind = Fault::Kind::kSlow, .times = 2, .takes = milliseconds(2300)});
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.view().retries == 0);
+  CHECK(rig.Holds(engine));
 }
 
 TEST_CASE("stay-paused and take-out: vLLM that has drifted is paused again after it has slept") {
@@ -325,9 +419,9 @@ TEST_CASE("stay-paused and take-out: vLLM that has drifted is paused again after
     CHECK(rig.view().state == (out ? EngineState::kOut : EngineState::kAsleep));
     engine.TakeCalls();
     engine.WakeUp();  // and goes on by itself
-    REQUIRE(Eventually([&] { return engine.Called("/finish_weight_update"); }));
+    REQUIRE(Eventually([&] { return engine.Called("discard"); }));
     CHECK(engine.paused());
-    CHECK(engine.TakeCalls() == Calls{"/pause", "/finish_weight_update"});
+    CHECK(engine.TakeCalls() == Calls{"/pause", "discard"});
     REQUIRE(rig.Reaches(left));
     CHECK(rig.view().paused);
     CHECK(rig.view().updates == 1);
@@ -400,7 +494,7 @@ TEST_CASE("rollback: the engine's memory is the version before, and it goes on w
   }
 }
 
-TEST_CASE("rollback: vLLM goes on with the version before, though it has ended the session") {
+TEST_CASE("rollback: vLLM goes on with the version before, after a load that it has refused") {
   EngineRig rig;
   rig.settings.policy.failure = EngineFailure::kRollback;
   StandIn& engine = Started(rig, EngineKind::kVllm);
@@ -408,28 +502,28 @@ TEST_CASE("rollback: vLLM goes on with the version before, though it has ended t
   REQUIRE(rig.Served());
   const auto before = engine.weights();
   engine.TakeCalls();
-  engine.Set("/update_weights", {.kind = Fault::Kind::kRaise});
+  engine.Set("apply", {.kind = Fault::Kind::kRaise});
   rig.Publish();
   REQUIRE(rig.Reaches(EngineState::kBehind));
-  CHECK(engine.TakeCalls() == Calls{"/start_weight_update", "/pause", "/update_weights",
-                                    "/update_weights", "/finish_weight_update",
-                                    "/init_weight_transfer_engine", "/resume"});
+  REQUIRE(Eventually([&] { return engine.Called("discard"); }));
+  CHECK(engine.TakeCalls() ==
+        Calls{"prepare", "/pause", "apply", "rollback", "prove", "/resume", "discard"});
   CHECK(engine.weights() == before);
   CHECK_FALSE(engine.paused());
   CHECK(rig.view().served.id.version == 1);
-  CHECK(rig.view().error == "load: 500: out of memory");
+  CHECK(rig.view().error == "load: out of memory");
   rig.Publish();
   REQUIRE(rig.Served());
   CHECK(rig.Holds(engine));
 
   // What it cannot vouch for stays paused, and its status says so.
-  engine.Set("/update_weights", {.kind = Fault::Kind::kRaise});
-  engine.Set("/init_weight_transfer_engine", {.kind = Fault::Kind::kRaise});
+  engine.Set("apply", {.kind = Fault::Kind::kRaise});
+  engine.Set("prove", {.kind = Fault::Kind::kRaise});
   rig.Publish();
   REQUIRE(rig.Reaches(EngineState::kPaused));
   CHECK(engine.paused());
   CHECK(rig.view().error ==
-        "load: 500: out of memory; prove: 500: out of memory; it is not known to be at the version "
+        "load: out of memory; prove: out of memory; it is not known to be at the version "
         "before, so it stays paused until the next version, or until it starts anew");
   rig.Publish();
   REQUIRE(rig.Served());
@@ -446,11 +540,11 @@ TEST_CASE("take-out: the engine is left alone, and the others go on") {
   rig.Publish();
   REQUIRE(rig.Served(0));
   REQUIRE(rig.Served(1));
-  bad.Set("/update_weights", {.kind = Fault::Kind::kAnswer});
+  bad.Set("apply", {.kind = Fault::Kind::kRaise});
   bad.TakeCalls();
   rig.Publish();
   REQUIRE(rig.Reaches(EngineState::kOut));
-  CHECK(Eventually([&] { return bad.Called("/finish_weight_update"); }));  // nothing is left open
+  CHECK(Eventually([&] { return bad.Called("discard"); }));  // nothing is left open
   bad.TakeCalls();
   rig.Publish();
   REQUIRE(rig.Served(1));
@@ -522,9 +616,9 @@ TEST_CASE("an engine that hangs in an update holds up neither commits nor other 
   REQUIRE(rig.Served(0));
   REQUIRE(rig.Served(1));
   stuck.TakeCalls();
-  stuck.Set("/update_weights", {.kind = Fault::Kind::kHang});
+  stuck.Set("apply", {.kind = Fault::Kind::kHang});
   rig.Publish();
-  REQUIRE(Eventually([&] { return stuck.Called("/update_weights"); }));
+  REQUIRE(Eventually([&] { return stuck.Called("apply"); }));
   for (int i = 0; i < 5; ++i) {
     rig.Publish();
     REQUIRE(rig.Served(1));
@@ -605,10 +699,10 @@ TEST_CASE("an engine that hangs as it prepares holds up the next commit until it
   rig.Publish();
   REQUIRE(rig.Served());
   engine.TakeCalls();
-  engine.Set("/start_weight_update", {.kind = Fault::Kind::kHang});
+  engine.Set("prepare", {.kind = Fault::Kind::kHang});
   rig.Publish();
   const auto begin = Clock::now();
-  REQUIRE(Eventually([&] { return engine.Called("/start_weight_update"); }));
+  REQUIRE(Eventually([&] { return engine.Called("prepare"); }));
   rig.Publish();
   REQUIRE(
       Eventually([&] { return rig.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
@@ -672,7 +766,7 @@ TEST_CASE("engines that are always reading do not starve, and neither do commits
 }
 
 TEST_CASE("a stop cuts what hangs, and lets a short update end") {
-  for (const char* path : {"/start_weight_update", "/update_weights", "/resume"}) {
+  for (const char* path : {"prepare", "apply", "/resume"}) {
     CAPTURE(path);
     EngineRig rig;
     StandIn& engine = rig.Add(EngineKind::kVllm);
@@ -687,7 +781,7 @@ TEST_CASE("a stop cuts what hangs, and lets a short update end") {
     rig.Stop();
     const auto took = Clock::now() - begin;
     CHECK(took < milliseconds(2000));
-    if (std::string_view(path) == "/start_weight_update") CHECK(took < milliseconds(800));
+    if (std::string_view(path) == "prepare") CHECK(took < milliseconds(800));
   }
 }
 

@@ -66,6 +66,9 @@ TEST_CASE("only an exit with 0 means that the version is served") {
   CHECK(run("exit 0").done());
   CHECK(run("exit 3").result == Result::kRefused);
   CHECK(run("exit 3").why == "it exited with status 3");
+  CHECK(run("echo first; printf 'no \\033[31mroom' >&2; exit 3").why ==
+        "it exited with status 3: no  [31mroom");
+  CHECK(run("yes | head -c 1000000; exit 0").done());
   CHECK(run("kill -9 $$").result == Result::kUnsure);
   const auto none = MakeHook(*ParseEngine("exec=/nowhere/at/all"), {"m", "/m"});
   const EngineAnswer answer = none->Make(EngineCall::kLoad, kSeven, milliseconds(10000));

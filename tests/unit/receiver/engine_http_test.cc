@@ -11,7 +11,9 @@
 
 #include "common/base/unique_fd.h"
 #include "receiver/engine/engine_hook.h"
+#include "receiver/engine/foreign_text.h"
 #include "receiver/engine/http_client.h"
+#include "receiver/engine/plugin_call.h"
 #include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 #include "tests/support/tcp.h"
@@ -188,9 +190,10 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
     std::string good;  // an answer that means yes
   };
   const std::string any = "{}";
-  const Json reload = {{"method", "reload_weights"},
-                       {"kwargs", {{"weights_path", "/dev/shm/m"}, {"is_checkpoint_format", true}}},
-                       {"timeout", 5.0}};
+  const Json reload = {
+      {"method", "reload_weights"},
+      {"kwargs", {{"weights_path", "/dev/shm/m"}, {"is_checkpoint_format", true}}}};
+  const std::string nulls = R"({"results": [null, null]})";
   const auto disk = [](const std::string& path) -> Json {
     return {{"model_path", path}, {"weight_version", "7"}, {"flush_cache", true}};
   };
@@ -198,43 +201,17 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
   const std::string yes = R"({"success": true})", ok = R"({"status": "ok"})";
   const std::vector<Row> rows = {
       {"vllm", EngineCall::kProbe, "GET /weight_info", nullptr, any},
-      {"vllm", EngineCall::kClear, "POST /finish_weight_update", Json::object(), any},
-      {"vllm", EngineCall::kPrepare, "POST /start_weight_update", nullptr, any},
-      {"vllm",
-       EngineCall::kAttach,
-       "POST /init_weight_transfer_engine",
-       {{"init_info", {{"directory", "/dev/shm/m"}}}},
-       any},
       {"vllm", EngineCall::kPause, "POST /pause?mode=keep", nullptr, paused},
-      {"vllm", EngineCall::kDetach, "POST /shutdown_weight_transfer_engine", nullptr, any},
-      {"vllm", EngineCall::kReload, "POST /collective_rpc", reload, any},
-      {"vllm", EngineCall::kLoad, "POST /update_weights", {{"update_info", {{"version", 7}}}}, any},
       {"vllm", EngineCall::kFlush,
        "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true", nullptr, yes},
-      {"vllm", EngineCall::kFinish, "POST /finish_weight_update", {{"weight_version", "7"}}, any},
       {"vllm", EngineCall::kName, "POST /update_weight_version", {{"new_version", "7"}}, yes},
       {"vllm", EngineCall::kResume, "POST /resume", nullptr, resumed},
-      {"vllm",
-       EngineCall::kRollback,
-       "POST /update_weights",
-       {{"update_info", {{"rollback", true}}}},
-       any},
-      {"vllm",
-       EngineCall::kProve,
-       "POST /init_weight_transfer_engine",
-       {{"init_info", {{"prove", 7}}}},
-       any},
-      {"vllm",
-       EngineCall::kCheck,
-       "POST /update_weights",
-       {{"update_info", {{"version", 7}, {"check", true}}}},
-       any},
       {"sglang",
        EngineCall::kCheck,
        "POST /weights_checker",
        {{"action", "deltawire:/dev/shm/m?version=7&check"}},
        yes},
-      {"vllm-reload", EngineCall::kLoad, "POST /collective_rpc", reload, any},
+      {"vllm-reload", EngineCall::kLoad, "POST /collective_rpc", reload, nulls},
       {"sglang", EngineCall::kProbe, "GET /model_info", nullptr, any},
       {"sglang",
        EngineCall::kPrepare,
@@ -282,13 +259,18 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
 }
 
 TEST_CASE("a plug-in is told how to attach by the words after its engine's URL") {
-  const Json info =
-      Make("vllm", EngineCall::kAttach, Http(200, "{}"), " loader_tensors second_instance plans")
-          .body["init_info"];
-  CHECK(info == Json{{"directory", "/dev/shm/m"},
-                     {"loader_tensors", true},
-                     {"second_instance", true},
-                     {"plans", true}});
+  const EngineOptions options =
+      *ParseEngine("vllm=http://a:1 loader_tensors second_instance plans");
+  CHECK(Json(PluginBody(EngineCall::kAttach, kSeven, options, {"m", "/dev/shm/m"}, "abc", 1)) ==
+        Json{{"method", "deltawire_call"},
+             {"kwargs",
+              {{"call", "attach"},
+               {"nonce", "abc"},
+               {"directory", "/dev/shm/m"},
+               {"check_every", 64},
+               {"loader_tensors", true},
+               {"second_instance", true},
+               {"plans", true}}}});
   const std::string yes = R"({"success": true})", words = "/x plans loader_tensors";
   const std::string order = "deltawire:/dev/shm/m?version=7";
   CHECK(Make("sglang", EngineCall::kPrepare, Http(200, yes), words).body["action"] ==
@@ -336,7 +318,7 @@ TEST_CASE("refusals have the engine's words") {
       {R"({"detail": [{"msg": "Field required"}]})", "Field required"},
       {"Internal Server Error", "Internal Server Error"}};
   for (const auto& [body, words] : cases) {
-    const EngineAnswer answer = Make("vllm", EngineCall::kLoad, Http(500, body)).answer;
+    const EngineAnswer answer = Make("vllm-reload", EngineCall::kLoad, Http(500, body)).answer;
     CAPTURE(answer.why);
     CHECK(answer.result == Result::kRefused);
     CHECK(answer.why.starts_with("500: "));
@@ -361,7 +343,7 @@ TEST_CASE("neither the key that an engine was shown nor the one since is in what
     rotated = access->Reload();
   };
   OneAnswer server(Http(403, fmt::format("{} is not {}", shown, since)), rotates);
-  const EngineOptions options = server.Engine("vllm", " token_file=" + file);
+  const EngineOptions options = server.Engine("vllm-reload", " token_file=" + file);
   access = testing::Made(EngineAccess::Load(options));
   const auto hook = MakeHook(options, {"m", "/m"}, access);
   CHECK(hook->Make(EngineCall::kLoad, kSeven, milliseconds(5000)).why ==
@@ -372,7 +354,7 @@ TEST_CASE("neither the key that an engine was shown nor the one since is in what
 
 TEST_CASE("a refusal for drift is told from others by the plug-ins' words") {
   const auto answer = [](const char* body) {
-    return Make("vllm", EngineCall::kPrepare, Http(500, body)).answer;
+    return Make("sglang", EngineCall::kPrepare, Http(500, body)).answer;
   };
   CHECK(answer(R"({"error": {"message": "deltawire: rank 1: the engine's memory has drifted in )"
                R"(norm; the next update takes"}})")
@@ -380,10 +362,94 @@ TEST_CASE("a refusal for drift is told from others by the plug-ins' words") {
   CHECK_FALSE(answer(R"({"error": {"message": "deltawire: no version"}})").drifted);
 }
 
+TEST_CASE("the word of an engine's ranks is theirs, whole, and to this call, or none") {
+  const auto rank = [](int n, const std::string& nonce = "n1") {
+    return Json{{"nonce", nonce}, {"rank", n},      {"ranks", 2},   {"replicas", 1},
+                {"engine", "e"},  {"ok", true},     {"reason", ""}, {"drifted", false},
+                {"anew", false},  {"held", nullptr}};
+  };
+  const auto read = [](const Json& results) {
+    return ReadPluginWord(nlohmann::ordered_json::parse(results.dump()), "n1");
+  };
+  Json first = rank(0), second = rank(1);
+  CHECK(read({first, second})->ok);
+  CHECK_FALSE(read({first}));                 // one is missing
+  CHECK_FALSE(read({second, first}));         // in another order
+  CHECK_FALSE(read({first, rank(1, "n0")}));  // of an earlier call
+  CHECK_FALSE(read({first, nullptr}));        // of somebody else's
+  CHECK_FALSE(read({"version 2 of mine", nullptr}));
+  CHECK_FALSE(read({first, second, rank(2)}));
+  CHECK_FALSE(read(Json::array()));
+  CHECK_FALSE(read(nullptr));
+  first["held"] = second["held"] = {
+      {"version", 7}, {"epoch", 3}, {"lineage", Hash128{1, 2}.Hex()}, {"root", "0000000000000abc"}};
+  CHECK(read({first, second})->held == kSeven);
+  second["held"]["root"] = "0000000000000abd";
+  CHECK(read({first, second})->held == Identity{});
+  for (const Json& odd : {Json(1), Json("x"), Json::object(), Json{{"root", 7}}}) {
+    first["held"] = second["held"] = odd;
+    CHECK(read({first, second})->held == Identity{});
+  }
+  second["ok"] = false;
+  second["reason"] = "no room";
+  second["drifted"] = true;
+  const auto no = read({first, second});
+  CHECK_FALSE(no->ok);
+  CHECK(no->reason == "no room");
+  CHECK(no->drifted);
+}
+
+TEST_CASE("a proof names the version's number and root") {
+  const EngineOptions options = *ParseEngine("vllm=http://a:1");
+  for (const EngineCall call : {EngineCall::kSample, EngineCall::kProve}) {
+    const Json kwargs = PluginBody(call, kSeven, options, {"m", "/m"}, "abc", 2)["kwargs"];
+    CHECK(kwargs == Json{{"call", "prove"},
+                         {"nonce", "abc"},
+                         {"version", 7},
+                         {"epoch", 3},
+                         {"lineage", Hash128{1, 2}.Hex()},
+                         {"root", "0000000000000abc"},
+                         {"part", call == EngineCall::kProve ? "all" : "next"},
+                         {"replicas", 2}});
+  }
+}
+
+TEST_CASE("replies to a plain reload that are another call's are no yes") {
+  const auto load = [](const std::string& body) {
+    return Make("vllm-reload", EngineCall::kLoad, Http(200, body)).answer;
+  };
+  CHECK(load(R"({"results": [null, null]})").done());
+  for (const char* stale :
+       {R"({"results": ["version 2", null]})", R"({"results": [null, true]})"}) {
+    CHECK(load(stale).result == Result::kUnsure);
+    CHECK(load(stale).out_of_step);
+  }
+  CHECK_FALSE(load("{}").done());
+  CHECK_FALSE(load(R"({"results": []})").done());
+}
+
+TEST_CASE("no text of an engine's forges a line, shows a key, or is longer than it may be") {
+  const std::string key = "se\"cr\\et";
+  CHECK(Foreign("a\n[error] b\x1b[0m\x80", {}) == "a [error] b [0m ");
+  CHECK(Foreign("x " + key + " y", {key}) == "x [key] y");
+  CHECK(Foreign(Json(key).dump(), {key}) == "\"[key]\"");
+  CHECK(Foreign(std::string(1000, 'x'), {}, 64).size() == 64);
+  // A key at the place of the cut is not shown in part.
+  CHECK(Foreign(std::string(60, 'x') + key, {key}, 64) == std::string(60, 'x') + "[key");
+  const TempDir dir;
+  const std::string file = dir.path() / "key";
+  testing::WriteFile(file, "the-key");
+  OneAnswer server(Http(200, R"({"weight_version": "the-key\n[error] forged" })"));
+  const EngineOptions options = server.Engine("sglang", " token_file=" + file);
+  const auto hook = MakeHook(options, {"m", "/m"}, testing::Made(EngineAccess::Load(options)));
+  CHECK(hook->Make(EngineCall::kProbe, kSeven, milliseconds(5000)).version ==
+        "[key] [error] forged");
+}
+
 TEST_CASE("after a gateway's answer for an engine, it is unknown what the engine did") {
   for (const int code : {502, 503, 504}) {
     CAPTURE(code);
-    for (const char* kind : {"vllm", "sglang-reload", "http"}) {
+    for (const char* kind : {"vllm-reload", "sglang-reload", "http"}) {
       const EngineAnswer answer = Make(kind, EngineCall::kLoad, Http(code, "Bad Gateway")).answer;
       CHECK(answer.result == Result::kUnsure);
       CHECK(answer.why == fmt::format("{}: Bad Gateway", code));
@@ -410,7 +476,7 @@ TEST_CASE("after an answer that cannot be understood, it is unknown what the eng
                                "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut short",
                                Http(200, std::string(2 << 20, 'x')), Http(200, "<html></html>")};
   for (const std::string& bytes : cases) {
-    const EngineAnswer answer = Make("vllm", EngineCall::kLoad, bytes).answer;
+    const EngineAnswer answer = Make("vllm-reload", EngineCall::kLoad, bytes).answer;
     CAPTURE(answer.why);
     CHECK(answer.result == Result::kUnsure);
     CHECK_FALSE(answer.why.empty());
@@ -435,7 +501,7 @@ TEST_CASE("an engine that is not there was not asked") {
 
 TEST_CASE("an engine that never answers is left at the limit, and at once when cancelled") {
   OneAnswer silent("");
-  auto hook = MakeHook(silent.Engine("vllm"), {"m", "/m"});
+  auto hook = MakeHook(silent.Engine("vllm-reload"), {"m", "/m"});
   auto begin = Clock::now();
   EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(200));
   CHECK(answer.result == Result::kUnsure);
@@ -443,7 +509,7 @@ TEST_CASE("an engine that never answers is left at the limit, and at once when c
   CHECK(Clock::now() - begin >= milliseconds(190));
 
   OneAnswer other("");
-  hook = MakeHook(other.Engine("vllm"), {"m", "/m"});
+  hook = MakeHook(other.Engine("vllm-reload"), {"m", "/m"});
   begin = Clock::now();
   std::thread cancels([&] {
     other.AwaitRequest();
@@ -460,7 +526,7 @@ TEST_CASE("an engine that never answers is left at the limit, and at once when c
 
 TEST_CASE("a hook that was cancelled asks nobody, and does not say that nobody was there") {
   OneAnswer silent("");
-  auto hook = MakeHook(silent.Engine("vllm"), {"m", "/m"});
+  auto hook = MakeHook(silent.Engine("vllm-reload"), {"m", "/m"});
   hook->Cancel();
   const EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000));
   CHECK(answer.result == Result::kUnsure);
@@ -469,30 +535,29 @@ TEST_CASE("a hook that was cancelled asks nobody, and does not say that nobody w
 
 TEST_CASE("a name that nobody resolves takes no longer than the limit, and can be cancelled") {
   OneAnswer server(Http(200, "{}"));
-  auto hook = MakeHook(server.Engine("vllm", "", "slow.test"), {"m", "/m"});
+  auto hook = MakeHook(server.Engine("http", "", "slow.test"), {"m", "/m"});
   auto begin = Clock::now();
-  EngineAnswer answer = hook->Make(EngineCall::kPrepare, kSeven, milliseconds(100));
+  EngineAnswer answer = hook->Make(EngineCall::kPause, kSeven, milliseconds(100));
   CHECK(answer.result == Result::kUnreachable);
   CHECK(answer.why == "resolve: nothing within 100 ms");
   CHECK(Clock::now() - begin < milliseconds(10000));
   // The search goes on, and the next request takes what it finds.
-  CHECK(hook->Make(EngineCall::kPrepare, kSeven, milliseconds(10)).result == Result::kUnreachable);
+  CHECK(hook->Make(EngineCall::kPause, kSeven, milliseconds(10)).result == Result::kUnreachable);
   CHECK(SlowResolver().asked() == 1);
 
-  auto cancelled = MakeHook(server.Engine("vllm", "", "slow.test"), {"m", "/m"});
+  auto cancelled = MakeHook(server.Engine("http", "", "slow.test"), {"m", "/m"});
   begin = Clock::now();
   std::thread cancels([&] {
     testing::Eventually([] { return SlowResolver().asked() == 2; });
     cancelled->Cancel();
   });
-  CHECK(cancelled->Make(EngineCall::kPrepare, kSeven, milliseconds(60000)).result ==
-        Result::kUnsure);
+  CHECK(cancelled->Make(EngineCall::kPause, kSeven, milliseconds(60000)).result == Result::kUnsure);
   cancels.join();
   cancelled.reset();  // the search outlives it
   CHECK(Clock::now() - begin < milliseconds(4000));
 
   SlowResolver().Answer();
-  answer = hook->Make(EngineCall::kPrepare, kSeven, milliseconds(10000));
+  answer = hook->Make(EngineCall::kPause, kSeven, milliseconds(10000));
   CAPTURE(answer.why);
   CHECK(answer.done());
   CHECK(server.Request().find("Host: slow.test:") != std::string::npos);

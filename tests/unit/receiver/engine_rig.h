@@ -91,7 +91,9 @@ struct EngineRig {
   bool Served(size_t engine = 0) {
     return testing::Eventually([&] {
       const auto view = engines->views()[engine];
-      return view.state == EngineState::kServing && view.served.id.version == version;
+      // What is compared after it began to serve has been.
+      return view.state == EngineState::kServing && view.served.id.version == version &&
+             (view.verified || !TraitsOf(view.kind).checks);
     });
   }
   bool Reaches(EngineState state, size_t engine = 0) {

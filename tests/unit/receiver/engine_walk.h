@@ -19,8 +19,10 @@ inline Identity Version(uint64_t version) {
 
 inline const EngineAnswer kRefused{EngineAnswer::Result::kRefused, "500: no", {}};
 inline const EngineAnswer kUnsure{EngineAnswer::Result::kUnsure, "answer: nothing within 1 ms", {}};
-inline const EngineAnswer kUnreachable{
-    EngineAnswer::Result::kUnreachable, "connect: Connection refused", {}};
+inline const EngineAnswer kUnreachable{.result = EngineAnswer::Result::kUnreachable,
+                                       .why = "connect: Connection refused",
+                                       .version = {},
+                                       .gone = true};
 
 /// A course with a clock, and answers that are "done" unless a test says otherwise.
 struct Walk {
@@ -46,7 +48,10 @@ struct Walk {
         queue.erase(queue.begin());
       } else if (*action.call == EngineCall::kProbe) {
         answer.version = named;
+      } else if (*action.call == EngineCall::kAsk) {
+        answer.held = held;
       }
+      answer.process = process;
       course.Done(*action.call, answer, now);
     }
   }
@@ -71,10 +76,28 @@ struct Walk {
   EngineCourse course;
   EngineCourse::Time now{std::chrono::hours(1)};
   std::map<EngineCall, std::vector<EngineAnswer>> answers;
-  std::string named;  ///< what a probe hears
+  std::string named;           ///< what a probe hears
+  Identity held = Version(1);  ///< what an engine that is asked says; empty: it is not attached
+  std::string process;         ///< that answers
 };
 
-inline const Calls kVllmFirst = {"clear", "prepare*", "pause", "load", "flush", "finish", "resume"};
-inline const Calls kVllmNext = {"prepare*", "pause", "load", "flush", "finish", "resume"};
+inline const Calls kVllmNext = {"prepare*", "pause", "load", "flush", "sample", "name", "resume"};
+/// After a failure, or by another receiver.
+inline const Calls kVllmFirst = {"ask",   "prepare*", "pause", "load",
+                                 "flush", "sample",   "name",  "resume"};
+/// The same, if all of it is compared in the pause.
+inline const Calls kVllmProven = {"ask",   "prepare*", "pause", "load",
+                                  "flush", "prove",    "name",  "resume"};
+
+/// `calls`, and then a check of all memory.
+inline Calls Checked(Calls calls) {
+  calls.push_back("check*");
+  return calls;
+}
+inline Calls After(const std::string& first, const Calls& rest) {
+  Calls calls = {first};
+  calls.insert(calls.end(), rest.begin(), rest.end());
+  return calls;
+}
 
 }  // namespace deltawire::receiver
