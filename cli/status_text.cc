@@ -359,7 +359,8 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r, size_t width) {
       const Standing standing = StandingOf(FromProto(e.served()), FromProto(m.committed()));
       const bool says_so = e.state() == ToString(EngineState::kPaused);
       table.Add({e.name(), e.kind(), m.model(),
-                 e.paused() && !says_so ? e.state() + " (paused)" : e.state(),
+                 fmt::format("{}{}{}", e.state(), e.unverified() ? ", not verified" : "",
+                             e.paused() && !says_so ? " (paused)" : ""),
                  VersionText(e.served()), BehindText(standing), std::to_string(e.updates()),
                  e.last_pause_seconds() > 0 ? HumanSeconds(e.last_pause_seconds()) : "-",
                  std::to_string(e.failures()), e.error().empty() ? "-" : e.error()});

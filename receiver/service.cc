@@ -43,6 +43,7 @@ void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_failures(view.failures);
   out->set_served_unix_nanos(view.served_unix_nanos);
   out->set_drifts(view.drifts);
+  out->set_unverified(!view.served.empty() && !view.verified);
 }
 
 void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {

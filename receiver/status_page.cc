@@ -94,13 +94,15 @@ void ShowEngines(const Engines& engines, const ReplicaStatus& status, const std:
   std::vector<metrics::Row> rows;
   for (const EngineDriver::View& e : engines.views()) {
     const bool says_so = e.state == EngineState::kPaused;
-    rows.push_back(
-        {Cell::Word(e.name), Cell::Word(ToString(e.kind)),
-         Cell::Word(fmt::format("{}{}", ToString(e.state), e.paused && !says_so ? ", paused" : "")),
-         Cell::Version(e.served), Cell::Count(VersionsBehind(e.served, status.committed)),
-         Cell::Count(e.updates), Cell::Seconds(e.last_prepare_seconds),
-         Cell::Seconds(e.last_pause_seconds), Cell::Seconds(e.last_load_seconds),
-         Cell::Count(e.failures), Cell::Sentence(e.error.empty() ? "-" : e.error)});
+    rows.push_back({Cell::Word(e.name), Cell::Word(ToString(e.kind)),
+                    Cell::Word(fmt::format("{}{}{}", ToString(e.state),
+                                           e.served.empty() || e.verified ? "" : ", not verified",
+                                           e.paused && !says_so ? ", paused" : "")),
+                    Cell::Version(e.served),
+                    Cell::Count(VersionsBehind(e.served, status.committed)), Cell::Count(e.updates),
+                    Cell::Seconds(e.last_prepare_seconds), Cell::Seconds(e.last_pause_seconds),
+                    Cell::Seconds(e.last_load_seconds), Cell::Count(e.failures),
+                    Cell::Sentence(e.error.empty() ? "-" : e.error)});
   }
   page.Heading(fmt::format("Engines of {}", model));
   page.Table(fmt::format("engines-{}", model),
