@@ -49,10 +49,11 @@ def stored(
     hf_dir: str | os.PathLike[str] | None,
     dtype: Any,
     keep: Collection[str] = (),
+    disk: Sequence[TensorMeta] = (),
 ) -> list[TensorMeta]:
     """The layout that a model with these tensors is registered with.
 
-    `dtype`: of all tensors in F64, F32, F16 or BF16. Else those of `hf_dir`'s weights, by name, or
+    `dtype`: of all tensors in F64, F32, F16 or BF16. Else those of `disk`, its weights, by name, or
     without weights that of its config.json, where they make a tensor no larger, but for `_WIDE`.
     `said`: names whose dtype the caller has said himself, and keeps. `keep`: names, or patterns of
     names, of tensors that keep theirs whatever the others say.
@@ -69,7 +70,7 @@ def stored(
         return list(metas)
     if all(m.name in said for m in metas):
         return list(metas)
-    of = _checkpoint.dtypes(hf_dir)
+    of = {m.name: m.dtype for m in disk}
     if not of:
         wanted = _of_config(hf_dir)
         # A trainer that has tensors of this type already keeps the others wide on purpose.
@@ -111,37 +112,43 @@ def _narrowed(meta: TensorMeta, wanted: str) -> TensorMeta:
     return TensorMeta(meta.name, wanted, meta.shape)
 
 
+def _is_router(name: str) -> bool:
+    """A router of experts: its rounding decides which experts compute a token."""
+    return any(part == "gate" or "router" in part for part in name.split(".")[:-1])
+
+
 class CastLog:
     """Says once, after the first version with casts, how many were cast, and from what; and names
-    the vectors, which cost next to nothing and may be meant to stay wide, layer by layer alike."""
+    routers and vectors, which cost next to nothing and may be meant to stay wide, by kind."""
 
     def __init__(self, model: str, rank: int):
         self._model, self._rank = model, rank
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._vectors: Counter[str] = Counter()
+        self._kinds: Counter[tuple[bool, str]] = Counter()  # routers first
         self._said = False
 
     def begin(self) -> None:
         self._counts.clear()
-        self._vectors.clear()
+        self._kinds.clear()
 
     def add(self, given: str, meta: TensorMeta) -> None:
         if self._said or given == meta.dtype:
             return
         self._counts[given, meta.dtype] += 1
-        if sum(n > 1 for n in meta.shape) <= 1:
+        is_router = _is_router(meta.name)
+        if is_router or sum(n > 1 for n in meta.shape) <= 1:
             kind = ".".join("*" if part.isdigit() else part for part in meta.name.split("."))
-            self._vectors[f"{kind} {given} to {meta.dtype}"] += 1
+            self._kinds[not is_router, f"{kind} {given} to {meta.dtype}"] += 1
 
     def end(self) -> None:
         if self._said or not self._counts:
             return
         self._said = True
         casts = ", ".join(f"{n} from {a} to {b}" for (a, b), n in sorted(self._counts.items()))
-        if self._vectors:
-            kinds = [f"{kind} ({n})" for kind, n in sorted(self._vectors.items())]
+        if self._kinds:
+            kinds = [f"{kind} ({n})" for (_, kind), n in sorted(self._kinds.items())]
             more = len(kinds) - _KINDS_NAMED
-            casts += ("; of these vectors, which stay as they are if keep_dtype names them: "
+            casts += ("; of these routers and vectors, which stay as they are if keep_dtype names them: "
                       + ", ".join(kinds[:_KINDS_NAMED])
                       + (f" and {more} more kinds" if more > 0 else ""))
         # Once for a job is enough.

@@ -6,18 +6,23 @@ a model registered from a checkpoint is the same model whoever registers it.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import struct
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from deltawire._errors import Error
-from deltawire._tensors import TensorMeta
+from deltawire._tensors import Source, TensorMeta
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 #: safetensors' own limit for a header.
 _LONGEST_HEADER = 512 << 20
+#: Bytes that are compared at a time.
+_COMPARED = 1 << 20
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[str]:
@@ -39,14 +44,57 @@ def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
     return found
 
 
-def dtypes(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """By the tensors' names, of the weights that are there: a directory of small files may have
+def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
+    """The weights that are there, and whether these are all: a directory of small files may have
     nothing of a checkpoint but its index, or Git LFS's pointers."""
-    found: dict[str, str] = {}
+    found: list[TensorMeta] = []
+    whole = True
     for path in weight_files(directory):
-        if os.path.exists(path) and not _is_pointer(path):
-            found |= {name: entry["dtype"] for name, entry in header(path).items()}
-    return found
+        if not os.path.exists(path) or _is_pointer(path):
+            whole = False
+            continue
+        found += [TensorMeta(name, entry["dtype"], tuple(entry["shape"]))
+                  for name, entry in header(path).items()]
+    return found, whole and bool(found)
+
+
+def sources(directory: str | os.PathLike[str], wanted: Collection[str]
+            ) -> Iterator[tuple[str, Source]]:
+    """The memory of some of its tensors, mapped from the files."""
+    for path in weight_files(directory):
+        entries = header(path)
+        names = [n for n in entries if n in wanted]
+        if not names:
+            continue
+        with open(path, "rb") as file:
+            begin = 8 + struct.unpack("<Q", file.read(8))[0]
+            # A copy on write, since ctypes finds the address of writable memory alone.
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        whole = (ctypes.c_char * len(memory)).from_buffer(memory)
+        for name in names:
+            entry = entries[name]
+            address = ctypes.addressof(whole) + begin + entry["data_offsets"][0]
+            yield name, Source(address, entry["dtype"], tuple(entry["shape"]), None, whole)
+
+
+def equal(directory: str | os.PathLike[str], one: str, other: str) -> bool:
+    """Whether two of its tensors have the same bytes, dtype and shape."""
+    found = dict(sources(directory, (one, other)))
+    first, second = found[one], found[other]
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    size = first.element_bytes
+    for n in first.shape:
+        size *= n
+    views = [memoryview((ctypes.c_char * size).from_address(s.address)).cast("B")
+             for s in (first, second)]
+    return all(views[0][at : at + _COMPARED] == views[1][at : at + _COMPARED]
+               for at in range(0, size, _COMPARED))
+
+
+def says_tied(directory: str | os.PathLike[str]) -> bool:
+    """Whether config.json ties the head to the embedding."""
+    return any(part.get("tie_word_embeddings") is True for part in config_parts(directory))
 
 
 def _is_pointer(path: str) -> bool:

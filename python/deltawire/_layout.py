@@ -5,12 +5,14 @@ Owner: a WeightManager. Not thread-safe. Errors: a TensorError that names the te
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from deltawire._casts import stored
 from deltawire._errors import DTypeError, Error, ExtraTensorError, MissingTensorError
+from deltawire._names import Names, Reconciled, as_given, reconcile
 from deltawire._tensors import TensorMeta
 
 _NAMED = 5  # how many tensors a message names
@@ -38,6 +40,10 @@ class Layout:
         self.index: dict[str, int] = {}
         self.tied: dict[str, str] = {}
         self.casts = False
+        #: How given tensors become registered ones; None: by the names that they have.
+        self.names: Names | None = None
+        #: Given names that are left out while their bytes are a registered tensor's.
+        self.compared: frozenset[str] = frozenset()
 
     def stored(
         self,
@@ -45,13 +51,36 @@ class Layout:
         said: Collection[str],
         hf_dir: str | os.PathLike[str] | None,
         dtype: Any,
+        disk: Sequence[TensorMeta] = (),
     ) -> list[TensorMeta]:
         """What these tensors would be registered as."""
-        return stored(metas, said, hf_dir, dtype, self._keep_dtype)
+        return stored(metas, said, hf_dir, dtype, self._keep_dtype, disk)
 
-    def set(self, metas: list[TensorMeta], tied: Mapping[str, str], casts: bool) -> None:
+    def reconciled(
+        self,
+        metas: Sequence[TensorMeta],
+        tied: Mapping[str, str],
+        said: Collection[str],
+        hf_dir: str | os.PathLike[str] | None,
+        disk: Sequence[TensorMeta],
+        model: Any,
+    ) -> Reconciled:
+        """The same tensors by the names of `disk`; without it by their own."""
+        if disk and hf_dir is not None:
+            return reconcile(metas, tied, said, disk, hf_dir, model, self._ignore_extra)
+        return as_given(metas, tied, said, model)
+
+    def set(
+        self,
+        metas: list[TensorMeta],
+        tied: Mapping[str, str],
+        casts: bool,
+        names: Names | None = None,
+        compared: Collection[str] = (),
+    ) -> None:
         """The sender has registered them."""
         self.metas, self.tied, self.casts = metas, dict(tied), casts
+        self.names, self.compared = names, frozenset(compared)
         self.index = {m.name: i for i, m in enumerate(metas)}
 
     def cast_to(self, dtype: Any) -> None:
@@ -64,6 +93,31 @@ class Layout:
                     was.name,
                 )
         self.casts = True
+
+    def has(self, name: str, tensor: Any) -> bool:
+        """Whether the tensor is registered by this name, or is renamed to one that is."""
+        if name in self.index or self.names is None:
+            return name in self.index
+        return self.names.targets(name, tensor.shape)[0] in self.index
+
+    def registered(self, names: Collection[str]) -> set[str]:
+        """By the names that they are registered with; raises as `find`."""
+        found: set[str] = set()
+        for name in names:
+            targets = (name,) if name in self.index or self.names is None else (
+                self.names.known(name))
+            for target in targets:
+                self.find(target)
+                found.add(target)
+        return found
+
+    def converted(
+        self, named: Iterable[tuple[str, Any]], more: Iterable[tuple[str, Any]]
+    ) -> Iterator[tuple[str, Any]]:
+        """`named` by the registered names, and `more` after them."""
+        if self.names is None:
+            return iter(named)
+        return itertools.chain(self.names.converted(named), more)
 
     def skips(self, name: str) -> bool:
         """Whether a tensor of that name is left out."""

@@ -25,11 +25,13 @@ from deltawire._megatron import (
 )
 from deltawire._megatron_ddp import finish_param_gathers
 from deltawire._megatron_job import MegatronJob, telling
+from deltawire._names import base_of, is_module, tensors_of
 from deltawire._overlap import Overlap, is_lazy
 from deltawire._pinning import PinnedHalves
+from deltawire._side_parts import SideParts, checkpoint_of, log_names
 from deltawire._stream import StreamWriter
 from deltawire._tensors import TensorMeta, is_dtensor
-from deltawire._writing import NamedTensors, json_text, metas_and_ties, pairs_of, twice
+from deltawire._writing import NamedTensors, is_source, json_text, metas_and_ties, pairs_of, twice
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class WeightManager:
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
         self._epoch = 0  # of the version that register has returned
         self._overlap = overlap
+        self._side = SideParts(None, ())
         self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
         self._job = MegatronJob(copy_threads)
@@ -174,8 +177,12 @@ class WeightManager:
         checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
-        metas, tied, said = metas_and_ties(tensors)
-        metas = self._layout.stored(metas, said, hf_dir, dtype)
+        given_metas, given_tied, said = metas_and_ties(tensors)
+        model = base_of(tensors) if is_module(tensors) else None
+        disk, compares = checkpoint_of(hf_dir)
+        found = self._layout.reconciled(
+            given_metas, given_tied, said, hf_dir, disk if compares else (), model)
+        metas = self._layout.stored(found.metas, found.said, hf_dir, dtype, disk) + found.carried
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -185,9 +192,15 @@ class WeightManager:
             replace,
             not files and hf_dir is None,
         )
-        self._layout.set(metas, tied, casts=hf_dir is not None or dtype is not None)
-        self._registered = None
         self._epoch = result["epoch"]
+        self._registered = None
+        self._side.written(False)
+        if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
+            return result["version"]  # as it was registered: nothing else was said of it
+        self._layout.set(
+            metas, found.tied, hf_dir is not None or dtype is not None, found.names, found.compared)
+        self._side = SideParts(hf_dir, [m.name for m in found.carried])
+        log_names(self._model, self._rank, found.names, hf_dir, compares or model is not None)
         return result["version"]
 
     def offload(
@@ -231,7 +244,7 @@ class WeightManager:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             return Place((), shape, True), share
 
-        if callable(named_tensors) and not isinstance(named_tensors, Mapping):
+        if is_source(named_tensors):
             named_tensors = named_tensors()
         return self._offload(
             pairs_of(named_tensors), version, unchanged, notify, place, partly=self._world > 1,
@@ -257,22 +270,21 @@ class WeightManager:
         them. A mapping of named_parameters() is no state dict: it may hold old, whole parameters of
         some forward.
         """
-        state = module_or_state_dict
-        if not isinstance(state, Mapping):
-            state = state.state_dict()
+        given = module_or_state_dict
+        state = given if isinstance(given, Mapping) else tensors_of(given)
         if not state:
             raise Error(
                 f"rank {self._rank}: the state dict is empty; with rank0_only=True make the "
                 "WeightManager on rank 0 alone, with world=1, and use offload there"
             )
         if not self._layout.metas:
-            self.register(state, dtype=dtype)
+            self.register(given, dtype=dtype)
         elif dtype is not None:
             self._layout.cast_to(dtype)
         # A wrong rank or world is told before the version begins: ranks that all take themselves
         # for rank 0 would otherwise hear of each other's offload and not of the cause.
         for name, tensor in pairs_of(state):
-            if name in self._layout.index and is_dtensor(tensor):
+            if self._layout.has(name, tensor) and is_dtensor(tensor):
                 check_parts(name, tensor, self._rank, self._world)
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
@@ -501,9 +513,10 @@ class WeightManager:
         overlap: bool = False,
     ) -> Offloaded:
         started = time.monotonic()
-        keep = set(unchanged)
-        for name in keep:
-            self._layout.find(name)
+        keep = self._layout.registered(unchanged)
+        carried, supplied = self._side.of_version(self._rank == 0)
+        keep |= carried
+        named = self._layout.converted(named, supplied)
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             # No copy may run when the offload is given up.
@@ -512,4 +525,6 @@ class WeightManager:
             offload.mark_unchanged(sorted(self._layout.index[n] for n in keep))
             return done
 
-        return self._offload_by(version, notify, started, attempt, write)
+        written = self._offload_by(version, notify, started, attempt, write)
+        self._side.written(self._world == 1 and notify)
+        return written

@@ -49,7 +49,7 @@ class StreamWriter:
         for name, tensor in overlap.taken(named):
             if name in keep or layout.skips(name):
                 continue
-            if layout.leaves_ties and name not in layout.index:
+            if name not in layout.index and (layout.leaves_ties or name in layout.compared):
                 overlap.wait()  # what it may be a copy of has to be there
                 ties.check(name, tensor)
                 continue

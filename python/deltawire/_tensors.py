@@ -144,6 +144,12 @@ def is_dtensor(tensor: Any) -> bool:
 def meta_of(name: str, tensor: Any) -> TensorMeta:
     """Name, dtype and (global) shape; touches no data."""
     if is_torch(tensor):
+        if hasattr(tensor, "ds_id") and tensor.numel() == 0:
+            raise TensorError(
+                f'tensor "{name}" is a placeholder of DeepSpeed ZeRO-3, whose ranks have its parts; '
+                "call offload_zero3(module, version) on every rank",
+                name,
+            )
         return TensorMeta(name, dtype_name(tensor.dtype, name), tuple(tensor.shape))
     source = source_of(name, tensor)
     return TensorMeta(name, source.dtype, source.shape)
@@ -155,6 +161,8 @@ def is_cuda(tensor: Any) -> bool:
 
 def source_of(name: str, tensor: Any) -> Source:
     """The memory of a tensor that lies in host memory."""
+    if isinstance(tensor, Source):
+        return tensor
     if is_torch(tensor):
         return _of_torch(name, tensor)
     if hasattr(tensor, "__array_interface__") and hasattr(tensor, "dtype"):

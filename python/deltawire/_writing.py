@@ -15,6 +15,7 @@ from deltawire import _core
 from deltawire._casts import may_cast
 from deltawire._errors import DTypeError, Error, ShapeError
 from deltawire._fsdp import Place
+from deltawire._names import is_module, tensors_of
 from deltawire._pinning import PinnedHalves
 from deltawire._tensors import (
     TensorMeta,
@@ -187,11 +188,18 @@ def copy_by_torch(
 
 
 def pairs_of(named: Any) -> Iterator[tuple[str, Any]]:
-    if callable(named) and not isinstance(named, Mapping):
+    if is_module(named):
+        named = tensors_of(named)
+    if is_source(named):
         named = named()
     if isinstance(named, Mapping):
         named = named.items()
     return iter(named)
+
+
+def is_source(named: Any) -> bool:
+    """Whether it makes the named tensors when it is called."""
+    return callable(named) and not isinstance(named, Mapping) and not is_module(named)
 
 
 def twice(named: NamedTensors) -> NamedTensors:

@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from deltawire._checkpoint import says_tied
 from deltawire._errors import Error, MissingTensorError
 from deltawire._fsdp import place_of
+from deltawire._names import Names, side_parts
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire.integrations import _checkpoint
-from deltawire.integrations._checkpoint_names import CheckpointNames
 from deltawire.integrations._trained import Live, Trained
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _NAMED = 3  # how many tensors a message names
 class LeftOut:
     """Of one model, over all its versions: `begin`, `completed`, and `published` or `given_up`."""
 
-    def __init__(self, metas: Iterable[TensorMeta], names: CheckpointNames,
+    def __init__(self, metas: Iterable[TensorMeta], names: Names,
                  hf_dir: str | os.PathLike[str] | None):
         self._metas = {m.name: m for m in metas}
         self._names, self._hf_dir = names, hf_dir
@@ -38,6 +39,7 @@ class LeftOut:
         self._supplied: dict[str, Any] = {}  # the same, of the version that is written
         self._declared: dict[str, str] | None = None
         self._told = False
+        self._aside: frozenset[str] = frozenset()  # of parts that the trainer does not have
         self._said: dict[str, list[str]] = {}
 
     @property
@@ -83,6 +85,9 @@ class LeftOut:
                 copies[name] = tensor.detach().to("cpu", copy=True)
             yield name, tensor
         missing = [n for n in self._metas if n not in given and n not in self._carried]
+        if self._trained is None and self._hf_dir is not None:
+            aside = side_parts(missing, given, self._hf_dir)
+            self._aside = frozenset(n for part in aside.values() for n in part) | self._carried
         ready: dict[str, Any] = {}
         for name in missing:
             if ties.get(name) in copies:
@@ -97,6 +102,10 @@ class LeftOut:
     def _supply(self, name: str, missing: list[str]) -> dict[str, Any]:
         trained = self._trained
         live = trained.live.get(name) if trained else None
+        if trained is None and name in self._aside:
+            self._say("of parts that the trainer does not have, and left as the checkpoint has "
+                      "them", name)
+            return {name: self._of_checkpoint(name)}
         if trained is None:
             raise _missing(name, missing, "and nothing says that the trainer has them frozen or "
                            "tied; where the integration takes `module`, give it the trainer's "
@@ -114,7 +123,11 @@ class LeftOut:
             return {name: live.tensor}
         self._say("frozen, and carried over after the first version", name)
         if not is_dtensor(live.tensor):
-            return dict(self._names.parts(live.name, live.tensor.detach()))
+            parts = dict(self._names.parts(live.name, live.tensor.detach()))
+            if name not in parts:
+                raise _missing(name, missing, "and frozen, and the checkpoint has it joined with "
+                               "others; have the trainer send it")
+            return parts
         return {name: self._of_shard(name, live, missing)}
 
     def _of_shard(self, name: str, live: Live, missing: list[str]) -> Any:
@@ -139,7 +152,7 @@ class LeftOut:
 
     def _state(self, name: str) -> Any:
         if self._trained is None:
-            return None
+            return _ABSENT if name in self._aside else None
         live = self._trained.live.get(name)
         if live is None:
             return _ABSENT if self._trained.whole else None
@@ -158,7 +171,7 @@ class LeftOut:
         """Where config.json says that head and embedding are tied, and the checkpoint has both,
         with equal bytes."""
         heads = [m for m in self._metas.values() if m.name.endswith("lm_head.weight")]
-        if not heads or self._hf_dir is None or not _says_tied(self._hf_dir):
+        if not heads or self._hf_dir is None or not says_tied(self._hf_dir):
             return {}
         found = {}
         for head in heads:
@@ -171,11 +184,6 @@ class LeftOut:
 
     def _say(self, reason: str, name: str) -> None:
         self._said.setdefault(reason, []).append(name)
-
-
-def _says_tied(hf_dir: str | os.PathLike[str]) -> bool:
-    return any(part.get("tie_word_embeddings") is True
-               for part in _checkpoint.config_parts(hf_dir))
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -9,25 +9,20 @@ unless the wait alone was too long.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deltawire import DTypeError, Error, Published, TensorMeta, WeightManager
-from deltawire._casts import may_cast
 from deltawire._errors import ExtraTensorError
+from deltawire._names import NOT_MERGED, Names, is_adapter, is_of_base, unmerged
 from deltawire._tensors import dtype_name, torch_dtype
 from deltawire.integrations import _checkpoint
-from deltawire.integrations._checkpoint_names import CheckpointNames
 from deltawire.integrations._left_out import LeftOut
 
-#: As PEFT and verl name what an adapter adds, and the layer that it is added to.
-_ADAPTER = re.compile(r"\.(base_layer|lora_[A-Za-z_]+)\.|\.lora_[A-Z]$")
-_NOT_MERGED = (
-    'tensor "{}" is of a LoRA adapter that is not merged: without it the engine would go on with '
-    "the base; have the adapter merged into what is sent (verl: "
-    "actor_rollout_ref.model.lora.merge=True), or train without one")
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -63,9 +58,10 @@ class Publisher:
     ):
         self._bf16_to_fp16 = bf16_to_fp16
         self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
-        self._hf_dir, self._timeout = hf_dir, timeout
+        self._hf_dir, self._timeout, self._model = hf_dir, timeout, model
+        self._said = False
         self._dtypes: dict[str, str] = {}
-        self._names = CheckpointNames((), hf_dir)
+        self._names = Names((), hf_dir)
         self._left_out = LeftOut((), self._names, hf_dir)
         self._read: tuple[_checkpoint.Seen, list[TensorMeta]] | None = None  # by `open`
         self._published = 0
@@ -129,7 +125,7 @@ class Publisher:
         if self._left_out.carries and not self._is_newest():
             self._left_out.given_up()
         carried = self._left_out.begin(module)
-        whole = self._left_out.completed(self._parts(stream))
+        whole = self._left_out.completed(self._parts(stream, module))
         try:
             published = self._weights.offload(
                 self._cast(whole), wanted, unchanged=carried).wait(self._timeout)
@@ -142,6 +138,9 @@ class Publisher:
         self._published = published.version
         self._at = (published.epoch, published.version)
         self._left_out.published()
+        if not self._said and self._names.report.has_changes:
+            self._said = True
+            logger.info("model %s: %s", self._model, self._names.report.line())
         if published.version != wanted:
             self._left_out.given_up()
             raise Error(f"the sender has version {published.version} after {wanted} was offloaded: "
@@ -159,19 +158,17 @@ class Publisher:
         return (self._weights.epoch, version) == self._at
 
     def _registered(self, metas: Iterable[TensorMeta]) -> None:
+        metas = list(metas)
         self._dtypes = {m.name: m.dtype for m in metas}
-        self._names = CheckpointNames(self._dtypes, self._hf_dir)
+        self._names = Names(metas, self._hf_dir)
         self._left_out = LeftOut(metas, self._names, self._hf_dir)
 
     def _cast(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Floats to the checkpoint's dtype, as an engine's loader does; what else does not fit is
-        refused by `offload`."""
+        """bf16 to a checkpoint's fp16, if that is allowed; `offload` casts what else it may."""
         for name, tensor in tensors:
             wanted = self._dtypes.get(name, "")
             given = dtype_name(tensor.dtype, name)
-            if may_cast(given, wanted):
-                tensor = tensor.detach().to(torch_dtype(wanted))
-            elif (given, wanted) == ("BF16", "F16"):
+            if (given, wanted) == ("BF16", "F16"):
                 tensor = self._as_fp16(name, tensor.detach())
             yield name, tensor
 
@@ -187,8 +184,15 @@ class Publisher:
                              f"{self._hf_dir}; give hf_dir a checkpoint in bf16", name)
         return cast
 
-    def _parts(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def _parts(self, tensors: Iterable[tuple[str, Any]], module: Any) -> Iterator[tuple[str, Any]]:
+        return self._names.converted(self._merged(tensors, module))
+
+    def _merged(self, tensors: Iterable[tuple[str, Any]], module: Any
+                ) -> Iterator[tuple[str, Any]]:
+        is_merged = module is not None and unmerged(module) == ""
         for name, tensor in tensors:
-            if name not in self._dtypes and _ADAPTER.search(name):
-                raise ExtraTensorError(_NOT_MERGED.format(name), name)
-            yield from self._names.parts(name, tensor)
+            if is_merged and not is_of_base(name):
+                continue
+            if not is_merged and name not in self._dtypes and (is_adapter(name) or ".base_layer." in name):
+                raise ExtraTensorError(NOT_MERGED.format(name), name)
+            yield name, tensor

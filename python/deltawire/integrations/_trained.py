@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from deltawire._names import Names, base_of, cleaned, is_of_base, unwrapped
 from deltawire._tensors import is_dtensor
-from deltawire.integrations._checkpoint_names import CheckpointNames
-
-#: What wrappers put into names (FSDP1, activation checkpointing, torch.compile, PEFT).
-_WITHIN = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.",
-           "modules_to_save.default.")
 
 
 @dataclass(frozen=True)
@@ -42,22 +38,19 @@ class Trained:
     has the same parameter by. `whole`: every parameter has its place in the checkpoint, so what the
     module does not have by name it does not have at all."""
 
-    def __init__(self, module: Any, names: CheckpointNames, registered: Any):
-        import torch  # pylint: disable=import-outside-toplevel
-
+    def __init__(self, module: Any, names: Names, registered: Any):
         self.live: dict[str, Live] = {}
         self.ties: dict[str, str] = {}
         self.whole = True
-        module = _unwrapped(module)
-        adapter = getattr(module, "prefix", None) if hasattr(module, "peft_config") else None
-        names.model = module.get_base_model() if adapter else module
+        names.model = base_of(module)
+        module = unwrapped(module)
+        adapted = hasattr(module, "peft_config")
         seen: dict[int, tuple[str, ...]] = {}
         for name, tensor in module.named_parameters(remove_duplicate=False):
-            if "original_module" in name or (adapter and adapter in name):
+            if adapted and not is_of_base(name):
                 continue
-            name = _cleaned(name)
-            shape = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            parts = tuple(part for part, _ in names.parts(name, shape))
+            name = cleaned(name)
+            parts = names.targets(name, tensor.shape)
             first = seen.setdefault(id(tensor), parts)
             if first is not parts and len(first) == len(parts):
                 self.ties.update(zip(parts, first))
@@ -66,23 +59,7 @@ class Trained:
             for part in parts:
                 self.live[part] = Live(name, tensor, parts, tensor.requires_grad, False)
         for name, tensor in module.named_buffers(remove_duplicate=False):
-            name = _cleaned(name)
+            name = cleaned(name)
             if name in registered:
                 self.live[name] = Live(name, tensor, (name,), False, True)
 
-
-def _unwrapped(module: Any) -> Any:
-    """Without torch.compile and DDP, as streams are."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = module.module
-        if inner is None:
-            return module
-        module = inner
-
-
-def _cleaned(name: str) -> str:
-    for within in _WITHIN:
-        name = name.replace(within, "")
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")

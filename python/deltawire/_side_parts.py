@@ -1,0 +1,67 @@
+"""Parts of a checkpoint that a trainer does not have: written once, then carried over."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from deltawire import _checkpoint
+from deltawire._errors import Error
+from deltawire._names import Names
+from deltawire._tensors import TensorMeta
+
+logger = logging.getLogger(__name__)
+
+
+class SideParts:
+    """Tensors `names` of the checkpoint `hf_dir`, over the versions of one registration."""
+
+    def __init__(self, hf_dir: str | os.PathLike[str] | None, names: Collection[str]):
+        self._hf_dir, self._names = hf_dir, frozenset(names)
+        self._is_there = False  # the sender's newest version has them
+
+    def of_version(self, writes: bool) -> tuple[frozenset[str], Iterable[tuple[str, Any]]]:
+        """Names that the sender carries over, and tensors to be written. `writes`: this rank does.
+        """
+        if self._is_there or not writes:
+            return (self._names if writes else frozenset()), ()
+        return frozenset(), self._tensors()
+
+    def written(self, is_sure: bool) -> None:
+        """A version is over for this rank. `is_sure`: nothing can abandon it any more."""
+        self._is_there = is_sure
+
+    def _tensors(self) -> Iterator[tuple[str, Any]]:
+        if not self._names or self._hf_dir is None:
+            return
+        found = 0
+        for pair in _checkpoint.sources(self._hf_dir, self._names):
+            found += 1
+            yield pair
+        if found != len(self._names):
+            raise Error(f"{os.fspath(self._hf_dir)} has only {found} of the {len(self._names)} "
+                        "tensors any more that it had when the model was registered; register again")
+
+
+def checkpoint_of(hf_dir: str | os.PathLike[str] | None) -> tuple[list[TensorMeta], bool]:
+    """The weights in `hf_dir`, and whether names are compared with them."""
+    if hf_dir is None or not os.path.isdir(hf_dir):  # the library says if the path is wrong
+        return [], False
+    return _checkpoint.present(hf_dir)
+
+
+def log_names(model: str, rank: int, names: Names, hf_dir: str | os.PathLike[str] | None,
+              compared: bool) -> None:
+    if rank != 0:
+        return
+    if compared:
+        logger.info("model %s: %s", model, names.report.line())
+    elif hf_dir is None:
+        logger.info("model %s: %d tensors by the names that they were given with; without hf_dir "
+                    "nothing compared them", model, names.report.tensors)
+    else:
+        logger.info("model %s: %d tensors by the names that they were given with; not all weights "
+                    "are in %s, so nothing compared them", model, names.report.tensors,
+                    os.fspath(hf_dir))
