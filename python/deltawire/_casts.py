@@ -59,10 +59,7 @@ def stored(
     names, of tensors that keep theirs whatever the others say.
     """
     kept = {m.name for m in metas if _is_one_of(m.name, keep)}
-    for pattern in keep:
-        if not any(fnmatch.fnmatchcase(m.name, pattern) for m in metas):
-            logger.warning("keep_dtype has %r, which is the name of no tensor; a pattern matches "
-                           "whole names, as *norm.weight does", pattern)
+    _warn_of_unknown(keep, metas)
     if dtype is not None:
         return [m if m.name in kept else _as(m, dtype_name(dtype, m.name)) for m in metas]
     said = {*said, *kept}
@@ -77,6 +74,20 @@ def stored(
         if wanted and not any(m.dtype == wanted for m in metas):
             of = {m.name: wanted for m in metas if m.name.rpartition(".")[2] not in _WIDE}
     return [m if m.name in said else _narrowed(m, of.get(m.name, m.dtype)) for m in metas]
+
+
+def as_trained(metas: Sequence[TensorMeta], keep: Collection[str]) -> list[TensorMeta]:
+    """A checkpoint's tensors, with those that `keep` names in fp32, as trainers hold them."""
+    _warn_of_unknown(keep, metas)
+    return [TensorMeta(m.name, "F32", m.shape)
+            if m.dtype in ("BF16", "F16") and _is_one_of(m.name, keep) else m for m in metas]
+
+
+def _warn_of_unknown(keep: Collection[str], metas: Sequence[TensorMeta]) -> None:
+    for pattern in keep:
+        if not any(fnmatch.fnmatchcase(m.name, pattern) for m in metas):
+            logger.warning("keep_dtype has %r, which is the name of no tensor; a pattern matches "
+                           "whole names, as *norm.weight does", pattern)
 
 
 def _of_config(hf_dir: str | os.PathLike[str]) -> str:

@@ -39,9 +39,13 @@ def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
     """What the checkpoint holds; empty when the directory has no weights."""
     found: list[TensorMeta] = []
     for path in weight_files(directory):
-        entries = sorted(header(path).items(), key=lambda e: e[1]["data_offsets"])
-        found += [TensorMeta(name, e["dtype"], tuple(e["shape"])) for name, e in entries]
+        found += _metas_of(path)
     return found
+
+
+def _metas_of(path: str) -> list[TensorMeta]:
+    entries = sorted(header(path).items(), key=lambda e: e[1]["data_offsets"])
+    return [TensorMeta(name, e["dtype"], tuple(e["shape"])) for name, e in entries]
 
 
 def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
@@ -53,8 +57,7 @@ def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
         if not os.path.exists(path) or _is_pointer(path):
             whole = False
             continue
-        found += [TensorMeta(name, entry["dtype"], tuple(entry["shape"]))
-                  for name, entry in header(path).items()]
+        found += _metas_of(path)
     return found, whole and bool(found)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from deltawire import _core
+from deltawire import _core, _zero3
 from deltawire._attempt import agree_attempt, job_of_store
-from deltawire._errors import Error, TensorError, told
+from deltawire._errors import AbandonedError, Error, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._layout import Layout
 from deltawire._megatron import (
@@ -183,6 +183,35 @@ class WeightManager:
         found = self._layout.reconciled(
             given_metas, given_tied, said, hf_dir, disk if compares else (), model)
         metas = self._layout.stored(found.metas, found.said, hf_dir, dtype, disk) + found.carried
+        if compares:  # one layout, whoever registers the checkpoint's model
+            place = {m.name: i for i, m in enumerate(disk)}
+            metas.sort(key=lambda m: place[m.name])
+        version = self._registered_as(metas, side_files, hf_dir, replace)
+        if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
+            return version  # as it was registered: nothing else was said of it
+        self._layout.set(
+            metas, found.tied, hf_dir is not None or dtype is not None, found.names, found.compared)
+        self._side = SideParts(hf_dir, [m.name for m in found.carried])
+        log_names(self._model, self._rank, found.names, hf_dir, compares or model is not None)
+        return version
+
+    def register_checkpoint(
+        self, metas: Sequence[TensorMeta], hf_dir: str | os.PathLike[str]
+    ) -> int:
+        """`register` of tensors that the caller has read from `hf_dir`, and gives by their names
+        there: nothing is read or compared again."""
+        version = self._registered_as(metas, None, hf_dir, False)
+        self._layout.set(list(metas), {}, casts=True)
+        self._side = SideParts(None, ())
+        return version
+
+    def _registered_as(
+        self,
+        metas: Sequence[TensorMeta],
+        side_files: Mapping[str, bytes | str] | None,
+        hf_dir: str | os.PathLike[str] | None,
+        replace: bool,
+    ) -> int:
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -195,12 +224,6 @@ class WeightManager:
         self._epoch = result["epoch"]
         self._registered = None
         self._side.written(False)
-        if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
-            return result["version"]  # as it was registered: nothing else was said of it
-        self._layout.set(
-            metas, found.tied, hf_dir is not None or dtype is not None, found.names, found.compared)
-        self._side = SideParts(hf_dir, [m.name for m in found.carried])
-        log_names(self._model, self._rank, found.names, hf_dir, compares or model is not None)
         return result["version"]
 
     def offload(
@@ -299,6 +322,39 @@ class WeightManager:
         return self._offload(
             pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
         )
+
+    def offload_zero3(
+        self, module: Any, version: int, bucket_bytes: int = 1 << 30, notify: bool = True
+    ) -> Offloaded:
+        """Writes a version of a module that DeepSpeed ZeRO-3 has partitioned.
+
+        Call it on every rank, each with a manager of rank 0 and world 1: parameters of about
+        `bucket_bytes` are gathered at a time, on all ranks, and the job's first rank writes them
+        whole. `register(module, hf_dir=...)` on that rank compares the names with a checkpoint;
+        without it the first call registers the module. If the first rank fails, it goes on
+        gathering, raises, and the others raise an AbandonedError with its reason.
+        """
+        started = time.monotonic()
+        stream = _zero3.gathered(module, bucket_bytes)
+        if _zero3.rank() != 0:
+            for _ in stream:
+                pass
+            failure = _zero3.agree("")
+            if failure:
+                raise AbandonedError(f"the job's first rank has not written version {version}: "
+                                     f"{failure}")
+            return Offloaded(version, 0, 0, 0.0, time.monotonic() - started, 0, self)
+        try:
+            if not self._layout.metas:
+                self.register(module)
+            done = self.offload(stream, version, notify=notify)
+        except Exception as error:
+            for _ in stream:  # the others gather every parameter with this rank
+                pass
+            _zero3.agree(told(error))
+            raise
+        _zero3.agree("")
+        return done
 
     def offload_megatron(
         self,

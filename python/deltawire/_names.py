@@ -134,10 +134,6 @@ class Report:
     left_out: list[str] = field(default_factory=list)
     carried: Mapping[str, list[str]] = field(default_factory=dict)
 
-    @property
-    def has_changes(self) -> bool:
-        return bool(self.converted or self.removed or self.moved)
-
     def line(self) -> str:
         said = [f"{self.tensors} tensors"]
         if self.converted:

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from deltawire import _core
+from deltawire import _core, _zero3
 from deltawire._casts import may_cast
-from deltawire._errors import DTypeError, Error, ShapeError
+from deltawire._errors import DTypeError, Error, ShapeError, TensorError
 from deltawire._fsdp import Place
 from deltawire._names import is_module, tensors_of
 from deltawire._pinning import PinnedHalves
@@ -39,9 +39,14 @@ def check(meta: TensorMeta, tensor: Any, casts: bool = False) -> str:
     dtype that it has."""
     given = meta_of(meta.name, tensor)
     if given.shape != meta.shape:
+        how = (
+            "if DeepSpeed ZeRO-3 has partitioned the model, call offload_zero3(module, version)"
+            if given.shape == (0,)
+            else "register again with replace=True if the model has changed"
+        )
         raise ShapeError(
             f'tensor "{meta.name}" has shape {shape_text(given.shape)}, registered is '
-            f"{shape_text(meta.shape)}; register again with replace=True if the model has changed",
+            f"{shape_text(meta.shape)}; {how}",
             meta.name,
         )
     if given.dtype != meta.dtype and not (casts and may_cast(given.dtype, meta.dtype)):
@@ -215,6 +220,8 @@ def twice(named: NamedTensors) -> NamedTensors:
 def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[str]]:
     """What the entries say, second names of tensors by name in the model, and names of those that keep
     the dtype that they say: entries that are no tensors, and arrays that are not torch's."""
+    if is_module(tensors) and _zero3.is_partitioned(tensors):
+        return *_zero3.layout(tensors), set()
     metas: list[TensorMeta] = []
     said: set[str] = set()
     tied: dict[str, str] = {}
@@ -233,6 +240,15 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
             metas.append(meta)
         else:
             tied[name] = first
+    # A state dict has placeholders without the attributes that tell whose they are.
+    empty = [m.name for m in metas if m.shape == (0,) and m.name not in said]
+    if empty and 2 * len(empty) > len(metas):
+        raise TensorError(
+            f'tensor "{empty[0]}" is empty, as are {len(empty) - 1} of the other {len(metas) - 1}: '
+            "if DeepSpeed ZeRO-3 has partitioned the model, call offload_zero3(module, version) on "
+            "every rank",
+            empty[0],
+        )
     return metas, tied, said
 
 

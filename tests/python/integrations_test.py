@@ -28,10 +28,10 @@ from integrations_rig import (  # noqa: E402  # or a skip
 
 import deltawire  # noqa: E402
 import torch  # noqa: E402
+from deltawire._names import Names  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 from deltawire.engine._served import Reading, Served, State  # noqa: E402
 from deltawire.integrations import _checkpoint, nemo_rl, trl  # noqa: E402
-from deltawire.integrations._checkpoint_names import CheckpointNames  # noqa: E402
 from deltawire.integrations._directory import ReceiverDirectory  # noqa: E402
 from deltawire.integrations._left_out import LeftOut  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
@@ -238,7 +238,7 @@ class CheckpointFilesTest(unittest.TestCase):
         config, index = folder / "config.json", folder / "model.safetensors.index.json"
         metas = [deltawire.TensorMeta(n, "F32", (2, 2)) for n in ("embed_tokens.weight",
                                                                   "lm_head.weight")]
-        left_out = LeftOut(metas, CheckpointNames((), folder), folder)
+        left_out = LeftOut(metas, Names((), folder), folder)
         for text, why in (("{", "it is no JSON"), ("\xff", "it is no JSON"), ("[]", "no object"),
                           ("[" * 100_000, "it is no JSON")):
             config.write_bytes(text.encode("latin-1"))

@@ -6,9 +6,11 @@ saved checkpoint in names, dtypes, shapes and bytes, or a refusal that names a t
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import sys
+import types
 import unittest
+import unittest.mock
 
 import support
 
@@ -245,6 +247,105 @@ class NamesTest(Case):
         with self.assertRaisesRegex(deltawire.TensorError, "merge_adapter.*publish_lora"):
             self.manager().register(state | {adapter: torch.ones(4, 32)}, hf_dir=self.base)
         self.manager().register(state, hf_dir=self.base)
+
+
+    def test_hooks_keep_dtypes(self):
+        model = qwen3_moe()
+        want = self.saved(model)
+        publisher = Publisher(self.cluster.endpoint, self.model, self.base,
+                              keep_dtype=["*.mlp.gate.weight", "*norm.weight"])
+        self.addCleanup(publisher.close)
+        publisher.open()
+        publisher.publish(iter(model.float().named_parameters()))
+        self.assert_held({n: t.float() if n.endswith(("mlp.gate.weight", "norm.weight")) else t
+                          for n, t in want.items()})
+
+
+class Partitions:
+    """NOT DeepSpeed's: what its ZeRO-3 leaves in a module, and `deepspeed.zero` that gathers it."""
+
+    gathers = 0
+
+    def __init__(self, module):
+        self.whole = {}
+        for p in module.parameters():
+            self.whole[id(p)] = p.data
+            p.ds_shape, p.ds_numel, p.ds_id = p.shape, p.numel(), id(p)
+            p.data = torch.empty(0, dtype=p.dtype)
+
+    @contextlib.contextmanager
+    def GatheredParameters(self, params):  # pylint: disable=invalid-name
+        self.gathers += 1
+        for p in params:
+            p.data = self.whole[p.ds_id]
+        yield
+        for p in params:
+            p.data = torch.empty(0, dtype=p.dtype)
+
+    @contextlib.contextmanager
+    def imported(self):
+        package = types.ModuleType("deepspeed")
+        package.zero = types.ModuleType("deepspeed.zero")
+        package.zero.GatheredParameters = self.GatheredParameters
+        with unittest.mock.patch.dict(
+                sys.modules, {"deepspeed": package, "deepspeed.zero": package.zero}):
+            yield
+
+
+class PartitionsTest(Case):
+    def test_a_placeholder_is_refused_by_name_everywhere(self):
+        model = qwen3()
+        self.saved(model)
+        Partitions(model)
+        state = model.state_dict()
+        calls = {
+            "register with hf_dir": lambda w: w.register(state, hf_dir=self.base),
+            "register": lambda w: w.register(state),
+            "offload a state dict": lambda w: w.offload(state, 1),
+            "offload parameters": lambda w: w.offload(list(model.named_parameters()), 1),
+            "offload_fsdp": lambda w: w.offload_fsdp(dict(model.named_parameters()), 1),
+            "a hook": lambda w: self.hook(iter(state.items())),
+            "a hook with the module": lambda w: self.hook(model.named_parameters()),
+        }
+        for label, call in calls.items():
+            with self.subTest(label), self.assertRaises(deltawire.TensorError) as caught:
+                call(self.manager())
+            self.assertIn("offload_zero3", str(caught.exception))
+            self.assertIn(caught.exception.tensor, state)
+        weights = self.manager()
+        weights.register(qwen3().state_dict(), replace=True)
+        with self.assertRaisesRegex(deltawire.TensorError, "offload_zero3"):
+            weights.offload(model.named_parameters, 1)
+
+    def hook(self, stream):
+        publisher = Publisher(self.cluster.endpoint, self.model, self.base)
+        self.addCleanup(publisher.close)
+        publisher.open()
+        publisher.publish(stream)
+
+    def test_partitions_are_gathered_in_buckets(self):
+        for tied in (False, True):
+            model = qwen3_moe(tie_word_embeddings=tied)
+            want = self.saved(model)
+            weights = self.manager()
+            parts = Partitions(model)
+            with parts.imported():
+                version = weights.register(model, hf_dir=self.base, replace=True)
+                weights.offload_zero3(model, version + 1, bucket_bytes=20_000).wait()
+                self.assertIn(parts.gathers, range(3, 12))
+                self.assert_held(want)
+                self.assertEqual({p.numel() for p in model.parameters()}, {0})
+
+    def test_a_first_rank_that_fails_gathers_to_the_end(self):
+        model = qwen3()
+        weights = self.manager()
+        parts = Partitions(model)
+        with parts.imported():
+            weights.offload_zero3(model, 1, bucket_bytes=1).wait()
+            all_of_them = parts.gathers
+            with self.assertRaisesRegex(deltawire.Error, "version"):
+                weights.offload_zero3(model, 1, bucket_bytes=1)
+            self.assertEqual(parts.gathers, 2 * all_of_them)
 
 
 if __name__ == "__main__":

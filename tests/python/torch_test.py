@@ -304,7 +304,7 @@ class TorchTest(unittest.TestCase):
                          {n: "F32" if n in fp32 else "BF16" for n in masters})
         with self.assertLogs("deltawire", "WARNING") as log:
             manager.offload(masters, 1).wait()
-        self.assertIn("3 from F32 to BF16; of these vectors", log.output[0])
+        self.assertIn("3 from F32 to BF16; of these routers and vectors", log.output[0])
         self.assertTrue(log.output[0].endswith(
             "keep_dtype names them: model.layers.*.input_layernorm.weight F32 to BF16 (2)"))
         want = {n: t if n in fp32 else t.bfloat16() for n, t in masters.items()}

@@ -9,20 +9,18 @@ unless the wait alone was too long.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from deltawire import DTypeError, Error, Published, TensorMeta, WeightManager
+from deltawire._casts import as_trained
 from deltawire._errors import ExtraTensorError
 from deltawire._names import NOT_MERGED, Names, is_adapter, is_of_base, unmerged
+from deltawire._side_parts import log_names
 from deltawire._tensors import dtype_name, torch_dtype
 from deltawire.integrations import _checkpoint
 from deltawire.integrations._left_out import LeftOut
-
-
-logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -45,7 +43,8 @@ class Publisher:
     Without it, or without weights in it, the first version's tensors give the layout, and are held
     in host memory once. `timeout`: seconds for each wait. `bf16_to_fp16`: a trainer in bf16 may
     feed a checkpoint in fp16: what is smaller than 6e-8 becomes 0, and what fp16 cannot hold is an
-    error.
+    error. `keep_dtype`: names of the checkpoint's tensors, or patterns such as "*.mlp.gate.weight",
+    that are published in fp32, as trainers hold them, where the checkpoint has 16 bits.
     """
 
     def __init__(
@@ -55,8 +54,9 @@ class Publisher:
         hf_dir: str | os.PathLike[str] | None = None,
         timeout: float = 1800.0,
         bf16_to_fp16: bool = False,
+        keep_dtype: Collection[str] = (),
     ):
-        self._bf16_to_fp16 = bf16_to_fp16
+        self._bf16_to_fp16, self._keep_dtype = bf16_to_fp16, keep_dtype
         self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
         self._hf_dir, self._timeout, self._model = hf_dir, timeout, model
         self._said = False
@@ -86,14 +86,14 @@ class Publisher:
         if self._read is None or not self._read[0].holds():
             self._read = None
             seen = _checkpoint.Seen(self._hf_dir)
-            metas = _checkpoint.metas(self._hf_dir)
+            metas = as_trained(_checkpoint.metas(self._hf_dir), self._keep_dtype)
         else:
             seen, metas = self._read
         if needs_layout and not metas:
             raise Error(f"{self._hf_dir} has no *.safetensors, and the model's layout comes from "
                         "there; give hf_dir the checkpoint that the run starts from")
         if metas:
-            self._published = self._weights.register(metas, hf_dir=self._hf_dir)
+            self._published = self._weights.register_checkpoint(metas, self._hf_dir)
             if self._read is None:
                 self._registered(metas)
                 self._read = seen, metas
@@ -138,9 +138,9 @@ class Publisher:
         self._published = published.version
         self._at = (published.epoch, published.version)
         self._left_out.published()
-        if not self._said and self._names.report.has_changes:
+        if not self._said and self._read is not None:
             self._said = True
-            logger.info("model %s: %s", self._model, self._names.report.line())
+            log_names(self._model, 0, self._names, self._hf_dir, True)
         if published.version != wanted:
             self._left_out.given_up()
             raise Error(f"the sender has version {published.version} after {wanted} was offloaded: "

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any
 
 from deltawire import Error
@@ -52,13 +52,14 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         timeout: float = 1800.0,
         release_after_refit: bool = False,
         bf16_to_fp16: bool = False,
+        keep_dtype: Collection[str] = (),
     ):
         if _missing is not None:
             raise ImportError("the checkpoint engine needs nemo_rl, which cannot be imported "
                               f"({_missing})") from _missing
         del release_after_refit  # nothing is held that finalize does not release
         self._batch_bytes = bucket_size
-        self._arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16)
+        self._arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
         self._directory = ReceiverDirectory(directory)
         self._timeout = timeout
         self._publisher: Publisher | None = None

@@ -18,7 +18,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from deltawire import DeadlineError, Error, Published
@@ -48,7 +48,8 @@ class WeightTransfer:
     becomes of requests that run when the server is paused, vLLM's abort, wait or keep. `token_file`:
     of the key that the server, or a gateway before it, wants; `ca_file`: PEM certificates that an
     https server's must come from, instead of the system's; a key goes over plaintext to other
-    machines only with `insecure_plaintext`. `bf16_to_fp16`: as in `Publisher`. `attach_options`:
+    machines only with `insecure_plaintext`. `bf16_to_fp16`, `keep_dtype`: as in
+    `Publisher`. `attach_options`:
     such as {"second_instance": True}, of docs/engine.md. A server that cannot take deltas in place
     reads the directory at each version; a warning says why.
 
@@ -72,6 +73,7 @@ class WeightTransfer:
         ca_file: str | os.PathLike[str] | None = None,
         insecure_plaintext: bool = False,
         bf16_to_fp16: bool = False,
+        keep_dtype: Collection[str] = (),
         attach_options: Mapping[str, Any] | None = None,
     ):
         self.module = module
@@ -81,7 +83,7 @@ class WeightTransfer:
             attach_options=attach_options)
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
-        self._publisher_arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16)
+        self._publisher_arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
         self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
         self._publisher: Publisher | None = None
         self._attached = self._reads = self._paused = self._warned = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any
 
 from deltawire import Error
@@ -34,8 +34,8 @@ else:
 
 class DeltawireCheckpointEngine(CheckpointEngine):
     """One worker's end. `bucket_size` and `is_master` are verl's: the master is the actor's first
-    rank. `endpoint`, `model`, `timeout`, `bf16_to_fp16`: as in `Publisher`. `hf_dir`: the checkpoint
-    that the run starts from, with its weights: the layout comes from there, and so the version that
+    rank. `endpoint`, `model`, `timeout`, `bf16_to_fp16`, `keep_dtype`: as in `Publisher`. `hf_dir`: the
+    checkpoint that the run starts from, with its weights: the layout comes from there, and so the version that
     the sender has. `directory`: the receiver's, of this model, on every node with rollout workers.
     `version_of_step_0`: versions are verl's `global_steps` plus this number, 1 for most, as verl
     begins with step 0 and versions with 1; None: they count on from what is published."""
@@ -52,13 +52,14 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         timeout: float = 1800.0,
         version_of_step_0: int | None = None,
         bf16_to_fp16: bool = False,
+        keep_dtype: Collection[str] = (),
     ):
         if _missing is not None:
             raise ImportError("the checkpoint engine needs verl, which cannot be imported "
                               f"({_missing}): pip install verl") from _missing
         del bucket_size  # tensors go one by one into shared memory
-        self._publisher = (Publisher(endpoint, model, hf_dir, timeout, bf16_to_fp16) if is_master
-                           else None)
+        self._publisher = (Publisher(endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
+                           if is_master else None)
         self._directory = ReceiverDirectory(directory)
         self._opened = False
         self._timeout = timeout
