@@ -208,15 +208,13 @@ class Names:
         for name, tensor in stream:
             shape = getattr(tensor, "shape", None)
             rule = None if shape is None else self.rule(name, shape)
-            if rule is None:
-                for copy in self.copies.get(name, ()):
+            if rule is None or not isinstance(rule[0], Group):
+                target = name if rule is None else rule[0]
+                for copy in self.copies.get(target, ()):
                     yield copy, tensor
-                yield name, tensor
-            elif not isinstance(rule[0], Group):
-                for target in rule:
-                    for copy in self.copies.get(target, ()):
-                        yield copy, tensor
-                    yield target, tensor
+                one = [tensor]
+                del tensor  # whoever takes it alone holds it while the stream makes the next one
+                yield target, one.pop()
             else:
                 group, member = rule
                 have = waiting.setdefault(group.members, (group, {}))[1]
