@@ -166,9 +166,11 @@ class WeightManager:
         """Registers the model, sizing the sender's buffers; returns its published version, or 0.
 
         `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
-        Of tensors that share their memory only the first name becomes part of the model, as in a
-        saved checkpoint. Receivers put `side_files` (name -> content) and the small files of
-        `hf_dir` beside the weights; if neither is given, the sender keeps those that it has.
+        Of tensors that share their memory one name becomes part of the model, as in a saved
+        checkpoint: that of `hf_dir`'s weights, else the first that is not lm_head. Offloads check
+        that the others are still equal to it. Receivers put `side_files` (name -> content) and the
+        small files of `hf_dir` beside the weights; if neither is given, the sender keeps those that
+        it has.
         `replace`: drop a model that is registered with another layout. `dtype`: what the tensors in
         F64, F32, F16 and BF16 are registered as, "bfloat16" say. Without it `hf_dir` decides for
         those that are given as tensors: each has the dtype of its namesake in the weights there, or

@@ -42,12 +42,15 @@ class StreamWriter:
         names that the sender carries over. `partly`: other ranks give the rest."""
         layout = self._layout
         seen: set[str] = set()
-        ties = Ties(offload, layout.metas, seen)
+        ties = Ties(offload, layout.metas, seen, frozenset(layout.tied.values()))
         halves = None if has_cuda() else self._halves
         tensors = 0
         self._cast_log.begin()
         for name, tensor in overlap.taken(named):
             if name in keep or layout.skips(name):
+                if name in layout.tied and layout.tied[name] not in keep:
+                    overlap.wait()
+                    ties.check_tied(name, layout.tied[name], tensor, place)
                 continue
             if name not in layout.index and (layout.leaves_ties or name in layout.compared):
                 overlap.wait()  # what it may be a copy of has to be there
@@ -63,6 +66,7 @@ class StreamWriter:
             if not where.writes:
                 continue
             local = settled(tensor)
+            ties.wrote(name, tensor, local)
             overlap.run(name, local, functools.partial(
                 copy_settled, offload, index, meta, local, where, share, halves))
             self._cast_log.add(given, meta)

@@ -1,4 +1,5 @@
-"""Tells whether tensors that are not registered are copies of registered ones, in one version.
+"""Tells whether tensors that are not registered are copies of registered ones, in one version, and
+whether those that were registered as one tensor are still equal.
 
 A framework that gathers shards gives a tied tensor memory of its own, so the bytes are compared,
 with those that this process has already written of the version. Not thread-safe.
@@ -7,24 +8,83 @@ with those that this process has already written of the version. Not thread-safe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from deltawire import _core
-from deltawire._errors import ExtraTensorError
-from deltawire._tensors import TensorMeta, is_dtensor, is_torch
+from deltawire._errors import ExtraTensorError, TensorError
+from deltawire._fsdp import Place
+from deltawire._tensors import TensorMeta, is_dtensor, is_torch, torch_dtype
+from deltawire._writing import place_in_memory
 
 #: A model has few ties; a stream that is of another model would else be held as a whole.
 _HELD = 4
 _HEAD = 512  # elements
+_SLICE = 1 << 22  # elements that are compared at once, in host memory
 
 
 class Ties:
-    """`written`: names of what is in the sender's memory; it grows while the stream goes on."""
+    """`written`: names of what is in the sender's memory; it grows while the stream goes on.
+    `firsts`: names of those that had second names when they were registered."""
 
-    def __init__(self, offload: _core.Offload, metas: Sequence[TensorMeta], written: set[str]):
+    def __init__(
+        self,
+        offload: _core.Offload,
+        metas: Sequence[TensorMeta],
+        written: set[str],
+        firsts: Collection[str] = (),
+    ):
         self._offload, self._metas, self._written = offload, metas, written
         self._held: list[tuple[str, Any]] = []  # came before the tensor that they are a copy of
+        # And where each lies, once it was given, with the tensor that must still be there.
+        self._firsts: dict[str, tuple[Any, weakref.ref[Any]] | None] = dict.fromkeys(firsts)
+        self._tied_held: list[tuple[str, str, Any, Place]] = []  # as _held
+
+    def wrote(self, name: str, tensor: Any, local: Any) -> None:
+        """The stream has given a registered tensor, of which `local` is here."""
+        if name in self._firsts and is_torch(local):
+            self._firsts[name] = (place_in_memory(local), weakref.ref(tensor))
+
+    def check_tied(
+        self, name: str, first: str, tensor: Any, place: Callable[[str, Any], tuple[Place, int]]
+    ) -> None:
+        """Raises TensorError unless `tensor`, a second name of `first`, is equal to that, or may be
+        once the stream has given it. REQUIRES: no copy runs."""
+        where, _ = place(name, tensor)
+        if not where.writes:
+            return  # another rank's replica is compared
+        if not is_torch(tensor):
+            raise _apart(name, first)
+        local = tensor.to_local() if is_dtensor(tensor) else tensor
+        if first in self._written:
+            self._compare_tied(name, first, local, where)
+        else:  # the memory may hold another tensor when the stream goes on
+            self._tied_held.append((name, first, local.detach().to("cpu", copy=True), where))
+
+    def _compare_tied(self, name: str, first: str, local: Any, where: Place) -> None:
+        import torch  # pylint: disable=import-outside-toplevel
+
+        known = self._firsts.get(first)
+        if known is not None and known[1]() is not None and known[0] == place_in_memory(local):
+            return
+        index = next(i for i, meta in enumerate(self._metas) if meta.name == first)
+        meta = self._metas[index]
+        address, size = self._offload.memory(index)
+        if size == 0 or local.numel() == 0:
+            return
+        memory = (ctypes.c_char * size).from_address(address)
+        there = torch.frombuffer(memory, dtype=torch_dtype(meta.dtype)).reshape(meta.shape)
+        for dim, start in enumerate(where.start):
+            there = there.narrow(dim, start, where.shape[dim])
+        if tuple(local.shape) != tuple(there.shape):
+            raise _apart(name, first)
+        rows = max(1, _SLICE * local.shape[0] // local.numel()) if local.dim() > 0 else 1
+        for at in range(0, local.shape[0] if local.dim() > 0 else 1, rows):
+            here, part = (t[at : at + rows] if local.dim() > 0 else t for t in (local, there))
+            here = here.detach().to(part.dtype).cpu().contiguous()
+            if not torch.equal(_bits(here), _bits(part.contiguous())):
+                raise _apart(name, first)
 
     def check(self, name: str, tensor: Any) -> None:
         """Raises ExtraTensorError unless it is a copy, or may be one of what is to come."""
@@ -40,7 +100,10 @@ class Ties:
         raise _extra(name)
 
     def finish(self) -> None:
-        """After the stream. Raises as `check`."""
+        """After the stream. Raises as `check` and `check_tied`."""
+        for name, first, local, where in self._tied_held:
+            if first in self._written:
+                self._compare_tied(name, first, local, where)
         for name, tensor in self._held:
             if not self._is_copy(tensor):
                 raise _extra(name)
@@ -72,6 +135,20 @@ class Ties:
 
 
 _TORCH_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _bits(tensor: Any) -> Any:
+    import torch  # pylint: disable=import-outside-toplevel
+
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _apart(name: str, first: str) -> TensorError:
+    return TensorError(
+        f'tensor "{name}" was registered as another name of "{first}", and is not equal to it any '
+        "more; register the model again with both (replace=True), or leave one out",
+        name,
+    )
 
 
 def _extra(name: str) -> ExtraTensorError:

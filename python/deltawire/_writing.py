@@ -249,7 +249,20 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
             "every rank",
             empty[0],
         )
-    return metas, tied, said
+    return [_named_as_saved(m, tied) for m in metas], tied, said
+
+
+def _named_as_saved(meta: TensorMeta, tied: dict[str, str]) -> TensorMeta:
+    """Of a tensor's names the first that is no head's: loaders make the head of the embedding, and not
+    the embedding of the head. Changes `tied`."""
+    names = [meta.name, *(name for name, first in tied.items() if first == meta.name)]
+    if len(names) == 1:
+        return meta
+    kept = min(names, key=lambda name: "lm_head" in name.split("."))
+    if kept != meta.name:
+        del tied[kept]
+        tied.update({name: kept for name in names if name != kept})
+    return TensorMeta(kept, meta.dtype, meta.shape)
 
 
 def _same_memory(
@@ -261,13 +274,18 @@ def _same_memory(
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if local.numel() == 0 or local.data_ptr() == 0:
         return None
-    key = (local.data_ptr(), local.device, meta.shape, meta.dtype, tuple(local.stride()))
+    key = (*place_in_memory(local), meta.shape, meta.dtype)
     first = places.get(key)
     # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
     if first is not None and first[1]() is not None:
         return first[0]
     places[key] = (meta.name, weakref.ref(tensor))
     return None
+
+
+def place_in_memory(local: Any) -> tuple[Any, ...]:
+    """Equal for torch tensors, or shards, of one shape and dtype that are the same memory."""
+    return local.data_ptr(), local.device, tuple(local.stride())
 
 
 def json_text(config: Any) -> str:

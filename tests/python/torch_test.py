@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import tempfile
 import unittest
 from unittest import mock
 
@@ -123,6 +124,38 @@ class TorchTest(unittest.TestCase):
             with torch.no_grad():
                 module.embed.weight += 1
         self.assertEqual(manager.tied, {"head.weight": "embed.weight"})
+
+    def test_a_tie_that_is_broken_later_is_an_error_that_names_the_tensor(self):
+        embed = torch.randn(50, 8).bfloat16()
+        manager = self.manager()
+        manager.register({"embed.weight": embed, "lm_head.weight": embed})
+        copies = {"embed.weight": embed, "lm_head.weight": embed.clone()}
+        apart = {"embed.weight": embed, "lm_head.weight": embed + 1}
+        last = {"embed.weight": embed, "lm_head.weight": embed.clone()}
+        last["lm_head.weight"][-1, -1] += 1
+        version = 0
+        for ends in (lambda t: t, lambda t: dict(reversed(t.items()))):
+            version += 1
+            manager.offload(ends(copies), version).wait()
+            self.check({"embed.weight": embed})
+            for broken in (apart, last):
+                with self.assertRaisesRegex(deltawire.TensorError, '"lm_head.weight" was registered '
+                                            'as another name of "embed.weight"'):
+                    manager.offload(ends(broken), version + 1)
+        # What is carried over is not compared.
+        manager.offload({"lm_head.weight": embed}, version + 1, unchanged=["embed.weight"]).wait()
+
+    def test_of_tied_names_the_one_stays_that_engines_look_for(self):
+        weight = torch.zeros(50, 8)
+        tied = {"lm_head.weight": weight, "model.embed_tokens.weight": weight, "x": torch.ones(2)}
+        manager = self.manager()
+        manager.offload(tied, 1).wait()
+        self.check({"model.embed_tokens.weight": weight, "x": tied["x"]})
+        self.assertEqual(manager.tied, {"lm_head.weight": "model.embed_tokens.weight"})
+        with tempfile.TemporaryDirectory() as folder:
+            save_zeros(pathlib.Path(folder), {"lm_head.weight": ("F32", [50, 8]), "x": ("F32", [2])})
+            manager.register(tied, hf_dir=folder, replace=True)
+        self.assertEqual([m.name for m in manager.tensors_meta], ["lm_head.weight", "x"])
 
     def test_temporaries_at_one_address_are_not_tied(self):
         values = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}
