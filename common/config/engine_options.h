@@ -14,7 +14,7 @@
 namespace deltawire {
 
 enum class EngineKind : uint8_t {
-  kVllm,          ///< vLLM with deltawire's weight-transfer backend
+  kVllm,          ///< vLLM with deltawire's plug-in
   kVllmReload,    ///< vLLM as it is: it reads the directory again
   kSglang,        ///< SGLang with deltawire's plug-in
   kSglangReload,  ///< SGLang as it is: it reads the directory again

@@ -10,7 +10,7 @@ when it is started anew), or go on with the one before; nothing that is half of 
 the receiver's log must say what happened. With
 --packed vLLM keeps its weights in its CPU layout, which cannot be updated in place.
 
-Usage: fleet_test.py vllm|sglang [--packed] [--versions N]
+Usage: fleet_test.py vllm|sglang [--packed] [--ranks N] [--versions N]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -50,20 +50,19 @@ class Packed(VllmServer):
         return super().environment() | {"VLLM_PLUGINS": "deltawire"}
 
 
-def make_server(policy: Policy, log: str, packed: bool = False):
+def make_server(policy: Policy, log: str, packed: bool = False, ranks: int = 1):
     if ENGINE == "sglang":
         return SglangServer(policy.directory, policy.root / log, key=KEY)
     return (Packed if packed else VllmServer)(
-        policy.directory, policy.root / log, "--weight-transfer-config",
-        '{"backend": "deltawire"}')
+        policy.directory, policy.root / log, "--tensor-parallel-size", str(ranks))
 
 
 class Fleet:
     """A receiver, and the engine that it drives."""
 
-    def __init__(self, policy: Policy, packed: bool = False):
-        self.policy = policy
-        self.server = make_server(policy, "engine.log", packed)
+    def __init__(self, policy: Policy, packed: bool = False, ranks: int = 1):
+        self.policy, self.ranks = policy, ranks
+        self.server = make_server(policy, "engine.log", packed, ranks)
         policy.daemons.kill("deltawire-receiver")
         engine = f"{ENGINE}=http://127.0.0.1:{self.server.port}"
         if ENGINE == "sglang":
@@ -175,7 +174,7 @@ def break_loader(fleet: Fleet) -> None:
     """The engine is attached to anew, by a loader that raises; so is its own reload."""
     server, policy, said = fleet.server, fleet.policy, len(fleet.log_lines())
     if ENGINE == "vllm":
-        server.post("/shutdown_weight_transfer_engine")
+        server.do("detach")
     else:
         server.update(str(policy.directory), weight_version=str(policy.version))
     server.plant.write_text("loader")
@@ -223,8 +222,8 @@ def kill_sender(fleet: Fleet) -> None:
           and bool(fleet.server.logprobs(PROMPT)), "no sender: the engine serves on")
 
 
-def run(policy: Policy, versions: int) -> None:
-    fleet = Fleet(policy)
+def run(policy: Policy, versions: int, ranks: int) -> None:
+    fleet = Fleet(policy, ranks=ranks)
     with fleet.server as server:
         with Requests(server) as requests:
             for _ in range(versions):
@@ -243,23 +242,23 @@ def run(policy: Policy, versions: int) -> None:
         break_loader(fleet)
         kill_engine(fleet)
         kill_sender(fleet)
-        compare(policy, server)
+        compare(policy, server, ranks)
     check(all(KEY not in log.read_text() for log in policy.root.glob("deltawire-*.log")),
           "no log of deltawire's has the engine's key")
     for line in fleet.log_lines():
         print(line)
 
 
-def compare(policy: Policy, server) -> None:
+def compare(policy: Policy, server, ranks: int) -> None:
     last, sums = server.logprobs(PROMPT), server.checksums()
     server.__exit__()
-    with make_server(policy, "fresh.log") as fresh:
+    with make_server(policy, "fresh.log", ranks=ranks) as fresh:
         check(fresh.logprobs(PROMPT) == last and fresh.checksums() == sums,
               f"{len(sums)} checksums, and the logprobs, equal those of a fresh engine")
 
 
-def run_packed(policy: Policy, versions: int) -> None:
-    fleet = Fleet(policy, packed=True)
+def run_packed(policy: Policy, versions: int, ranks: int) -> None:
+    fleet = Fleet(policy, True, ranks)
     with fleet.server as server:
         first = server.logprobs(PROMPT)
         for _ in range(versions):
@@ -270,7 +269,7 @@ def run_packed(policy: Policy, versions: int) -> None:
         check("cannot be updated in place, so it reads the directory" in error,
               f"the status says why: {error}")
         last = server.logprobs(PROMPT)
-    with make_server(policy, "fresh.log", packed=True) as fresh:
+    with make_server(policy, "fresh.log", True, ranks) as fresh:
         check(first != last == fresh.logprobs(PROMPT),
               "logprobs equal those of a fresh engine on the last version")
 
@@ -279,10 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=["vllm", "sglang"])
     parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1, help="of vLLM's tensor parallelism")
     parser.add_argument("--versions", type=int, default=10)
     arguments = parser.parse_args()
     with Policy(dense) as policy:
-        (run_packed if arguments.packed else run)(policy, arguments.versions)
+        (run_packed if arguments.packed else run)(
+            policy, arguments.versions, arguments.ranks)
 
 
 if __name__ == "__main__":

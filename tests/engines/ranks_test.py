@@ -91,8 +91,7 @@ def main() -> None:
                "--no-async-scheduling"]
     os.environ["DELTAWIRE_TEST_SKEW_S"] = arguments.skew
     with Policy(make) as policy:
-        with VllmServer(policy.directory, policy.root / "vllm.log", *options,
-                        "--weight-transfer-config", '{"backend": "deltawire"}') as server:
+        with VllmServer(policy.directory, policy.root / "vllm.log", *options) as server:
             first = server.logprobs(PROMPT)
             with Requests(server) as requests:
                 drive(Fleet(policy, server), arguments.versions, arguments.restarts)

@@ -138,8 +138,7 @@ def over_deltawire(root: pathlib.Path, steps: int) -> list[float]:
     with Daemons(root) as daemons:
         sender = daemons.start_sender(root / "sender")
         receiver = daemons.start_receiver([sender], "policy", root / "policy")
-        with Server(root / "hf", str(root / "hf"), root / "deltawire.log",
-                    "--weight-transfer-config", '{"backend": "deltawire"}') as server:
+        with Server(root / "hf", str(root / "hf"), root / "deltawire.log") as server:
             transfer = Checked(WeightTransfer(
                 server.url, receiver.directory, endpoint=root / "sender", hf_dir=root / "hf",
                 timeout=DEADLINE_S), server)

@@ -181,6 +181,27 @@ class CallsTest(Plugin):
         self.done("apply")
         self.assert_newest()
 
+    def test_a_call_that_comes_twice_changes_nothing(self):
+        """As by a gateway that sends a request again when its answer is late."""
+        self.begin()
+        self.done("attach", directory=self.directory)
+        self.next_version()
+        self.done("prepare", nonce="the-same-nonce")
+        self.done("prepare", nonce="the-same-nonce")
+        self.done("apply", nonce="another-nonce", version=2)
+        answer = self.refused("apply", "no update is prepared", nonce="another-nonce", version=2)
+        self.assertEqual(answer["held"]["version"], 2)  # by which a receiver knows that it was done
+        self.done("prove", **answer["held"])
+        self.assert_newest()
+
+    def test_two_programs_that_drive_one_engine_write_no_version_twice(self):
+        self.begin()
+        self.done("attach", directory=self.directory)
+        self.next_version()
+        self.done("prepare")
+        self.refused("attach", "it loaded another version", directory=self.directory)
+        self.refused("apply", "attach comes first")
+
     def test_a_rank_that_cannot_take_its_share_back_is_attached_anew(self):
         self.begin()
         self.done("attach", directory=self.directory)
@@ -347,6 +368,17 @@ class CallsTest(Plugin):
         self.assertIn("replica 1 of 2 has not answered on this machine", answer["reason"])
         self.refused("prepare", "attach comes first")
 
+    def test_a_replica_with_a_server_of_its_own_has_the_last_word(self):
+        self.begin()
+        for worker in self.workers:  # one of three, behind somebody's balancer
+            worker.parallel_config.data_parallel_external_lb = True
+            worker.parallel_config.data_parallel_size = 3
+        for directory, reason in ((self.directory, ""), ("/nowhere", "/nowhere")):
+            nonce = secrets.token_hex(16)
+            self.assertEqual(self.call("attach", nonce, directory=directory, replicas=3)[0]
+                             ["replicas"], 1)
+            self.assertIn(reason, self.call("settle", of=nonce, replicas=3)[0]["reason"])
+
     def test_what_the_loader_computes_is_taken(self):
         self.make = Computing
         self.begin()
@@ -359,6 +391,27 @@ class CallsTest(Plugin):
     def test_a_scrape_of_the_server_says_that_the_plug_in_is_there(self):
         plugin.register()
         self.assertEqual(stand_ins.gauges[-1], plugin.CALLS)
+
+    def test_a_vllm_that_lacks_what_the_calls_need_is_left_alone(self):
+        said = len(stand_ins.gauges)
+        with (unittest.mock.patch.dict(stand_ins.sys.modules,
+                                       {"vllm.v1.worker.worker_base": None}),
+              self.assertLogs("vllm.deltawire", "WARNING") as logged):
+            plugin.register()
+        self.assertIn("cannot be updated in place, only by reloads", logged.output[0])
+        self.assertEqual(len(stand_ins.gauges), said)
+
+    def test_vllm_s_own_session_says_where_the_calls_are_and_is_none(self):
+        self.begin()
+        from deltawire.engine._vllm_backend import DeltawireEngine
+
+        def start(rank: int) -> None:
+            engine = DeltawireEngine(self.models[rank])
+            engine.init_transfer_engine(engine.parse_init_info({"directory": self.directory}))
+
+        first, last = self.ranks.run(start)
+        self.assertIsNone(first)
+        self.assertIn("deltawire takes its calls by /collective_rpc", str(last))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from engine_plugins_rig import (  # first: it puts the stand-ins in their places
     Plugin,
     WithLatent,
     checkpoint,
+    stand_ins,
     state,
     torch,
 )
 
-from deltawire.engine.vllm import DeltawireEngine, InitInfo, WorkerExtension  # noqa: E402
+from deltawire.engine.vllm import deltawire_call  # noqa: E402
 
 
 class DraftRig(EngineRig):
@@ -37,18 +38,36 @@ class DraftRig(EngineRig):
 class VllmTest(Plugin):
     def begin(self, world_size: int = 2, seed: int = 1) -> None:
         super().begin(world_size, seed)
-        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.make_workers()
         self.assert_done(self.attach())
 
+    def make_workers(self, drafts: list | None = None) -> None:
+        """As of a server that was started anew. `drafts`: of a checkpoint of their own."""
+        self.workers = []
+        for rank, model in enumerate(self.models):
+            self.workers.append(stand_ins.Worker(rank, model, drafts[rank] if drafts else None))
+            config = self.workers[-1].vllm_config
+            config.speculative_config.draft_model_config.model = "/models/draft"
+
+    def call(self, name: str, **options) -> list:
+        """The answers of all ranks; a refusal as an exception, with its reason."""
+        answers = self.ranks.run(lambda rank: deltawire_call(
+            self.workers[rank], name, "a-nonce-of-a-test", **options))
+        return [a if not isinstance(a, dict) or a["ok"] else RuntimeError(a["reason"])
+                for a in answers]
+
+    def followed(self, draft: bool = False) -> list:
+        followers = [worker._deltawire_follower for worker in self.workers]
+        return [f._draft if draft else f._served for f in followers]
+
     def attach(self, **options) -> list:
-        info = InitInfo(self.directory, **options)
-        return self.ranks.run(lambda rank: self.workers[rank].init_transfer_engine(info))
+        return self.call("attach", directory=self.directory, **options)
 
     def prepare(self) -> list:
-        return self.ranks.run(lambda rank: self.workers[rank].start_weight_update())
+        return self.call("prepare")
 
     def update(self, **info) -> list:
-        return self.ranks.run(lambda rank: self.workers[rank].update_weights(info))
+        return self.call("rollback" if info.pop("rollback", False) else "apply", **info)
 
     def test_versions_and_a_rollback(self):
         self.begin()
@@ -60,7 +79,7 @@ class VllmTest(Plugin):
         self.assert_done(self.update(version=2, check=True))
         self.assert_newest()
         self.assert_refused(self.update(), "no update is prepared")
-        self.assert_refused(self.update(rollback=True, check=True), "a rollback is not checked")
+        self.assert_refused(self.update(rollback=True, check=True), "unexpected keyword argument")
         self.assert_refused(self.update(rollback=True, version=2), "version 2 was asked for")
         self.assert_done(self.update(rollback=True))
         self.assert_states(first)
@@ -70,11 +89,15 @@ class VllmTest(Plugin):
         self.assert_newest()
 
     def prove(self, version: int) -> list:
-        info = InitInfo(prove=version)
-        return self.ranks.run(lambda rank: self.workers[rank].init_transfer_engine(info))
+        """By the whole name of what was held when a name was asked for last."""
+        return self.call("prove", **{**self.names, "version": version})
 
-    def test_memory_is_proven_to_be_a_version_without_a_session(self):
+    def name(self) -> None:
+        self.names = self.call("held")[0]["held"]
+
+    def test_memory_is_proven_to_be_a_version(self):
         self.begin()
+        self.name()
         self.assert_done(self.prove(1))
         self.assert_refused(self.prove(2), "and not version 2")
         self.next_version()
@@ -82,13 +105,14 @@ class VllmTest(Plugin):
         self.assert_done(self.prove(1))
         self.assert_done(self.update())
         self.assert_refused(self.prove(1), "and not version 1")
+        self.name()
         self.assert_done(self.prove(2))
         # By its bytes, and not by what the client believes.
         self.models[1].qk.data += 1
         self.assert_refused(self.prove(2), "rank 1: the engine's memory has drifted in ")
         # Who attaches to nothing has not attached.
-        self.workers = [DeltawireEngine(model) for model in self.models]
-        self.assert_refused(self.prove(2), "/init_weight_transfer_engine comes first")
+        self.make_workers()
+        self.assert_refused(self.prove(2), "attach comes first")
 
     def test_a_refused_attach_leaves_no_older_client_at_work(self):
         self.begin(1)
@@ -96,8 +120,8 @@ class VllmTest(Plugin):
         before = self.states()
         self.assert_refused(self.attach(), "cannot be updated in place")
         self.next_version()
-        self.assert_refused(self.prepare(), "/init_weight_transfer_engine comes first")
-        self.assert_refused(self.update(), "/init_weight_transfer_engine comes first")
+        self.assert_refused(self.prepare(), "attach comes first")
+        self.assert_refused(self.update(), "attach comes first")
         self.assert_states(before)
 
     def test_an_attach_that_one_worker_refuses_is_none(self):
@@ -151,28 +175,22 @@ class VllmTest(Plugin):
 
     def test_a_worker_says_what_it_holds_and_whether_its_memory_has_drifted(self):
         self.begin()
-        extensions = [WorkerExtension() for _ in self.workers]
-        for extension, worker in zip(extensions, self.workers, strict=True):
-            extension.weight_transfer_engine = worker
-            self.assertIn("version 1", extension.deltawire_held())
-
-        def check() -> set:
-            return set(self.ranks.run(lambda rank: extensions[rank].deltawire_check()))
-
-        self.assertEqual(check(), {""})
+        self.assertEqual(self.call("held")[1]["held"]["version"], 1)
+        self.assert_done(self.call("check"))
         self.models[1].norm.data[1] += 1
         self.models[0].o.data[1] += 1
-        self.assertEqual(check(), {
-            "deltawire: rank 1: the engine's memory has drifted in norm; the engine's memory has "
-            "drifted in o, which several ranks have parts of; the next update takes what has "
-            "drifted from the receiver's buffer"})
+        for result in self.call("check"):
+            self.assertEqual(
+                str(result),
+                "rank 1: the engine's memory has drifted in norm; the engine's memory has drifted "
+                "in o, which several ranks have parts of; the next update takes what has drifted "
+                "from the receiver's buffer")
         self.assert_done(self.prepare())
         self.assert_done(self.update(check=True))
         self.assert_newest()
-        self.workers[0].shutdown()
-        self.assertEqual(extensions[0].deltawire_held(), "")
-        self.assertEqual(check(),
-                         {"deltawire: rank 0: /init_weight_transfer_engine comes first"})
+        self.assert_done(self.call("detach"))
+        self.assertIsNone(self.call("held")[0]["held"])
+        self.assert_refused(self.call("check"), "attach comes first")
 
     def test_drift_is_found_by_the_versions_that_pass_and_put_right_by_the_next(self):
         self.begin()
@@ -252,7 +270,7 @@ class VllmTest(Plugin):
         self.make = Computing
         with self.assertRaisesRegex(AssertionError, "loader_tensors=True lets it"):
             self.begin()
-        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.make_workers()
         with self.assertLogs("vllm.deltawire", "INFO") as logged:
             self.assert_done(self.attach(loader_tensors=True))
         self.assertIn("1 tensors updated by the engine's loader", logged.output[0])
@@ -270,11 +288,12 @@ class VllmTest(Plugin):
         super().begin()
         for model in self.models:  # vLLM computes it after its load, not in it
             model.load_weights = super(WithLatent, model).load_weights
-        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.make_workers()
         with self.assertLogs("vllm.deltawire", "INFO") as logged:
             self.assert_done(self.attach())
         self.assertIn("not the checkpoint's: a part of embed, head, latent.turned",
                       logged.output[0])
+        self.name()
         before = self.states()
         self.next_version()
         self.assert_done(self.prepare())
@@ -303,58 +322,34 @@ class VllmTest(Plugin):
         for draft in self.drafts:
             draft.load_weights(self.draft_weights.items())
 
-    def prepare_drafts(self) -> list:
-        def start(rank: int) -> None:  # as vLLM's worker does for /start_draft_weight_update
-            worker = self.workers[rank]
-            worker.set_weight_update_target(self.drafts[rank], worker.model_config)
-            try:
-                worker.start_weight_update()
-            except BaseException:
-                worker.reset_weight_update_target()
-                raise
-        return self.ranks.run(start)
-
-    def finish(self) -> None:
-        for worker in self.workers:
-            worker.finish_weight_update()
-            worker.reset_weight_update_target()
-
     def test_a_draft_model_follows_a_directory_of_its_own(self):
         self.begin()
         self.follow_draft()
-        self.assert_refused(self.prepare_drafts(), "with a draft_directory")
-        info = InitInfo(draft_directory=self.draft_directory)
-        self.assert_done(self.ranks.run(lambda r: self.workers[r].init_transfer_engine(info)))
+        self.make_workers(self.drafts)
+        self.assert_done(self.attach())
+        self.assert_refused(self.call("prepare", draft=True), "with a draft_directory")
+        self.assert_done(self.call("attach", draft_directory=self.draft_directory))
+        self.assertTrue(all(followed.client for followed in self.followed()))
         before = self.states()
-        self.draft_weights["norm"] += 1
-        self.draft_rig.publish(self.draft_weights)
-        for draft in self.drafts:  # attached to where a version is not the committed one: refused
-            draft.load_weights(self.draft_weights.items())
-        self.assert_done(self.prepare_drafts())
-        served = [worker._main.client for worker in self.workers]
-        self.assert_refused(self.attach(), "an update of the draft model is open")
-        self.assertEqual(served, [worker._main.client for worker in self.workers])
-        self.assert_done(self.update(version=2))
-        self.finish()
-        self.draft_weights["o"] += 1
-        self.draft_rig.publish(self.draft_weights)
-        self.assert_done(self.prepare_drafts())
-        drafts = [state(draft) for draft in self.drafts]
-        self.assert_done(self.update(version=3))
+        for version, name in ((2, "norm"), (3, "o")):
+            self.draft_weights[name] += 1
+            self.draft_rig.publish(self.draft_weights)
+            self.assert_done(self.call("prepare", draft=True))
+            drafts = [state(draft) for draft in self.drafts]
+            self.assert_done(self.call("apply", version=version, draft=True))
         self.assert_states(before)
         wanted = [self.make(rank) for rank in range(len(self.drafts))]
         for fresh, draft in zip(wanted, self.drafts, strict=True):
             fresh.load_weights(self.draft_weights.items())
             for name, value in state(fresh).items():
                 self.assertTrue(torch.equal(value, state(draft)[name]), name)
-        self.assert_done(self.update(rollback=True))
+        self.assert_done(self.call("rollback", draft=True))
         for draft, old in zip(self.drafts, drafts, strict=True):
             for name, value in old.items():
                 self.assertTrue(torch.equal(value, state(draft)[name]), name)
-        self.finish()
         # The server names what its own model holds, not the draft's version.
-        self.assertTrue(all(w._main.client._record for w in self.workers))
-        self.assertTrue(all(w._draft.client._record is None for w in self.workers))
+        self.assertTrue(all(followed.client._record for followed in self.followed()))
+        self.assertTrue(all(f.client._record is None for f in self.followed(draft=True)))
         self.next_version()
         self.assert_done(self.prepare())
         self.assert_done(self.update(version=2))
@@ -372,8 +367,9 @@ class VllmTest(Plugin):
         super().begin()
         for model in self.models:  # vLLM computes it after its load, not in it
             model.load_weights = super(WithLatent, model).load_weights
-        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.make_workers()
         self.assert_done(self.attach())
+        self.name()
         self.next_version()
         self.assert_done(self.prepare())
 
@@ -387,12 +383,10 @@ class VllmTest(Plugin):
               self.assertLogs("deltawire", "ERROR")):
             results = self.update()
         self.assert_refused(results, "rank 1: planted after the load")
-        self.assertIn("could not take its share back: the engine has moved its parameters",
-                      str(results[0]))
-        self.assertIn("half of an update stays", str(results[0]))
-        self.assertNotIn("half of an update stays", str(results[1]))
-        self.assert_refused(self.prove(1), "rank 0: /init_weight_transfer_engine comes first")
-        self.assert_refused(self.prepare(), "rank 0: /init_weight_transfer_engine comes first")
+        self.assert_refused(results, "rank 0 could not take its share back: the engine has moved its "
+                            "parameters since the attach; attach again: half of an update stays")
+        self.assert_refused(self.prove(1), "rank 0: attach comes first")
+        self.assert_refused(self.prepare(), "rank 0: attach comes first")
         self.assert_refused(self.update(rollback=True), "comes first")
 
     def test_an_update_that_is_given_up_is_forgotten(self):
@@ -400,10 +394,10 @@ class VllmTest(Plugin):
         before = self.states()
         self.next_version()
         self.assert_done(self.prepare())
-        self.ranks.run(lambda rank: self.workers[rank].finish_weight_update())
+        self.assert_done(self.call("discard"))
         self.assert_refused(self.update(), "no update is prepared")
-        for worker in self.workers:
-            self.assertIn("no update is prepared", worker._main.client.apply().reason)
+        for followed in self.followed():
+            self.assertIn("no update is prepared", followed.client.apply().reason)
         self.assert_states(before)
         self.assert_done(self.prepare())
         self.assert_done(self.update())

@@ -32,6 +32,10 @@ class Ranks:
     def rank_in_group(self) -> int:
         return self._own.rank
 
+    @property
+    def is_last_rank(self) -> bool:
+        return self.rank_in_group == self.world_size - 1
+
     def enter(self, rank: int) -> None:
         """Makes the calling thread one of the ranks: `rank`, modulo their number."""
         self._own.rank = rank % self.world_size
@@ -91,7 +95,7 @@ def _group(name: str) -> Callable[[], Any]:
 class Group(types.SimpleNamespace):
     """One of an engine's other groups, of this rank alone."""
 
-    rank_in_group, world_size = 0, 1
+    rank_in_group, world_size, is_last_rank = 0, 1, True
 
 
 _Info = typing.TypeVar("_Info")

@@ -26,8 +26,9 @@ _LOOK_S = 0.2
 _LONGEST_REASON = 2000
 #: How vLLM may hold requests for a pause.
 _PAUSES = ("abort", "wait", "keep")
-#: How the line of the server's metrics begins that says that the plug-in is there.
-_PLUGIN = "deltawire_plugin_calls "
+#: How the line of the server's metrics begins that says that the plug-in is there; with several API
+#: servers it has labels.
+_PLUGIN = ("deltawire_plugin_calls ", "deltawire_plugin_calls{")
 #: What an attach can be told (docs/engine.md).
 _ATTACH = ("check_every", "loader_tensors", "plans", "second_instance", "threads")
 
