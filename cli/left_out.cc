@@ -24,11 +24,15 @@ std::vector<std::string> LeftOutLines(const ModelDir& model,
                                       const std::vector<std::string>& foreign) {
   std::vector<std::string> lines;
   if (!model.unlisted().empty()) {
-    lines.push_back(
-        fmt::format("left out: {} ({} decides which files are the model, and does not "
-                    "list {})",
-                    NamesText(model.unlisted()), kWeightIndexName,
-                    model.unlisted().size() == 1 ? "it" : "them"));
+    const bool index = model.decided_by() == kWeightIndexName;
+    const char* them = model.unlisted().size() == 1 ? "it" : "them";
+    lines.push_back(fmt::format(
+        "left out: {} ({})", NamesText(model.unlisted()),
+        index ? fmt::format("{} decides which files are the model, and does not list {}",
+                            kWeightIndexName, them)
+              : fmt::format("without {}, {} is the model, and {} not part of it", kWeightIndexName,
+                            model.decided_by(),
+                            model.unlisted().size() == 1 ? "it is" : "they are")));
   }
   if (!foreign.empty()) {
     lines.push_back(fmt::format("left out: {} (weights in a format other than safetensors)",

@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <ctime>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -255,6 +257,8 @@ bool IsForeignWeightFile(std::string_view name) {
 
 namespace {
 
+constexpr std::string_view kWeightSuffix = ".safetensors";
+
 struct Shards {
   fs::path dir;
   std::vector<std::string> names;  // sorted
@@ -288,17 +292,74 @@ StatusOr<Shards> ShardsOfIndex(const fs::path& dir, std::string_view json) {
   return shards;
 }
 
-StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, std::vector<std::string> names) {
-  Shards shards{.dir = dir};
-  for (std::string& name : names) {
-    if (name.ends_with(".safetensors")) shards.names.push_back(std::move(name));
+/// A file of a numbered set: "model-00002-of-00004.safetensors" is file 2 of 4 of "model-".
+struct Numbered {
+  std::string set;  // the name without its own number
+  uint64_t number = 0, of = 0;
+};
+
+std::optional<uint64_t> ParseNumber(std::string_view digits) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), number);
+  if (digits.empty() || error != std::errc() || end != digits.end()) return std::nullopt;
+  return number;
+}
+
+std::optional<Numbered> ParseNumbered(std::string_view name) {
+  std::string_view stem = name.substr(0, name.size() - kWeightSuffix.size());
+  const size_t of = stem.rfind("-of-");
+  if (of == std::string_view::npos) return std::nullopt;
+  const size_t dash = stem.substr(0, of).rfind('-');
+  const size_t begin = dash == std::string_view::npos ? 0 : dash + 1;
+  const auto number = ParseNumber(stem.substr(begin, of - begin));
+  const auto total = ParseNumber(stem.substr(of + 4));
+  if (!number || !total) return std::nullopt;
+  return Numbered{fmt::format("{}*{}", stem.substr(0, begin), stem.substr(of)), *number, *total};
+}
+
+/// Without an index, only the names tell whether a numbered set is whole.
+Status CheckWhole(const fs::path& dir, const std::vector<std::string>& names) {
+  std::map<std::string, std::pair<std::set<uint64_t>, uint64_t>> sets;
+  for (const std::string& name : names) {
+    const auto file = ParseNumbered(name);
+    if (!file) continue;
+    auto& [numbers, of] = sets[file->set];
+    numbers.insert(file->number);
+    of = file->of;
   }
+  for (const auto& [set, found] : sets) {
+    const auto& [numbers, of] = found;
+    if (numbers.size() >= of) continue;
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} has {} of the {} files {}{}, and no {}: it is still being saved or fetched, "
+                  "or a save was cut off",
+                  dir.string(), numbers.size(), of, set, kWeightSuffix, kWeightIndexName);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, const std::vector<std::string>& names) {
+  constexpr std::string_view kOnly = "model.safetensors";
+  Shards shards{.dir = dir};
+  const auto keep = [&](const auto& wanted) {
+    if (!shards.names.empty()) return;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(shards.names),
+                 [&](const std::string& n) { return n.ends_with(kWeightSuffix) && wanted(n); });
+  };
+  // Others beside it are the same model in another form (consolidated.safetensors), or an adapter.
+  keep([&](const std::string& name) { return name == kOnly; });
+  keep([](const std::string& name) {
+    return name.starts_with("model-") && ParseNumbered(name).has_value();
+  });
+  keep([](const std::string& name) { return ParseNumbered(name).has_value(); });
+  keep([](const std::string&) { return true; });
   if (shards.names.empty()) {
     return Errorf(StatusCode::kNotFound,
                   "{} holds neither {} nor any *.safetensors file: it is not a HuggingFace model "
                   "directory, or its weights are in another format",
                   dir.string(), kWeightIndexName);
   }
+  DW_RETURN_IF_ERROR(CheckWhole(dir, shards.names));
   return shards;
 }
 
@@ -369,13 +430,16 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir, Access acces
       }
       DW_ASSIGN_OR_RETURN(const std::string index, ReadWhole(path));
       DW_ASSIGN_OR_RETURN(shards, ShardsOfIndex(dir, index));
-      std::copy_if(names.begin(), names.end(), std::back_inserter(model.unlisted_),
-                   [&](const std::string& name) {
-                     return name.ends_with(".safetensors") &&
-                            !std::binary_search(shards.names.begin(), shards.names.end(), name);
-                   });
     } else {
-      DW_ASSIGN_OR_RETURN(shards, ShardsOfDirectory(dir, std::move(names)));
+      DW_ASSIGN_OR_RETURN(shards, ShardsOfDirectory(dir, names));
+    }
+    std::copy_if(names.begin(), names.end(), std::back_inserter(model.unlisted_),
+                 [&](const std::string& name) {
+                   return name.ends_with(kWeightSuffix) &&
+                          !std::binary_search(shards.names.begin(), shards.names.end(), name);
+                 });
+    if (!model.unlisted_.empty()) {
+      model.decided_by_ = shards.index ? std::string(kWeightIndexName) : shards.names.front();
     }
   }
 

@@ -1,7 +1,8 @@
 // A HuggingFace model directory, read-only: its safetensors shards (mapped or read) and side files.
 // Owns its files; spans handed out live as long as the ModelDir. Immutable, so thread-safe. Uses
-// model.safetensors.index.json if there is one, else every *.safetensors in the directory. Cost:
-// Open maps or opens files, but reads no tensors. Errors name file and tensor.
+// model.safetensors.index.json if there is one, else model.safetensors, else the numbered files
+// (X-00001-of-00003.safetensors), else every *.safetensors in the directory. Cost: Open maps or
+// opens files, but reads no tensors. Errors name file and tensor.
 #pragma once
 
 #include <filesystem>
@@ -75,9 +76,11 @@ class ModelDir {
   /// their time, as on tmpfs. REQUIRES: kRead.
   Status Unchanged() const;
   const std::filesystem::path& path() const { return path_; }
-  /// Names of *.safetensors files in the directory that its index does not list, sorted. Their
-  /// tensors are not part of the model. Empty without an index.
+  /// Names of *.safetensors files in the directory that are not part of the model, sorted.
   const std::vector<std::string>& unlisted() const { return unlisted_; }
+  /// The file by which they are not: the index, or "model.safetensors" or the first of the numbered
+  /// files where there is no index. Empty if nothing is left out.
+  const std::string& decided_by() const { return decided_by_; }
 
   /// SideFilesOf(path(), foreign); none if path() is a single file.
   StatusOr<std::vector<SideFile>> ReadSideFiles(std::vector<std::string>* foreign = nullptr) const;
@@ -95,6 +98,7 @@ class ModelDir {
 
   std::filesystem::path path_;
   std::vector<std::string> unlisted_;
+  std::string decided_by_;
   std::shared_ptr<const Layout> layout_;
   std::vector<std::shared_ptr<const Mapping>> mappings_;
   std::vector<Bytes> data_;

@@ -10,6 +10,7 @@ import ctypes
 import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -18,7 +19,8 @@ from deltawire._errors import Error
 from deltawire._tensors import Source, TensorMeta
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-_SUFFIX = ".safetensors"
+_SUFFIX, _ONLY = ".safetensors", "model.safetensors"
+_NUMBERED = re.compile(r"((?:.*-)?)(\d+)(-of-(\d+))\.safetensors")
 #: safetensors' own limit for a header.
 _LONGEST_HEADER = 512 << 20
 #: Bytes that are compared at a time.
@@ -26,13 +28,32 @@ _COMPARED = 1 << 20
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[str]:
-    """Paths of the files with weights, sorted; empty when there are none."""
+    """Paths of the files with weights, sorted; empty when there are none. Error: a set of numbered
+    files without an index is not whole. As common/layout/model_dir.cc has it."""
     index = os.path.join(directory, INDEX)
     if os.path.exists(index):
         names = set(_map_of(read_json(index), index).values())
     else:
-        names = {n for n in os.listdir(directory) if n.endswith(_SUFFIX) and not n.startswith(".")}
+        names = _of_directory(os.fspath(directory))
     return [os.path.join(directory, name) for name in sorted(names)]
+
+
+def _of_directory(directory: str) -> set[str]:
+    names = {n for n in os.listdir(directory) if n.endswith(_SUFFIX) and not n.startswith(".")}
+    if _ONLY in names:  # others beside it are the same model in another form, or an adapter
+        return {_ONLY}
+    sets: dict[str, tuple[set[int], int]] = {}
+    numbered = {n: m for n in names if (m := _NUMBERED.fullmatch(n))}
+    if models := {n: m for n, m in numbered.items() if n.startswith("model-")}:
+        numbered = models
+    for name, match in numbered.items():
+        before, number, after, of = match.groups()
+        sets.setdefault(f"{before}*{after}{_SUFFIX}", (set(), int(of)))[0].add(int(number))
+    for name, (found, of) in sets.items():
+        if len(found) < of:
+            raise Error(f"{directory} has {len(found)} of the {of} files {name}, and no {INDEX}: it "
+                        "is still being saved or fetched, or a save was cut off")
+    return set(numbered) or names
 
 
 def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:

@@ -45,6 +45,37 @@ void WriteSharded(const fs::path& dir) {
             R"("m":"model-00002.safetensors","z":"model-00001.safetensors"}})");
 }
 
+TEST_CASE("model dir: without an index, a numbered set must be whole") {
+  const TempDir temp;
+  WriteFile(temp.path() / "model-00001-of-00003.safetensors", Shard({"a"}));
+  WriteFile(temp.path() / "model-00003-of-00003.safetensors", Shard({"c"}));
+  CHECK_THAT(OpenError(temp.path()),
+             Contains("has 2 of the 3 files model-*-of-00003.safetensors, and no") &&
+                 Contains("still being saved"));
+  WriteFile(temp.path() / "consolidated.safetensors", Shard({"x"}));
+  CHECK_THAT(OpenError(temp.path()), Contains("has 2 of the 3"));
+  WriteFile(temp.path() / "model-00002-of-00003.safetensors", Shard({"b"}));
+  const auto model = ModelDir::Open(temp.path());
+  REQUIRE(model.ok());
+  CHECK(model->layout().size() == 3);
+  CHECK(model->unlisted() == std::vector<std::string>{"consolidated.safetensors"});
+  CHECK(model->decided_by() == "model-00001-of-00003.safetensors");
+}
+
+TEST_CASE("model dir: without an index, model.safetensors is the whole model") {
+  const TempDir temp;
+  for (const char* other : {"adapter_model.safetensors", "consolidated.safetensors"}) {
+    WriteFile(temp.path() / other, Shard({"x"}));
+  }
+  CHECK(ModelDir::Open(temp.path() / "consolidated.safetensors").ok());
+  WriteFile(temp.path() / "model.safetensors", Shard({"a"}));
+  const auto model = ModelDir::Open(temp.path());
+  REQUIRE(model.ok());
+  CHECK(model->layout().size() == 1);
+  CHECK(model->unlisted().size() == 2);
+  CHECK(model->decided_by() == "model.safetensors");
+}
+
 TEST_CASE("shards are mapped in the order of their names, tensors in the order of the file") {
   const bool with_index = GENERATE(true, false);
   CAPTURE(with_index);
