@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,10 +96,61 @@ std::vector<fs::directory_entry> Entries(const fs::path& directory) {
 
 Status Cancelled() { return absl::CancelledError("it was not written within its time limit"); }
 
+/// Makes a new file that nobody but its owner may write. `mode`: of a directory beside it, whose
+/// bits for reading it gets, whatever the umask is.
+StatusOr<UniqueFd> NewFile(const fs::path& path, mode_t mode) {
+  // Never a file that is there: its name may be a link that somebody else has put there.
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoError(fmt::format("remove {}", path.native()));
+  }
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (fd.get() < 0 || ::fchmod(fd.get(), 0600 | (mode & 0044)) != 0) {
+    return ErrnoError(fmt::format("create {}", path.native()));
+  }
+  return fd;
+}
+
+/// The same for a directory. One that is there stays as it is; a link is an error.
+Status NewDirectory(const fs::path& path, mode_t mode) {
+  const bool made = ::mkdir(path.c_str(), 0700) == 0;
+  if (!made && errno != EEXIST) return ErrnoError(fmt::format("make {}", path.native()));
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat now {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &now) != 0 ||
+      (made && ::fchmod(fd.get(), 0700 | (mode & 0055) | (now.st_mode & S_ISGID)) != 0)) {
+    return ErrnoError(fmt::format("make {}", path.native()));
+  }
+  return absl::OkStatus();
+}
+
+/// The mode of the directory that versions are written to, which is made for this user alone. An
+/// error if somebody else could put something into it.
+StatusOr<mode_t> OwnDirectory(const fs::path& path) {
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) return ErrnoError(fmt::format("make {}", path.native()), error.value());
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoError(fmt::format("make {}", path.native()));
+  }
+  struct stat now {};
+  if (::stat(path.c_str(), &now) != 0) return ErrnoError(fmt::format("stat {}", path.native()));
+  const bool foreign = now.st_uid != ::geteuid() && now.st_uid != 0;
+  if (foreign || (now.st_mode & 0022) != 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} {}: whoever may write there could lead this receiver to files elsewhere; {}",
+                  path.native(),
+                  foreign
+                      ? fmt::format("belongs to user {}", now.st_uid)
+                      : fmt::format("may be written by others (mode {:04o})", now.st_mode & 07777),
+                  foreign ? "name a directory of the receiver's user"
+                          : "take that right away (chmod go-w), or name another directory");
+  }
+  return now.st_mode;
+}
+
 /// Makes the file, or replaces it, and syncs it: a rename may else be stored before the bytes.
-Status WriteFile(const fs::path& path, const std::vector<Bytes>& parts) {
-  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+Status WriteFile(const fs::path& path, const std::vector<Bytes>& parts, mode_t mode) {
+  DW_ASSIGN_OR_RETURN(const UniqueFd fd, NewFile(path, mode));
   for (Bytes part : parts) {
     while (!part.empty()) {
       const ssize_t n = ::write(fd.get(), part.data(), part.size());
@@ -111,8 +163,8 @@ Status WriteFile(const fs::path& path, const std::vector<Bytes>& parts) {
   return absl::OkStatus();
 }
 
-Status WriteText(const fs::path& path, const std::string& text) {
-  return WriteFile(path, {AsBytes(text)});
+Status WriteText(const fs::path& path, const std::string& text, mode_t mode) {
+  return WriteFile(path, {AsBytes(text)}, mode);
 }
 
 Status SyncDirectory(const fs::path& path) {
@@ -177,7 +229,7 @@ StatusOr<Payload> PayloadOf(const std::string& name, Bytes was, Bytes is,
 }
 
 /// A safetensors file of payloads: each a U8 tensor under its tensor's name.
-Status WritePayloads(const fs::path& path, const std::vector<Payload>& payloads) {
+Status WritePayloads(const fs::path& path, const std::vector<Payload>& payloads, mode_t mode) {
   json header = json::object();
   json& metadata = header["__metadata__"] = json::object();
   std::vector<Bytes> parts(2);
@@ -195,7 +247,7 @@ Status WritePayloads(const fs::path& path, const std::vector<Payload>& payloads)
   StoreLe(length, uint64_t{text.size()});
   parts[0] = length;
   parts[1] = AsBytes(text);
-  return WriteFile(path, parts);
+  return WriteFile(path, parts, mode);
 }
 
 }  // namespace
@@ -207,18 +259,20 @@ std::string_view ToString(DiskDeltaEncoding encoding) {
 /// Built under a hidden name, which Publish renames and the destructor otherwise removes.
 class DiskDelta::Part {
  public:
-  static StatusOr<Part> Start(const fs::path& run, uint64_t version) {
+  static StatusOr<Part> Start(const fs::path& run, uint64_t version, mode_t mode) {
     Part part;
+    part.mode_ = mode;
     part.final_ = run / VersionName(version);
     part.hidden_ = run / HiddenName(version);
     std::error_code error;
     fs::remove_all(part.hidden_, error);
-    fs::create_directories(part.hidden_, error);
-    if (error) return ErrnoError(fmt::format("make {}", part.hidden_.native()), error.value());
+    DW_RETURN_IF_ERROR(NewDirectory(part.hidden_, mode));
     return part;
   }
   Part(Part&& other) noexcept
-      : hidden_(std::exchange(other.hidden_, {})), final_(std::move(other.final_)) {}
+      : hidden_(std::exchange(other.hidden_, {})),
+        final_(std::move(other.final_)),
+        mode_(other.mode_) {}
   ~Part() {
     std::error_code ignored;
     if (!hidden_.empty()) fs::remove_all(hidden_, ignored);
@@ -234,7 +288,7 @@ class DiskDelta::Part {
                           {"compression_format", "zstd"},
                           {"checksum_format", "xxh3-128"}}},
                         {"weight_map", files}};
-    return WriteText(hidden_ / kIndex, index.dump(1) + "\n");
+    return WriteText(hidden_ / kIndex, index.dump(1) + "\n", mode_);
   }
 
   Status Publish(std::string_view kind, const Identity& id) {
@@ -244,7 +298,7 @@ class DiskDelta::Part {
                        {"epoch", id.id.epoch},
                        {"version", id.id.version},
                        {"root", fmt::format("{:016x}", id.root)}};
-    DW_RETURN_IF_ERROR(WriteText(hidden_ / kMark, mark.dump(1) + "\n"));
+    DW_RETURN_IF_ERROR(WriteText(hidden_ / kMark, mark.dump(1) + "\n", mode_));
     DW_RETURN_IF_ERROR(SyncDirectory(hidden_));
     DW_RETURN_IF_ERROR(Rename(hidden_, final_));
     hidden_.clear();
@@ -255,6 +309,7 @@ class DiskDelta::Part {
   Part() = default;
   fs::path hidden_;  // empty once published
   fs::path final_;
+  mode_t mode_ = 0;
 };
 
 DiskDelta::DiskDelta(const DiskDeltaOptions& options) : options_(options), pool_(options.threads) {}
@@ -271,10 +326,7 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
   // a newer one, against which later deltas would be made.
   if (stop()) return Cancelled();
   const fs::path run = options_.directory / RunName(id);
-  std::error_code error;
-  fs::create_directories(run, error);
-  if (error) return ErrnoError(fmt::format("make {}", run.native()), error.value());
-
+  DW_RETURN_IF_ERROR(NewDirectory(run, mode_));
   DW_ASSIGN_OR_RETURN(const bool there, LiesThere(run, id));
   if (there) {
     all_changed_ = true;
@@ -291,7 +343,8 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
   DW_RETURN_IF_ERROR(Keep(opened, id));
   const fs::path latest = options_.directory / kLatest;
   const fs::path hidden = options_.directory / ".latest.partial";
-  DW_RETURN_IF_ERROR(WriteText(hidden, RunName(id) + "/" + VersionName(id.id.version) + "\n"));
+  DW_RETURN_IF_ERROR(
+      WriteText(hidden, RunName(id) + "/" + VersionName(id.id.version) + "\n", mode_));
   DW_RETURN_IF_ERROR(Rename(hidden, latest));
   Tidy(run, id.id.version);
   return absl::OkStatus();
@@ -299,13 +352,9 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
 
 Status DiskDelta::Own() {
   if (lock_.get() >= 0) return absl::OkStatus();
-  std::error_code error;
-  fs::create_directories(options_.directory, error);
-  if (error) {
-    return ErrnoError(fmt::format("make {}", options_.directory.native()), error.value());
-  }
+  DW_ASSIGN_OR_RETURN(mode_, OwnDirectory(options_.directory));
   const fs::path path = options_.directory / kLock;
-  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", path.native()));
@@ -316,6 +365,7 @@ Status DiskDelta::Own() {
   }
   lock_ = std::move(fd);
   // What a killed writer had begun, of up to the model's size each.
+  std::error_code error;
   for (const fs::directory_entry& run : Entries(options_.directory)) {
     if (!IsRun(run.path().filename().native())) continue;
     for (const fs::directory_entry& entry : Entries(run.path())) {
@@ -359,12 +409,11 @@ StatusOr<bool> DiskDelta::LiesThere(const fs::path& run, const Identity& id) con
 
 Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const Identity& id,
                              const std::function<bool()>& stop) {
-  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version, mode_));
   const std::string header = BuildSafetensorsHeader(model.layout(), {{"format", "pt"}});
   const fs::path path = part.path() / "model.safetensors";
   {
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+    DW_ASSIGN_OR_RETURN(const UniqueFd fd, NewFile(path, mode_));
     std::vector<Bytes> parts = {AsBytes(header)};
     for (size_t t = 0; t < model.layout().size(); ++t) parts.push_back(model.data(t));
     for (Bytes bytes : parts) {
@@ -380,7 +429,7 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
   }
   DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side, model.ReadSideFiles());
   for (const SideFile& file : side) {
-    DW_RETURN_IF_ERROR(WriteText(part.path() / file.name, file.content));
+    DW_RETURN_IF_ERROR(WriteText(part.path() / file.name, file.content, mode_));
   }
   all_changed_ = true;
   LogInfo("disk delta: {} written whole to {} {}", ToString(id), run.native(),
@@ -394,7 +443,7 @@ Status DiskDelta::WriteGap(const fs::path& run, const Identity& id) {
   // An attempt that was given up later may have written it.
   const std::optional<Mark> mark = ReadMark(run / VersionName(id.id.version));
   if (mark && mark->kind == "gap") return absl::OkStatus();
-  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version, mode_));
   DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, {}));
   return part.Publish("gap", id);
 }
@@ -403,7 +452,7 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
                              const std::function<bool()>& stop) {
   const Layout& layout = model.layout();
   const auto was = [&](size_t t) { return Bytes(old_ + layout.offset(t), layout.bytes(t)); };
-  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version, mode_));
   changed_.clear();
   all_changed_ = false;
   std::vector<Payload> ready;
@@ -413,7 +462,7 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
   const auto write = [&]() -> Status {
     if (ready.empty()) return absl::OkStatus();
     const std::string name = fmt::format("model-{:05}.safetensors", ++file_count);
-    DW_RETURN_IF_ERROR(WritePayloads(part.path() / name, ready));
+    DW_RETURN_IF_ERROR(WritePayloads(part.path() / name, ready, mode_));
     for (const Payload& p : ready) files[p.name] = name;
     written += ready_bytes;
     ready.clear();

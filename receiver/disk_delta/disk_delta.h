@@ -5,6 +5,8 @@
 // directory behind, and the next one is written whole.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -27,7 +29,9 @@ enum class DiskDeltaEncoding : uint8_t {
 std::string_view ToString(DiskDeltaEncoding encoding);
 
 struct DiskDeltaOptions {
-  std::filesystem::path directory;  ///< made if it does not exist
+  /// Made for this user alone if it does not exist. All that is written there may be read by those
+  /// who may read the directory. One that others may write is refused.
+  std::filesystem::path directory;
   DiskDeltaEncoding encoding = DiskDeltaEncoding::kXor;
   /// A version is written whole after this many that were not, and versions older than the whole
   /// one before are removed: at most 2 * (keep + 1) directories of a run stay. > 0.
@@ -62,7 +66,8 @@ class DiskDelta {
   void Tidy(const std::filesystem::path& run, uint64_t newest);
 
   const DiskDeltaOptions options_;
-  UniqueFd lock_;  // once Own has succeeded
+  UniqueFd lock_;    // once Own has succeeded
+  mode_t mode_ = 0;  // of the directory
   ThreadPool pool_;
   Identity held_;             // what old_ holds; empty: nothing
   Hash128 layout_;            // its fingerprint

@@ -1,6 +1,7 @@
 // Chains of versions on a disk, pulled as docs/disk_delta.md says that a reader does.
 #include "receiver/disk_delta/disk_delta.h"
 
+#include <sys/stat.h>
 #include <zstd.h>
 
 #include <catch2/catch.hpp>
@@ -473,6 +474,62 @@ TEST_CASE("disk delta: a directory that is not ours is neither overwritten nor r
   CHECK(std::string(MessageOf(refused)).find(foreign.native()) != std::string::npos);
   REQUIRE(s.Write(At(2)) == absl::OkStatus());
   CHECK(Slurp(foreign / "precious") == "1");
+}
+
+fs::perms ModeOf(const fs::path& path) { return fs::status(path).permissions(); }
+
+TEST_CASE("disk delta: others read what the directory lets them, and write nothing") {
+  for (const auto mode : {fs::perms(0700), fs::perms(0750), fs::perms(0755)}) {
+    Setup s;
+    fs::create_directory(s.options.directory);
+    fs::permissions(s.options.directory, mode);
+    Model model = First();
+    const mode_t before = umask(0);  // as a service with a loose one
+    for (const uint64_t v : {1, 2}) {
+      Step(model, v);
+      s.Commit(model);
+      REQUIRE(s.Write(At(v)) == absl::OkStatus());
+    }
+    umask(before);
+    size_t files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(s.options.directory)) {
+      INFO(entry.path());
+      if (entry.path().filename() == ".deltawire.lock") continue;
+      files += entry.is_regular_file();
+      const auto readable = mode & (entry.is_directory() ? fs::perms(0777) : fs::perms(0644));
+      CHECK(ModeOf(entry.path()) == readable);
+    }
+    CHECK(files >= 6);
+  }
+  Setup s;
+  s.Commit(First());
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  CHECK(ModeOf(s.options.directory) == fs::perms(0700));
+}
+
+TEST_CASE("disk delta: links lead to no file elsewhere, and a directory of others is refused") {
+  Setup s;
+  fs::create_directory(s.options.directory);
+  const fs::path precious = s.dir.path() / "precious";
+  std::ofstream(precious) << "1";
+  fs::create_symlink(precious, s.options.directory / ".latest.partial");
+  s.Commit(First());
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  CHECK(Slurp(precious) == "1");
+  CHECK_FALSE(fs::is_symlink(s.options.directory / "latest"));
+  CHECK(Slurp(s.options.directory / "latest").ends_with("weight_v000001\n"));
+  fs::create_directory_symlink(s.dir.path() / "model", s.Run(2));
+  CHECK_FALSE(s.Write(At(2, 2)).ok());
+  CHECK_FALSE(fs::exists(s.dir.path() / "model" / "weight_v000002"));
+
+  Setup open;
+  fs::create_directory(open.options.directory);
+  fs::permissions(open.options.directory, fs::perms(0777));
+  open.Commit(First());
+  const Status refused = open.Write(At(1));
+  CHECK(refused.code() == StatusCode::kFailedPrecondition);
+  CHECK(std::string(MessageOf(refused)).find("may be written by others (mode 0777)") !=
+        std::string::npos);
 }
 
 TEST_CASE("disk delta: the document's worked example is what is written") {
