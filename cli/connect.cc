@@ -1,14 +1,12 @@
 #include "cli/connect.h"
 
 #include <grpc/support/log.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "common/config/options.h"
 #include "proto/client/connect.h"
+#include "sender/export/client/trainer_socket.h"
 
 namespace deltawire::cli {
 namespace {
@@ -107,23 +105,11 @@ Status NeitherAnswers(const Common& o, const Status& sender, const Status& recei
 }
 
 Status ProbeSocket(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    return UsageError(
-        fmt::format("--socket: {} is longer than {} bytes", path, sizeof address.sun_path - 1));
+  const Status there = ProbeTrainerSocket(TrainerSocketOf(path), "pass --socket PATH");
+  if (absl::IsInvalidArgument(there)) {
+    return UsageError(fmt::format("--socket: {}", MessageOf(there)));
   }
-  path.copy(address.sun_path, path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return ErrnoError("socket");
-  const int rc = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  const int err = errno;
-  close(fd);
-  if (rc == 0) return absl::OkStatus();
-  return UnreachableError(
-      fmt::format("no sender listens at {} ({}); start deltawire-sender on this machine, or pass "
-                  "--socket PATH",
-                  path, std::strerror(err)));
+  return ToolsOwn(there);
 }
 
 std::chrono::milliseconds TimeBudget::left() const {

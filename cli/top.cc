@@ -275,8 +275,10 @@ StatusOr<Exit> Top(const TopOptions& o) {
     if (now == nullptr || (key == ERR && !news)) continue;
     terminal->Draw(TopScreen(*now, before.get(), view, terminal->rows(), terminal->columns()));
   }
-  terminal.reset();  // before the looker, which may still wait for a daemon's answer
-  return Exit::kOk;
+  terminal.reset();
+  // The looker may wait for seconds for a daemon that does not answer, and has nothing to put away.
+  std::fflush(nullptr);
+  std::_Exit(static_cast<int>(Exit::kOk));
 }
 
 }  // namespace

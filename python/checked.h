@@ -14,8 +14,8 @@ namespace deltawire {
 /// Raises the exception for `code`. REQUIRES: the GIL.
 inline void Check(int code, const std::string& text) {
   namespace py = pybind11;
-  if (code == DW_OK) return;
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
+  if (code == DW_OK) return;
   const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
   PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
   throw py::error_already_set();

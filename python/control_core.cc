@@ -2,9 +2,14 @@
 
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "python/checked.h"
 
@@ -52,26 +57,71 @@ class Control {
     o.address = address.c_str();
     o.credentials = credentials ? credentials->c_str() : nullptr;
     o.timeout_ms = timeout_ms;
-    Run([&] { return dw_control_open(&o, &control_); });
+    dw_control* opened = nullptr;
+    Run([&] { return dw_control_open(&o, &opened); });
+    control_.reset(opened, [](dw_control* control) { dw_control_close(control); });
   }
   ~Control() {
     const GilReleased released;
-    dw_control_close(control_);
+    control_.reset();
   }
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
+  /// The library connects within the call, which nothing interrupts, so a thread makes it. After a
+  /// Ctrl-C that thread ends by itself, and drops what it got.
   std::unique_ptr<Call> Start(const std::string& method, const std::string& request,
                               uint32_t timeout_ms) {
-    dw_control_call* call = nullptr;
-    Run([&] {
-      return dw_control_start(control_, method.c_str(), request.c_str(), timeout_ms, &call);
-    });
-    return std::make_unique<Call>(call);
+    struct Started {
+      std::mutex mu;
+      std::condition_variable cv;
+      bool done = false, dropped = false;
+      int code = DW_OK;
+      std::string error;
+      dw_control_call* call = nullptr;
+    };
+    auto started = std::make_shared<Started>();
+    std::thread([started, control = control_, method, request, timeout_ms] {
+      dw_control_call* call = nullptr;
+      const int code =
+          dw_control_start(control.get(), method.c_str(), request.c_str(), timeout_ms, &call);
+      std::string error = code == DW_OK ? "" : dw_last_error();
+      std::unique_lock lock(started->mu);
+      if (started->dropped) {
+        lock.unlock();
+        dw_control_call_destroy(call);
+        return;
+      }
+      started->done = true;
+      started->code = code;
+      started->error = std::move(error);
+      started->call = call;
+      started->cv.notify_all();
+    }).detach();
+    while (true) {
+      {
+        const GilReleased released;
+        std::unique_lock lock(started->mu);
+        started->cv.wait_for(lock, std::chrono::milliseconds(kLookForSignalsMs),
+                             [&] { return started->done; });
+        if (started->done) break;
+      }
+      if (PyErr_CheckSignals() == 0) continue;
+      std::unique_lock lock(started->mu);
+      started->dropped = true;
+      dw_control_call* const late = started->call;
+      lock.unlock();
+      const GilReleased released;
+      dw_control_call_destroy(late);
+      break;
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    Check(started->code, started->error);
+    return std::make_unique<Call>(started->call);
   }
 
  private:
-  dw_control* control_ = nullptr;
+  std::shared_ptr<dw_control> control_;
 };
 
 }  // namespace

@@ -33,6 +33,20 @@ struct TensorMeta {
 class Client;
 class Megatron;
 
+/// Logs what a library has to say in the middle of a call, which goes on whatever becomes of that.
+void Warn(void*, const char* text) {
+  const deltawire::GilHeld held;
+  try {
+    py::module_::import("logging").attr("getLogger")("deltawire").attr("warning")("%s", text);
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_Exception)) {
+      error.discard_as_unraisable("deltawire's notice");
+    } else {
+      error.restore();  // a Ctrl-C, which ends the call
+    }
+  }
+}
+
 /// A half's file, mapped until close().
 class Mapping {
  public:
@@ -146,6 +160,7 @@ class Client : public std::enable_shared_from_this<Client> {
     o.copy_threads = copy_threads;
     Run([&] { return dw_client_create(&o, &client_); });
     Run([&] { return dw_client_set_gone(client_, &deltawire::SignalRaised, nullptr); });
+    Run([&] { return dw_client_set_notice(client_, &Warn, nullptr); });
   }
   ~Client() {
     const deltawire::GilReleased released;
@@ -184,6 +199,8 @@ class Client : public std::enable_shared_from_this<Client> {
     result["version"] = r.version;
     result["total_bytes"] = r.total_bytes;
     result["fingerprint"] = r.fingerprint;
+    result["lineage"] = r.lineage;
+    result["root"] = r.root;
     return result;
   }
 

@@ -60,7 +60,7 @@ inline bool IsMainThread() {
 /// wait ends, and the exception is there already. On other threads than the main one never.
 inline int SignalRaised(void*) {
   const GilHeld held;
-  return PyErr_CheckSignals() != 0 ? 1 : 0;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0 ? 1 : 0;
 }
 
 }  // namespace deltawire

@@ -112,7 +112,7 @@ class WeightManager:
         self._layout = Layout(model, ignore_extra, keep_dtype)
         if self._layout.leaves_ties and world > 1:  # others write what a tensor may be a copy of
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
-        self._epoch = 0  # of the version that register has returned
+        self._known: Mapping[str, Any] = {}  # what register was told of the published version
         self._overlap = overlap
         self._side = SideParts(None, ())
         self._pending: _core.Offload | None = None  # written, but notify() is due
@@ -143,7 +143,19 @@ class WeightManager:
     @property
     def epoch(self) -> int:
         """Of the version that `register` has returned last."""
-        return self._epoch
+        return self._known.get("epoch", 0)
+
+    @property
+    def lineage(self) -> str:
+        """The history in which the sender counts this model's versions, 32 hex digits, as
+        `register` found it; "": not registered. A sender that makes the model anew draws another
+        one, and uses version numbers again."""
+        return self._known.get("lineage", "")
+
+    @property
+    def root(self) -> int:
+        """The digest over all bytes of the version that `register` has returned last."""
+        return self._known.get("root", 0)
 
     @property
     def tensors_meta(self) -> tuple[TensorMeta, ...]:
@@ -223,7 +235,7 @@ class WeightManager:
             replace,
             not files and hf_dir is None,
         )
-        self._epoch = result["epoch"]
+        self._known = result
         self._registered = None
         self._side.written(False)
         return result["version"]
@@ -460,15 +472,21 @@ class WeightManager:
         version: int,
         model: str | None = None,
         adapter_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        replace: bool = False,
     ) -> Published:
         """Publishes a LoRA adapter's tensors alone, as a small model of their own.
 
-        `model`: the adapter's name at the sender, "<this model>-lora" if not given.
+        `model`: the adapter's name at the sender, "<this model>-lora" if not given; never this
+        model's. A model of another layout that is registered under a name that was given may be
+        anything: RefusedError, unless `replace`.
         `adapter_config`: the content of adapter_config.json beside the weights, as a mapping or a
         file's path. Call it on one rank, with all of the adapter's tensors. Returns when the
         version is published.
         """
         name = model or f"{self._model}-lora"
+        if name == self._model:
+            raise ValueError(f'publish_lora(model="{name}") would replace the base model of that '
+                             "name; give the adapter a name of its own, or none")
         if name not in self._adapters:
             timeout, threads = self._options
             self._adapters[name] = WeightManager(
@@ -481,7 +499,8 @@ class WeightManager:
             side = {}
             if adapter_config is not None:
                 side["adapter_config.json"] = json_text(adapter_config)
-            adapter.register(tensors, side_files=side, replace=True)
+            ours = model is None or bool(adapter.tensors_meta)
+            adapter.register(tensors, side_files=side, replace=replace or ours)
         return adapter.offload(tensors, version).wait()
 
     # Megatron jobs -----------------------------------------------------------------------------

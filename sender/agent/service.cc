@@ -107,7 +107,10 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
       deltawire::FromProto(request->side_files()), request->replace(), request->keep_side_files());
   if (!model.ok()) return ToGrpc(model.status());
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
-  deltawire::ToProto(InfoOf((*model)->published()).identity, response->mutable_published());
+  // Before the first version too, so that a trainer can name what others have to wait for.
+  Identity published = InfoOf((*model)->published()).identity;
+  published.lineage = (*model)->lineage();
+  deltawire::ToProto(published, response->mutable_published());
   response->set_data_offset((*model)->data_offset());
   response->set_total_bytes((*model)->layout().total_bytes());
   return grpc::Status::OK;

@@ -12,6 +12,7 @@ import math
 import pathlib
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -223,6 +224,16 @@ class PlainTest(unittest.TestCase):
             with self.assertRaises(KeyboardInterrupt):
                 threading.Thread(target=signal.pthread_kill, args=(main, signal.SIGINT)).start()
                 next(published)
+
+    def test_a_ctrl_c_is_seen_while_it_connects(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+            receiver = Receiver(f"127.0.0.1:{silent.getsockname()[1]}", timeout=DEADLINE_S)
+            timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            timer.start()
+            begun = time.monotonic()
+            with self.assertRaises(KeyboardInterrupt):
+                receiver.status()
+            self.assertLess(time.monotonic() - begun, DEADLINE_S / 10)
 
     def test_many_threads_share_a_client(self):
         with ThreadPoolExecutor(8) as pool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import array
+import logging
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -318,6 +321,79 @@ class NumpyTest(unittest.TestCase):
             self.assertIn('"r": 4', self.cluster.side_file("adapter_config.json", self.model))
             self.model = self.model.removesuffix("-lora")
 
+    def test_a_lora_adapter_replaces_no_other_model(self):
+        other = self.manager(model="another-base")
+        other.offload(weights(2), 1).wait()
+        manager = self.manager()
+        manager.offload(weights(1), 1).wait()
+        adapter = {"q.lora_A.weight": np.ones((4, 8))}
+        with self.assertRaisesRegex(ValueError, "would replace the base model"):
+            manager.publish_lora(adapter, 2, model=self.model)
+        with self.assertRaisesRegex(deltawire.RefusedError, "another layout"):
+            manager.publish_lora(adapter, 2, model="another-base")
+        self.check(weights(1))
+        self.assertEqual(other.register(weights(2)), 1)
+        self.assertEqual(manager.publish_lora(adapter, 2, model="of-its-own").version, 2)
+        other_layout = {"q.lora_A.weight": np.ones((2, 8))}
+        self.assertEqual(manager.publish_lora(other_layout, 3, model="of-its-own").version, 3)
+
+    def test_a_sender_that_is_not_there_is_named_before_the_wait_and_after_it(self):
+        """In the words of the tool: at each call that waits for it, and once for each absence."""
+        cluster = self.enterContext(support.Cluster())
+        socket = pathlib.Path(cluster.endpoint) / "trainer.sock"
+        absent = (f"no sender listens at {socket} (Connection refused); "
+                  "start deltawire-sender on this machine, or ")
+        tool = subprocess.run(
+            [support.programs() / "deltawire", "publish", cluster.root, "--version", "1",
+             "--socket", socket.with_name("none.sock")], capture_output=True, text=True)
+        self.assertIn(absent.replace("trainer.sock", "none.sock").replace(
+            "Connection refused", "No such file or directory"), tool.stderr)
+        manager = deltawire.WeightManager(cluster.endpoint, "m", timeout=1)
+        manager.register(weights(1))
+        cluster.sender_process.kill()
+        cluster.sender_process.wait()
+        calls = {
+            "register": lambda: deltawire.WeightManager(cluster.endpoint, "m", timeout=1).register(
+                weights(1)),
+            "offload": lambda: manager.offload(weights(1), 1),
+            "wait_published": lambda: deltawire.WeightManager(
+                cluster.endpoint, "m", timeout=1).wait_published(1),
+            "publish_lora": lambda: manager.publish_lora({"a": np.ones(2)}, 1),
+        }
+        for name, call in calls.items():
+            begun, said = time.monotonic(), []
+            handler = logging.Handler()
+            handler.emit = lambda record, b=begun, s=said: s.append(
+                (time.monotonic() - b, record.getMessage()))
+            logger = logging.getLogger("deltawire")
+            logger.addHandler(handler)
+            try:
+                with self.subTest(name), self.assertRaises(deltawire.DeadlineError) as late:
+                    call()
+            finally:
+                logger.removeHandler(handler)
+            with self.subTest(name):
+                self.assertIn(absent, str(late.exception))
+                self.assertEqual(len(said), 1, said)
+                self.assertLess(said[0][0], 1)
+                self.assertIn(absent, said[0][1])
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root may become another user")
+    def test_another_user_is_told_whose_the_socket_is(self):
+        manager = self.manager(timeout=1)
+        manager.register(weights(1))
+        code = f"""
+import logging, os, traceback
+import deltawire
+os.setgid(65534), os.setuid(65534)
+deltawire.WeightManager({self.cluster.endpoint!r}, "m", timeout=1).register([("a", "F32", (2,))])
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              check=False)
+        # At once, and in the error.
+        self.assertEqual(done.stderr.count("is closed to user 65534 (Permission denied); run this "
+                                           "as the sender's user"), 2, done.stderr)
+
     def test_an_error_with_a_file_name_s_stray_bytes_is_the_reason_for_all_ranks(self):
         ranks = [self.manager(rank=rank, world=2, job="4711.0") for rank in range(2)]
         for manager in ranks:
@@ -376,11 +452,11 @@ ready.wait()
 
     def test_ctrl_c_ends_a_wait_at_once(self):
         self.manager().offload(weights(1), version=1).wait()
-        for wait in ("manager.wait_published(99, 20)", "nobody.register([('a', 'F32', (3,))])"):
-            with self.subTest(wait):
-                self.interrupt(wait)
+        self.interrupt("manager.wait_published(99, 20)", "")
+        self.interrupt("nobody.register([('a', 'F32', (3,))])",
+                       "no sender listens at /nowhere/trainer.sock .*; waiting for it\n")
 
-    def interrupt(self, wait: str) -> None:
+    def interrupt(self, wait: str, said: str) -> None:
         script = f"""
 import sys, threading
 import deltawire
@@ -409,7 +485,8 @@ print(manager.wait_published(1).version)
             self.assertEqual(child.stdout.readline(), "interrupted\n")
             self.assertLess(time.monotonic() - sent, 1)
             out, err = child.communicate(timeout=60)
-        self.assertEqual((child.returncode, out, err), (0, "1\n", ""))
+        self.assertEqual((child.returncode, out), (0, "1\n"))
+        self.assertRegex(err, f"^{said}$")
 
     def test_no_sender(self):
         manager = deltawire.WeightManager("/nowhere/trainer.sock", timeout=0.2)

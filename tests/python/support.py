@@ -13,7 +13,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
-from daemons import Daemons, Receiver, free_port, spawn  # noqa: E402
+from daemons import Daemons, Receiver, free_port, programs, spawn  # noqa: E402
 
 
 def skip(why: str) -> None:

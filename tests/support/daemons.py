@@ -175,6 +175,7 @@ class Daemons:
             "deltawire-sender", "--data-dir", str(directory), "--control-listen", control,
             "--bulk-listen", "127.0.0.1:0", *options,
         )
+        self.sender_process = sender
         self._await(sender, directory / "trainer.sock")
         self._await(sender, int(control.rpartition(":")[2]))
         return control

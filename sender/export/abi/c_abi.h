@@ -3,6 +3,7 @@
 // functions that use it. Cost: small copies. Errors: none of its own.
 #pragma once
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,8 @@ struct dw_client {
                std::chrono::milliseconds(o.timeout_ms == 0 ? 30000 : o.timeout_ms)) {
     client.SetCopyThreads(o.copy_threads);
     if (o.publisher != nullptr) client.SetPublisher(o.publisher);
+    client.SetNotice(
+        [](const std::string& text) { std::fprintf(stderr, "deltawire: %s\n", text.c_str()); });
   }
   deltawire::TrainerClient client;
   deltawire::DeviceQueues devices;

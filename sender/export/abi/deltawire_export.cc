@@ -347,6 +347,16 @@ int dw_client_set_job(dw_client* client, const char* job) {
   });
 }
 
+int dw_client_set_notice(dw_client* client, dw_notice notice, void* context) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Invalid("the client is NULL");
+    std::function<void(const std::string&)> told;
+    if (notice != nullptr) told = [=](const std::string& text) { notice(context, text.c_str()); };
+    client->client.SetNotice(std::move(told));
+    return {};
+  });
+}
+
 int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
                       dw_published* result) {
   return Guard([&]() -> Status {

@@ -82,6 +82,11 @@ DW_API int dw_client_set_gone(dw_client* client, dw_gone gone, void* context);
  * has left. One rank can draw it (dw_draw_attempt) and hand it to the others. Since DW_ABI_VERSION
  * 10. */
 DW_API int dw_client_set_job(dw_client* client, const char* job);
+/* `notice` gets a line, on the caller's thread, when one of these calls begins to wait for a sender
+ * that is not there: why, and what to do. Without this call the line goes to stderr; NULL: nowhere.
+ * Since DW_ABI_VERSION 10. */
+typedef void (*dw_notice)(void* context, const char* text);
+DW_API int dw_client_set_notice(dw_client* client, dw_notice notice, void* context);
 
 typedef struct dw_tensor_meta {
   size_t struct_size;    /* sizeof(dw_tensor_meta), in every element of an array */
@@ -115,9 +120,9 @@ typedef struct dw_registered {
   uint64_t version;
   uint64_t total_bytes;
   char fingerprint[33]; /* of the layout, 32 hex digits */
-  /* Since DW_ABI_VERSION 3, of the published version: */
-  char lineage[33]; /* 32 hex digits; "": none */
-  uint64_t root;
+  /* Since DW_ABI_VERSION 3: */
+  char lineage[33]; /* of the sender's model, 32 hex digits, also before its first version */
+  uint64_t root;    /* of the published version */
 } dw_registered;
 
 /* Registers the model, which sizes the sender's buffers. Every rank calls it, with the same

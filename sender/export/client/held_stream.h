@@ -6,8 +6,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -35,12 +37,22 @@ class HeldStream final : public grpc::ClientReadReactor<Event> {
     this->StartRead(&event_);
     this->StartCall();
   }
-  /// Returns OK when the agent has noted the stream, otherwise the reason why it does not.
-  grpc::Status AwaitNoted(std::chrono::milliseconds timeout) {
-    std::unique_lock lock(mu_);
+  /// Returns OK when the agent has noted the stream, otherwise the reason why it does not. `gone`,
+  /// which may be null, is asked ten times a second; true ends the wait with CANCELLED.
+  grpc::Status AwaitNoted(std::chrono::milliseconds timeout, const std::function<bool()>& gone) {
+    constexpr std::chrono::milliseconds kGoneEvery{100};
     // The stream itself has no deadline, since it may have to last for any time.
-    if (!cv_.wait_for(lock, timeout, [this] { return noted_ || done_; })) {
-      return {grpc::StatusCode::DEADLINE_EXCEEDED, "the sender did not answer; is it running?"};
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    std::unique_lock lock(mu_);
+    while (true) {
+      const auto until = std::min(end, std::chrono::steady_clock::now() + kGoneEvery);
+      if (cv_.wait_until(lock, until, [this] { return noted_ || done_; })) break;
+      if (std::chrono::steady_clock::now() >= end) {
+        return {grpc::StatusCode::DEADLINE_EXCEEDED, "the sender did not answer; is it running?"};
+      }
+      lock.unlock();
+      if (gone && gone()) return {grpc::StatusCode::CANCELLED, "nobody waits any longer"};
+      lock.lock();
     }
     return done_ ? status_ : grpc::Status::OK;
   }

@@ -21,6 +21,7 @@
 #include "sender/export/client/held_stream.h"
 #include "sender/export/client/strided_copy.h"
 #include "sender/export/client/this_process.h"
+#include "sender/export/client/trainer_socket.h"
 #include "sender/export/client/written_marks.h"
 
 namespace deltawire {
@@ -28,6 +29,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kGoneEvery{100};
 constexpr std::chrono::milliseconds kNotedWithin{2000};
+constexpr std::string_view kPass = "give its data directory as the endpoint";
 constexpr size_t kCopyThreads = 4;  // a few saturate a memory bus, and a node has several ranks
 
 // "[2, 3]", for messages.
@@ -64,18 +66,6 @@ Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
                 "{}, does not fit into it",
                 meta.name, DTypeName(meta.dtype), ShapeText(meta.shape), ShapeText(s.shape),
                 s.element_bytes, ShapeText(s.start));
-}
-
-// The socket's path: a data directory stands for the socket in it, even before the sender has made
-// either.
-std::string SocketOf(std::string endpoint) {
-  std::error_code ignored;
-  const std::filesystem::path path(endpoint);
-  const auto type = std::filesystem::status(path, ignored).type();
-  const bool directory =
-      type == std::filesystem::file_type::directory ||
-      (type == std::filesystem::file_type::not_found && path.extension() != ".sock");
-  return directory ? (path / "trainer.sock").string() : endpoint;
 }
 
 // Returns when the call that `start` begins is over. It is one call all the while, so that the
@@ -134,6 +124,8 @@ struct TrainerClient::Impl {
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::unique_ptr<ModelUse> use;  // destroyed before the stub
   std::function<bool()> gone;
+  std::function<void(const std::string&)> notice;
+  bool noticed = false;  // that nobody listens, and nobody has since
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
   std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
@@ -157,7 +149,24 @@ struct TrainerClient::Impl {
     context.set_deadline(std::chrono::system_clock::now() + timeout);
     context.set_wait_for_ready(true);
   }
+  /// Says, before a wait, that there is nobody to wait for: the caller may have to start it.
+  void SayIfAbsent() {
+    if (!notice) return;
+    const Status there = ProbeTrainerSocket(socket, kPass);
+    if (there.ok() == !noticed) return;
+    noticed = !there.ok();
+    if (!there.ok()) notice(fmt::format("{}; waiting for it", MessageOf(there)));
+  }
   Status Check(const grpc::Status& status, std::string_view call) const {
+    using Code = grpc::StatusCode;
+    if (status.error_code() == Code::DEADLINE_EXCEEDED ||
+        status.error_code() == Code::UNAVAILABLE) {
+      const Status there = ProbeTrainerSocket(socket, kPass);
+      if (!there.ok()) {
+        return Status(static_cast<StatusCode>(status.error_code()),
+                      fmt::format("{} ({} waited for it)", MessageOf(there), call));
+      }
+    }
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
   }
   // Shows that this process uses the model. Returns when the agent has noted it, or cannot: an
@@ -172,7 +181,7 @@ struct TrainerClient::Impl {
     auto fresh = std::make_unique<ModelUse>();
     fresh->Open(std::move(request), true,
                 [this](auto*... call) { stub->async()->AttendModel(call...); });
-    (void)fresh->AwaitNoted(noted_within);
+    (void)fresh->AwaitNoted(noted_within, gone);
     use = std::move(fresh);  // only now, so that the agent knows at all times that this one lives
   }
   bool Owns(uint64_t chunk_offset) const {
@@ -222,7 +231,7 @@ struct TrainerClient::Offload::State {
 StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
                                                   std::chrono::milliseconds timeout) {
   KeepGrpc();
-  const std::string path = SocketOf(socket);
+  const std::string path = TrainerSocketOf(socket);
   const auto stub = StubOf(path);
   v1::ListModelsResponse response;
   grpc::ClientContext context;
@@ -241,7 +250,7 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
                              std::chrono::milliseconds timeout)
     : impl_(std::make_unique<Impl>()) {
   KeepGrpc();
-  impl_->socket = SocketOf(std::move(socket));
+  impl_->socket = TrainerSocketOf(std::move(socket));
   impl_->model = std::move(model);
   impl_->rank = rank;
   impl_->world = world;
@@ -264,6 +273,7 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   request.set_keep_side_files(options.keep_side_files);
   if (!coverage.all()) ToProto(coverage, request.mutable_owned());
   v1::RegisterModelResponse response;
+  impl_->SayIfAbsent();
   grpc::ClientContext context;
   impl_->Prepare(context);
   const auto start = [&](std::function<void(grpc::Status)> done) {
@@ -304,6 +314,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   // the grant on if this process dies.
   if (impl_->use->done()) impl_->ShowUse({});
   v1::BeginOffloadResponse response;
+  impl_->SayIfAbsent();
   grpc::ClientContext context;
   impl_->Prepare(context);
   const auto start = [&](std::function<void(grpc::Status)> done) {
@@ -348,7 +359,7 @@ Status TrainerClient::Impl::MapAndAttend(const v1::BeginOffloadResponse& granted
   state.attendance = std::make_unique<Attendance>();
   state.attendance->Open(std::move(attend), false,
                          [this](auto*... call) { stub->async()->AttendOffload(call...); });
-  return Check(state.attendance->AwaitNoted(timeout), "AttendOffload");
+  return Check(state.attendance->AwaitNoted(timeout, gone), "AttendOffload");
 }
 
 void TrainerClient::Impl::Abandon(uint64_t lease, std::string_view reason) const {
@@ -373,6 +384,10 @@ void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threa
 
 void TrainerClient::SetGone(std::function<bool()> gone) { impl_->gone = std::move(gone); }
 
+void TrainerClient::SetNotice(std::function<void(const std::string&)> notice) {
+  impl_->notice = std::move(notice);
+}
+
 void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }
 
 void TrainerClient::SetJob(std::string job) { impl_->job = std::move(job); }
@@ -390,6 +405,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
   const auto deadline =
       std::chrono::system_clock::now() + (timeout.count() != 0 ? timeout : impl_->timeout);
   const auto ask = [&] {
+    impl_->SayIfAbsent();
     grpc::ClientContext context;
     impl_->Prepare(context);
     context.set_deadline(deadline);

@@ -98,6 +98,9 @@ class TrainerClient {
   /// `gone` is asked ten times a second, on the caller's thread, while Register, Begin or
   /// WaitPublished waits for the agent's answer; true ends that call with kCancelled.
   void SetGone(std::function<bool()> gone);
+  /// `notice` gets a line, on the caller's thread, when Register, Begin or WaitPublished begins to
+  /// wait for a sender that is not there: why, and what to do. Once for each absence.
+  void SetNotice(std::function<void(const std::string&)> notice);
 
   /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
   /// published when all ranks are ready; they need not wait for one another.
