@@ -16,6 +16,8 @@ namespace {
 
 struct WaitOptions : Common {
   uint64_t version = 0;  // 0: the receiver's newest
+  std::string lineage;   // its first digits; empty: any
+  std::string root;      // those of that version's root
   bool served = false;
   bool all = false;
   uint32_t at_least = 1;  // receivers, with `all`
@@ -95,7 +97,8 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   }
   // A version that was named and is here already needs no sender.
   const bool here = o.version != 0 && !o.served && at_start.committed().epoch() != 0 &&
-                    at_start.committed().version() >= o.version;
+                    at_start.committed().version() >= o.version && o.lineage.empty() &&
+                    o.root.empty();
   if (!here) WarnIfDetached(at_start);
   grpc::ClientContext context;
   SetDeadline(context, budget.left());
@@ -103,7 +106,10 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   bool by_later = false;  // some engine serves a later version
   const auto enough = [&](const v1::Identity& id) {
     reached = FromProto(id);
-    return !reached.empty() && reached.id.version >= version && !IsOver(reached, at_start);
+    const bool named =
+        id.lineage().starts_with(o.lineage) &&
+        (reached.id.version != version || fmt::format("{:016x}", id.root()).starts_with(o.root));
+    return !reached.empty() && reached.id.version >= version && named && !IsOver(reached, at_start);
   };
   const Status done = [&] {
     if (o.served) {
@@ -204,6 +210,11 @@ void DeclareWait(CLI::App& app, Run* run) {
       "wait", "Wait until receivers have committed a version, or engines serve it");
   AddWhole(*sub, "--version", o->version,
            "This version or a later one; default: the newest that the daemon knows", 1);
+  sub->add_option("--lineage", o->lineage,
+                  "Of this history, as publish prints it: an earlier run may have left the number")
+      ->type_name("HEX");
+  sub->add_option("--root", o->root, "With --version: that version must have these bytes")
+      ->type_name("HEX");
   sub->add_flag("--served", o->served,
                 "Wait until each engine of the receiver serves it, or a later one; with --all "
                 "each engine of all receivers");
@@ -227,6 +238,9 @@ void DeclareWait(CLI::App& app, Run* run) {
       }
       if (o->all && sub->count("--receiver") != 0) {
         return UsageError("--receiver and --all exclude each other; --all asks --sender");
+      }
+      if (o->all && !(o->lineage.empty() && o->root.empty())) {
+        return UsageError("--all goes by the sender's lineage: leave out --lineage and --root");
       }
       return o->all ? WaitForAll(*o) : Wait(*o);
     };

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deltawire import _core
 from deltawire._errors import AbandonedError, DeadlineError, RefusedError, UnavailableError
+from deltawire._manager import Published
 
 __all__ = ["Answers", "Receiver", "Sender"]
 
@@ -42,6 +43,17 @@ def _is_over(held: dict[str, Any], at_start: dict[str, Any]) -> bool:
     if held["lineage"] == newest["lineage"]:
         return held["epoch"] < newest["epoch"]
     return held["lineage"] == at_start["committed"]["lineage"]
+
+
+def _is_reached(held: dict[str, Any], version: int, epoch: int, wanted: Mapping[str, Any],
+                at_start: dict[str, Any]) -> bool:
+    """Whether `held` is that version or a later one. `wanted`: its whole name; empty: not known."""
+    if not wanted:
+        return (held["epoch"] >= max(epoch, 1) and held["version"] >= version
+                and not _is_over(held, at_start))
+    at, name = ((i["epoch"], i["version"]) for i in (held, wanted))
+    return held["lineage"] == wanted["lineage"] and (
+        at > name or (at == name and held["root"] == wanted["root"]))
 
 
 class Answers(Iterator[dict[str, Any]]):
@@ -230,19 +242,27 @@ class Receiver(_Daemon):
         """What each engine serves at once (if it is known), then each change of it."""
         return self.stream("WatchServed", {"model": self.model()}, timeout=timeout)
 
-    def wait(self, version: int, *, epoch: int = 0, served: bool = False,
-             timeout: float | None = None) -> dict[str, Any]:
+    def wait(self, version: int | Published | Mapping[str, Any], *, epoch: int = 0,
+             served: bool = False, timeout: float | None = None) -> dict[str, Any]:
         """Returns when the version, or a later one, is committed; with `served` when each engine
-        serves it or a later one. `epoch`: of what a rollback returned, since it uses a number again
-        and the receiver may not have heard of it yet. DeadlineError says how things stand."""
+        serves it or a later one. DeadlineError says how things stand. `version`: what an offload's
+        `wait` has returned, or the `id` of an answer, is compared by lineage, epoch, version and
+        root. A number alone may be met by an earlier run's version, as long as the receiver has not
+        heard of the sender's new one. `epoch`: of what a rollback returned, with a number."""
         model = self.model()
+        wanted: Mapping[str, Any] = {}
+        if isinstance(version, Published):
+            wanted = {"epoch": version.epoch, "version": version.version,
+                      "lineage": version.lineage, "root": f"{version.root:016x}"}
+        elif isinstance(version, Mapping):
+            wanted = version
+        number = 0 if wanted else version
         at_start = self._of(model)
         try:
             with (self.watch_served if served else self.watch)(timeout=timeout) as news:
                 for told in news:
                     reached = told["oldest" if served else "id"]
-                    if (reached["epoch"] >= max(epoch, 1) and reached["version"] >= version
-                            and not _is_over(reached, at_start)):
+                    if _is_reached(reached, number, epoch, wanted, at_start):
                         return told
         except DeadlineError as error:
             raise DeadlineError(f"{error}: {self._standing(model)}") from None

@@ -18,6 +18,7 @@ from integrations_rig import LIMIT_S, Case, changed, raw  # noqa: E402  # or a s
 
 import deltawire  # noqa: E402
 from deltawire.integrations import slime  # noqa: E402
+from deltawire.integrations._directory import Expected  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -80,19 +81,19 @@ class SlimeTest(Case):
         disk = self.cluster.root / f"disk-{self.model}"
         for version in (1, 2):
             self.weights = changed(self.weights, version)
-            publisher.publish(self.weights.items())
+            published = Expected.of(publisher.publish(self.weights.items()))
             path = disk / f"weight_v{version:06d}"
-            slime.follow(version == 1, settings, str(path), version)
+            slime.follow(version == 1, settings, str(path), published)
             self.assertEqual([e.name for e in disk.iterdir()], [path.name])
             self.assertEqual(path.resolve(), self.receiver.directory.resolve())
         own = disk / "weight_v000003"  # as on the trainer's node
         self.save(self.weights, own)
-        publisher.publish(self.weights.items())
-        slime.follow(True, settings, str(own), 3)
+        published = Expected.of(publisher.publish(self.weights.items()))
+        slime.follow(True, settings, str(own), published)
         self.assertFalse(own.is_symlink())
         before = raw(load_file(own / "model.safetensors"))
         with self.assertRaisesRegex(deltawire.Error, "what some other run has left there"):
-            slime.follow(False, settings, str(own), 3)
+            slime.follow(False, settings, str(own), published)
         self.assertEqual(raw(load_file(own / "model.safetensors")), before)
 
     def test_each_node_does_its_part_by_a_stand_in_for_ray(self):
@@ -110,10 +111,11 @@ class SlimeTest(Case):
             elsewhere = disk / "elsewhere" / own.name
             settings = slime.Settings.of(self.slime_args())
             linked = f"{elsewhere} is version 1"
-            self.assertEqual(slime.on_nodes(engines, settings, str(elsewhere), 1),
+            self.assertEqual(slime.on_nodes(engines, settings, str(elsewhere), self.newest()),
                              {"engine": linked, "second": linked})
             ray.directories = {}
-            self.assertEqual(slime.on_nodes([ray.actor_on("trainer")], settings, str(own), 1),
+            self.assertEqual(slime.on_nodes([ray.actor_on("trainer")], settings, str(own),
+                                            self.newest()),
                              {"trainer": "the trainer's own checkpoint is there"})
         # The head has neither deltawire nor an engine.
         self.assertEqual({node for node, name in ray.ran if name == "follow"},

@@ -6,6 +6,7 @@ integrations_frameworks_test.py the frameworks' own classes.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -26,13 +27,13 @@ from integrations_rig import (  # noqa: E402  # or a skip
     changed,
 )
 
-import deltawire  # noqa: E402
+import deltawire.control  # noqa: E402
 import torch  # noqa: E402
 from deltawire._names import Names  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 from deltawire.engine._served import Reading, Served, State  # noqa: E402
 from deltawire.integrations import _checkpoint, nemo_rl, trl  # noqa: E402
-from deltawire.integrations._directory import ReceiverDirectory  # noqa: E402
+from deltawire.integrations._directory import Expected, ReceiverDirectory  # noqa: E402
 from deltawire.integrations._left_out import LeftOut  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -216,18 +217,58 @@ class PublisherTest(Case):
 
     def test_a_wait_for_a_directory_says_what_is_there(self):
         with self.assertRaisesRegex(deltawire.DeadlineError, "no receiver has committed there"):
-            ReceiverDirectory("/nowhere").wait(1, 0.1)
+            ReceiverDirectory("/nowhere").wait(Expected(1, ""), 0.1)
         publisher = Publisher(**self.arguments)
         publisher.open()
-        publisher.publish(self.weights.items(), version=5)
+        five = Expected.of(publisher.publish(self.weights.items(), version=5))
         directory = ReceiverDirectory(self.receiver.directory)
-        directory.wait(5, LIMIT_S)
-        with self.assertRaisesRegex(deltawire.DeadlineError, "version 6 is not .* version 5 is"):
-            directory.wait(6, 0.1)
+        found = directory.wait(five, LIMIT_S)
+        six, four = (dataclasses.replace(five, version=v) for v in (6, 4))
+        with self.assertRaisesRegex(deltawire.DeadlineError,
+                                    f"version 6 of lineage {five.lineage[:8]} is not .* "
+                                    f"version 5 .*{five.lineage[:8]}"):
+            directory.wait(six, 0.1)
         with self.assertRaisesRegex(deltawire.Error, "version 5 is committed, and 4"):
-            directory.wait(4, 0.1)
-        with self.assertRaisesRegex(deltawire.Error, "was committed while 4"):
-            list(directory.tensors(4))
+            directory.wait(four, 0.1)
+        for other in ({"lineage": "0" * 32}, {"root": five.root + 1}, {"epoch": 2}):
+            with self.assertRaises(deltawire.DeadlineError):
+                directory.wait(dataclasses.replace(five, **other), 0.1)
+        publisher.publish(changed(self.weights, 6).items())
+        self.assert_receiver_has(changed(self.weights, 6), 6)
+        with self.assertRaisesRegex(deltawire.Error, "was committed while version 5"):
+            list(directory.tensors(found))
+
+    def test_a_version_of_an_earlier_run_is_not_taken_for_one_of_this(self):
+        """The node of the trainer has started anew, and the receiver has not heard of it."""
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        publisher.publish(self.weights.items())
+        old = self.newest()
+        self.assert_receiver_has(self.weights, 1)
+        receiver = self.enterContext(deltawire.control.Receiver(self.receiver.address))
+        receiver.pause()
+        del publisher
+        self.unregister()
+        again = Publisher(**self.arguments)
+        again.open()
+        new = Expected.of(again.publish(changed(self.weights, 2).items()))
+        self.assertEqual(new.version, old.version)
+        directory = ReceiverDirectory(self.receiver.directory)
+        with self.assertRaisesRegex(deltawire.DeadlineError, "is not committed"):
+            directory.wait(new, 0.2)
+        name = {"epoch": new.epoch, "version": new.version, "lineage": new.lineage,
+                "root": f"{new.root:016x}"}
+        with self.assertRaises(deltawire.DeadlineError):
+            receiver.wait(name, timeout=0.2)
+        tool = [pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire", "wait", "--receiver",
+                self.receiver.address, "--version", "1", "--timeout", "0.2"]
+        for more in (["--lineage", new.lineage[:8]], ["--root", name["root"]]):
+            self.assertEqual(subprocess.run(tool + more, check=False).returncode, 1)
+        receiver.resume()
+        self.assertEqual(receiver.wait(name, timeout=LIMIT_S)["id"]["root"], name["root"])
+        for more in (["--lineage", new.lineage[:8]], ["--root", name["root"]]):
+            self.assertEqual(subprocess.run(tool + more, check=False).returncode, 0)
+        self.assert_receiver_has(changed(self.weights, 2), 1)
 
 
 class CheckpointFilesTest(unittest.TestCase):
@@ -270,8 +311,7 @@ class ServedTest(Case):
         self.publish()
 
     def publish(self):
-        version = self.publisher.publish(self.weights.items()).version
-        ReceiverDirectory(self.receiver.directory).wait(version, LIMIT_S)
+        self.wait(self.publisher.publish(self.weights.items()))
 
     def test_it_is_what_the_memory_is_at_every_moment(self):
         model = Engine()

@@ -20,6 +20,7 @@ from deltawire._names import NOT_MERGED, Names, is_adapter, is_of_base, unmerged
 from deltawire._side_parts import log_names
 from deltawire._tensors import dtype_name, torch_dtype
 from deltawire.integrations import _checkpoint
+from deltawire.integrations._directory import Expected
 from deltawire.integrations._left_out import LeftOut
 
 
@@ -65,7 +66,7 @@ class Publisher:
         self._left_out = LeftOut((), self._names, hf_dir)
         self._read: tuple[_checkpoint.Seen, list[TensorMeta]] | None = None  # by `open`
         self._published = 0
-        self._at = (0, 0)  # epoch and version of what this process has published last
+        self._at: Expected | None = None  # what this process has published last
         self._unsure = False  # an offload has failed, whose version may be published all the same
 
     @property
@@ -73,9 +74,27 @@ class Publisher:
         """The version that the sender has, as far as this process knows; 0: none. After an error
         the sender is asked."""
         if self._unsure:
-            self._published = self._weights.register(self._weights.tensors_meta)
-            self._unsure = False
+            self._ask()
         return self._published
+
+    def expected(self) -> Expected | None:
+        """The version that the sender has now; None: none. It is asked, since it may have been
+        started anew. REQUIRES: `open` has found the layout."""
+        self._ask()
+        weights = self._weights
+        if not self._published:
+            return None
+        return Expected(self._published, weights.lineage, weights.epoch, weights.root)
+
+    def next(self) -> Expected:
+        """The version after that one, in the epoch and lineage of now. REQUIRES: as `expected`."""
+        self._ask()
+        weights = self._weights
+        return Expected(self._published + 1, weights.lineage, max(1, weights.epoch))
+
+    def _ask(self) -> None:
+        self._published = self._weights.register(self._weights.tensors_meta)
+        self._unsure = False
 
     def open(self, needs_layout: bool = False) -> int:
         """Registers the model if its layout is known; returns the published version, or 0.
@@ -136,7 +155,7 @@ class Publisher:
             self._unsure = True
             raise
         self._published = published.version
-        self._at = (published.epoch, published.version)
+        self._at = Expected.of(published)
         self._left_out.published()
         if not self._said and self._read is not None:
             self._said = True
@@ -154,8 +173,7 @@ class Publisher:
     def _is_newest(self) -> bool:
         """Whether the sender still has what this process has published last: a rollback, or the
         sender's restart, may have brought another trainer's version back."""
-        version = self._weights.register(self._weights.tensors_meta)
-        return (self._weights.epoch, version) == self._at
+        return self.expected() == self._at
 
     def _registered(self, metas: Iterable[TensorMeta]) -> None:
         metas = list(metas)

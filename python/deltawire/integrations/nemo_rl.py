@@ -16,13 +16,14 @@ nemo_rl/utils/checkpoint_engines/base.py of October 2026; not run, as no release
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any
 
 from deltawire import Error
-from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._directory import Expected, ReceiverDirectory
 from deltawire.integrations._publisher import Publisher
 
 try:
@@ -64,18 +65,20 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         self._timeout = timeout
         self._publisher: Publisher | None = None
         self._publishes = False
-        self._version = 0  # of the last refit that was begun
+        self._last = Expected(0, "")  # of the last refit that was begun
 
     def prepare(self) -> dict[str, Any]:
         """A worker beside the sender says what is published; which of them is the policy's first
         rank is known only later."""
-        published = None
+        told: dict[str, Any] = {"rank": _rank(), "published": None}
         endpoint = os.fspath(self._arguments[0])
         if os.path.exists(endpoint):
             if self._publisher is None:
                 self._publisher = Publisher(*self._arguments)
-            published = self._publisher.open(needs_layout=True)
-        return {"rank": _rank(), "published": published}
+            self._publisher.open(needs_layout=True)
+            after = self._publisher.next()
+            told |= {"published": after.version - 1, "lineage": after.lineage, "epoch": after.epoch}
+        return told
 
     def init_policy_process_group(
         self,
@@ -102,11 +105,15 @@ class DeltawireCheckpointEngine(CheckpointEngine):
 
     def _begin_after(self, metadata: list[Any]) -> None:
         """Both sides count refits from what was published then, the policy's metadata first."""
-        published = metadata[0]["published"]
-        if published is None:
+        first = metadata[0]
+        if first["published"] is None:
             raise Error(f"the policy's first rank finds no sender at {self._arguments[0]}: start "
                         "deltawire-sender on its node")
-        self._version = published
+        self._last = Expected(first["published"], first["lineage"], first["epoch"])
+
+    def _begin(self) -> Expected:
+        self._last = dataclasses.replace(self._last, version=self._last.version + 1)
+        return self._last
 
     def finalize(self) -> None:
         """The publisher stays, for the next refit's `prepare`: to read a checkpoint's headers, and
@@ -117,20 +124,19 @@ class DeltawireCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Generator[tuple[str, Any], None, None]) -> None:
         """All ranks go through `weights`, whose tensors are gathered on the way."""
-        self._version += 1
+        expected = self._begin()
         if not self._publishes:
             for _ in weights:
                 pass
             return
-        self._publisher.publish(weights, self._version)
+        self._publisher.publish(weights, expected.version)
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
         """Yields all tensors of the refit's version, on the CPU, some `bucket_size` at a time."""
-        self._version += 1
-        await asyncio.to_thread(self._directory.wait, self._version, self._timeout)
+        found = await asyncio.to_thread(self._directory.wait, self._begin(), self._timeout)
         batch: list[tuple[str, Any]] = []
         size = 0
-        for name, tensor in self._directory.tensors(self._version):
+        for name, tensor in self._directory.tensors(found):
             if batch and size + tensor.nbytes > self._batch_bytes:
                 yield batch
                 batch, size = [], 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from deltawire import Error
 from deltawire.integrations import _checkpoint
-from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._directory import Expected, ReceiverDirectory
 from deltawire.integrations._publisher import Publisher
 
 _PREFIX = "deltawire_"
@@ -68,19 +68,19 @@ def publish(args: Any, version_dir: str, rollout_engines: Sequence[Any]) -> None
                                       settings.timeout)) as publisher:
         # slime counts from 1 in each run, a sender goes on.
         version = max(int(match[1]), publisher.open() + 1)
-        publisher.publish(_checkpoint.tensors(version_dir), version)
-    on_nodes(rollout_engines, settings, os.path.abspath(version_dir), version)
+        published = publisher.publish(_checkpoint.tensors(version_dir), version)
+    on_nodes(rollout_engines, settings, os.path.abspath(version_dir), Expected.of(published))
 
 
-def follow(is_trainers: bool, settings: Settings, version_dir: str, version: int) -> str:
-    """On one node: waits for `version` and makes `version_dir` a link to the receiver's directory.
+def follow(is_trainers: bool, settings: Settings, version_dir: str, expected: Expected) -> str:
+    """On one node: waits for that version and makes `version_dir` a link to the receiver's directory.
     `is_trainers`: the node is the one whose `version_dir` was published. Returns what was done."""
     is_folder = os.path.isdir(version_dir) and not os.path.islink(version_dir)
     if is_folder and not is_trainers:
         raise Error(f"{version_dir} is a folder on this node, and the trainer's is on another: "
                     "engines would load what some other run has left there; remove it, or, where "
                     "the nodes share this disk, use slime without the hook")
-    ReceiverDirectory(settings.directory).wait(version, settings.timeout)
+    ReceiverDirectory(settings.directory).wait(expected, settings.timeout)
     if is_folder:
         return "the trainer's own checkpoint is there"
     target = os.path.abspath(settings.directory)
@@ -95,10 +95,10 @@ def follow(is_trainers: bool, settings: Settings, version_dir: str, version: int
         os.unlink(new)
     os.symlink(target, new)
     os.replace(new, version_dir)
-    return f"{version_dir} is version {version}"
+    return f"{version_dir} is version {expected.version}"
 
 
-def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, version: int
+def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, expected: Expected
              ) -> dict[str, str]:
     """Runs `follow` once on each of Ray's nodes with engines, and on each other one that has the
     receiver's directory. Returns what was done, by node; raises what one of them raises."""
@@ -130,7 +130,7 @@ def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, versi
     here = _node(None)
     nodes = sorted(wanted)
     done = ray.get([
-        start(follow, node, node == here, settings, version_dir, version) for node in nodes])
+        start(follow, node, node == here, settings, version_dir, expected) for node in nodes])
     return dict(zip(nodes, done))
 
 

@@ -14,15 +14,17 @@ the end `destroy`. Imports neither TRL nor torch.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 import subprocess
 import time
+import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from deltawire import DeadlineError, Error, Published
-from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._directory import Expected, ReceiverDirectory
 from deltawire.integrations._publisher import Publisher, gone_through
 from deltawire.integrations._vllm_http import CallRefused, VllmServer
 
@@ -102,8 +104,9 @@ class WeightTransfer:
         self._server.wait_until_up()
         self._publisher = Publisher(*self._publisher_arguments)
         published = self._publisher.open()
-        if published:
-            self._await_commit(published)
+        if published and (expected := self._publisher.expected()):
+            self._await_commit(expected)
+            published = expected.version
             self._attach(published)
             self._server.forget_prefixes()
             self._server.resume()
@@ -122,7 +125,7 @@ class WeightTransfer:
                 raise Error("init_weight_transfer comes before send_weights")
         module = self.module if self.module is not None else _module_behind(iterator)
         published = self._publisher.publish(iterator, module=module)
-        self._await_commit(published.version)
+        self._await_commit(Expected.of(published))
         if self._attached and not self._reads:
             # A refusal here raises while the server goes on with the version before.
             self._server.prepare()
@@ -179,26 +182,27 @@ class WeightTransfer:
         self._server.reload(self._path)
         self._server.name_version(version)
 
-    def _await_commit(self, version: int) -> None:
+    def _await_commit(self, expected: Expected) -> None:
         if self._receiver is None:
-            self._directory.wait(version, self._timeout)
+            self._directory.wait(expected, self._timeout)
             return
         end = time.monotonic() + self._timeout
         while True:
             left = max(1, round(end - time.monotonic()))
             done = self._sync(left)
-            if done.returncode == 0:
+            if done.returncode == 0 and expected.is_at(_target(done.stdout)):
                 return
-            # A receiver that is being restarted is waited for; what it refuses is final.
-            if done.returncode != _UNREACHABLE or time.monotonic() > end:
+            # A receiver that is being restarted, or has not heard of the sender's new history, is
+            # waited for; what it refuses is final.
+            if done.returncode not in (0, _UNREACHABLE) or time.monotonic() > end:
                 said = (done.stderr or done.stdout).strip()
-                raise Error(
-                    f"the receiver at {self._receiver} did not commit version {version}: {said}")
+                raise Error(f"the receiver at {self._receiver} did not commit version "
+                            f"{expected.version}: {said}")
             time.sleep(_LOOK_S)
 
     def _sync(self, seconds: int) -> subprocess.CompletedProcess:
         command = [self._tool, "sync", "--model", self._model, "--receiver", self._receiver,
-                   "--timeout", str(seconds)]
+                   "--timeout", str(seconds), "--json"]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=False,
                                   timeout=seconds + _GRACE_S)
@@ -207,6 +211,13 @@ class WeightTransfer:
                                 f"time-out of {seconds} s, and was killed") from None
         except OSError as error:
             raise Error(f"{self._tool} cannot be run: {error}; give `tool` its path") from None
+
+
+def _target(answer: str) -> types.SimpleNamespace:
+    """The identity that `deltawire sync --json` has committed."""
+    target = json.loads(answer)["target"]
+    return types.SimpleNamespace(version=target["version"], epoch=target["epoch"],
+                                 lineage=target["lineage"], root=int(target["root"], 16))
 
 
 def _module_behind(iterator: Iterable[tuple[str, Any]]) -> Any:

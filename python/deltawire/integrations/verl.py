@@ -15,12 +15,13 @@ manager and workers on a CPU; its trainer and engines were not run.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any
 
 from deltawire import Error
-from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._directory import Expected, ReceiverDirectory
 from deltawire.integrations._publisher import Publisher, gone_through
 
 try:
@@ -63,31 +64,33 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         self._directory = ReceiverDirectory(directory)
         self._opened = False
         self._timeout = timeout
-        self._version = 0
+        self._next = Expected(0, "")
         self._step_0 = version_of_step_0
 
     def prepare(self) -> dict[str, Any]:
-        """The master says which version comes next."""
+        """The master says which version comes next, and in which history."""
         if self._publisher is None:
             return {}
         if not self._opened:
             self._publisher.open(needs_layout=True)
             self._opened = True
-        return {"version": self._publisher.published + 1}
+        after = self._publisher.next()
+        return {"version": after.version, "lineage": after.lineage, "epoch": after.epoch}
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        versions = [m["version"] for m in metadata if m]
-        if len(versions) != 1:
-            raise Error(f"{len(versions)} of {len(metadata)} workers are the master, which "
+        masters = [m for m in metadata if m]
+        if len(masters) != 1:
+            raise Error(f"{len(masters)} of {len(metadata)} workers are the master, which "
                         "publishes; one must be")
-        return ({"version": versions * actor_wg_world_size},
-                {"version": versions * rollout_world_size})
+        return ({name: [value] * actor_wg_world_size for name, value in masters[0].items()},
+                {name: [value] * rollout_world_size for name, value in masters[0].items()})
 
-    def init_process_group(self, version: int) -> None:  # pylint: disable=arguments-differ
-        self._version = version
+    def init_process_group(self, version: int, lineage: str,  # pylint: disable=arguments-differ
+                           epoch: int) -> None:
+        self._next = Expected(version, lineage, epoch)
 
     def finalize(self) -> None:
         """Nothing is held between two versions."""
@@ -125,15 +128,15 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         global_steps: int | None = None,
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields all tensors of the version, on the CPU, as soon as the receiver has it."""
-        version = self._version_of(global_steps)
+        expected = dataclasses.replace(self._next, version=self._version_of(global_steps))
         # A wait in the event loop would hold up the worker's other calls.
-        await asyncio.to_thread(self._directory.wait, version, self._timeout)
-        for pair in self._directory.tensors(version):
+        found = await asyncio.to_thread(self._directory.wait, expected, self._timeout)
+        for pair in self._directory.tensors(found):
             yield pair
 
     def _version_of(self, step: int | None) -> int:
         if self._step_0 is None:
-            return self._version  # counted on from what was published, across restarts too
+            return self._next.version  # counted on from what was published, across restarts too
         if step is None:
             raise Error("verl names no global_steps for this version; leave version_of_step_0 out")
         if step + self._step_0 < 1:
