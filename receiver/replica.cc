@@ -428,8 +428,7 @@ void Replica::TakeFirstBytes() {
   const auto start = SteadyClock::now();
   const std::string from = options_.start_from.string();
   LogInfo("model {}: taking its first bytes from {}", options_.model, from);
-  // Reads wait for a disk. On the daemon's threads they would hold up its other models.
-  ThreadPool readers(std::min<size_t>(pool_.size(), 8));
+  const size_t readers = std::min<size_t>(pool_.size(), 8);
   const auto taken = StartFrom(options_.start_from, *buffer_, readers, [this] {
     std::lock_guard lock(mu_);
     return stopping_;

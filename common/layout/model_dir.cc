@@ -473,9 +473,9 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir, Access acces
   return model;
 }
 
-Status ModelDir::Read(size_t i, MutableBytes to) const {
+Status ModelDir::Read(size_t i, uint64_t offset, MutableBytes to) const {
   const Place& place = places_[i];
-  return place.file->file.Read(place.file->path, place.offset, to);
+  return place.file->file.Read(place.file->path, place.offset + offset, to);
 }
 
 Status ModelDir::Unchanged() const {

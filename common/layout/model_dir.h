@@ -69,7 +69,10 @@ class ModelDir {
   Bytes data(size_t i) const { return data_[i]; }
   /// Reads tensor `i` into `to`; an error if the file has become shorter.
   /// REQUIRES: kRead; `to` has the tensor's size.
-  Status Read(size_t i, MutableBytes to) const;
+  Status Read(size_t i, MutableBytes to) const { return Read(i, 0, to); }
+  /// The same for the bytes of the tensor from `offset` on. REQUIRES: kRead; they are in the
+  /// tensor.
+  Status Read(size_t i, uint64_t offset, MutableBytes to) const;
   /// OK when every weight file and the index still have the inode, size and times they had when
   /// opened; then everything read so far belongs to one state. Otherwise kFailedPrecondition names
   /// a changed file. Writes through a mapping go unnoticed where the file system does not record

@@ -1,5 +1,10 @@
 // A new receiver takes its first bytes from a model directory, and fetches only what differs.
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <fstream>
 
 #include "tests/support/daemons.h"
@@ -18,6 +23,10 @@ fs::path CopyOf(const ReceiverProcess& receiver, const fs::path& to) {
   return to;
 }
 
+bool Has(const ReceiverProcess& receiver, const std::string& text) {
+  return ReadText(receiver.log()).find(text) != std::string::npos;
+}
+
 /// Changes the last byte of the weights.
 void Spoil(const fs::path& directory) {
   std::fstream file(directory / "model.safetensors",
@@ -28,7 +37,54 @@ void Spoil(const fs::path& directory) {
   file.put(last);
 }
 
+/// A file system whose server never answers: whoever looks into it hangs, as with NFS when its
+/// server is gone. Ends for all with this object.
+class Hung {
+ public:
+  explicit Hung(fs::path at) : at_(std::move(at)), fd_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+    fs::create_directories(at_);
+    if (fd_ < 0) return;
+    const std::string options =
+        fmt::format("fd={},rootmode=40000,user_id={},group_id={}", fd_, getuid(), getgid());
+    mounted_ = ::mount("hung", at_.c_str(), "fuse", MS_NOSUID | MS_NODEV, options.c_str()) == 0;
+  }
+  ~Hung() {
+    if (fd_ >= 0) ::close(fd_);
+    if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+  const fs::path& path() const { return at_; }
+
+ private:
+  const fs::path at_;
+  const int fd_;
+  bool mounted_ = false;
+};
+
 }  // namespace
+
+TEST_CASE("a directory that hangs holds up neither a receiver's end nor its other models") {
+  ShmDir root;
+  const Hung hung(root.path() / "hung");
+  if (!hung.mounted()) {
+    WARN("only root can mount a file system that hangs, where there is /dev/fuse");
+    return;
+  }
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 1, 6);
+  Trainer other(sender.socket(), "other", 1, 7);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(other.Publish(1).ok());
+  const fs::path directory = root.path() / "of-other";
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel,
+                           {"--model", fmt::format("other={}", directory.native()), "--start-from",
+                            fmt::format("{}={}", kModel, (hung.path() / "model").native())});
+  REQUIRE(Eventually([&] { return other.Compare(directory) == ""; }));
+  CHECK(Has(receiver, "taking its first bytes from"));
+  CHECK(receiver.Status().committed().version() == 0);
+  receiver.child().Signal(SIGTERM);
+  CHECK(receiver.child().Wait(std::chrono::seconds(30)) == 0);
+}
 
 TEST_CASE("a new receiver takes its first bytes from a directory and fetches what differs") {
   ShmDir root;
