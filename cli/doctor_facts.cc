@@ -128,6 +128,11 @@ void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
     p.diagnosis = WhyNotReached(LookAtPort(peer, timeout), peer);
     return;
   }
+  if (absl::IsFailedPrecondition(p.reached)) {  // it does not have the call
+    const DialedPeer peer{p.kind, p.address, **credentials, WordsFor(p.kind)};
+    p.diagnosis = WhyUnimplemented(peer, timeout);
+    return;
+  }
   if (!(*credentials)->dials_tls()) return;
   const auto fd = ConnectTcp(p.address, timeout);
   if (!fd.ok()) return;

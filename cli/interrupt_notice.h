@@ -1,6 +1,6 @@
 // Says in one line what an interrupted command leaves behind, then ends the process. Owner: one
-// command, which makes it before it starts any thread. Threads: Set from any. Cost: one thread.
-// Errors: none; without a thread, a signal ends the process silently.
+// command, which makes it before it starts any thread. Threads: Set from any. Cost: one thread;
+// without it, a signal ends the process silently.
 #pragma once
 
 #include <mutex>

@@ -1,5 +1,4 @@
-// The files of a model directory that the tool does not read as the model, in words. Owner:
-// none. Threads: any. Cost: none. No errors.
+// The files of a model directory that the tool does not read as the model, in words.
 #pragma once
 
 #include <string>

@@ -86,9 +86,8 @@ std::string Describe(const v1::GroupOutcome& g) {
   if (!g.committed())
     return fmt::format("group {}: no member committed: {}", g.name(), g.message());
   std::string text = fmt::format(
-      "group {}: {} of {} members committed {}: prepared in {}, the last commit {} after the "
-      "order, "
-      "{} after the first",
+      "group {}: {} of {} members committed {}: prepared in {}, "
+      "the last commit {} after the order, {} after the first",
       g.name(), g.members() - g.late(), g.members(), VersionText(g.target()),
       HumanSeconds(g.prepare_seconds()), HumanSeconds(g.word_seconds()),
       HumanSeconds(g.spread_seconds()));

@@ -215,7 +215,7 @@ void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
          RateText(now, before, s.address, *m), std::to_string(m->active_pulls()),
          std::to_string(m->receivers()), HumanBytes(m->log_bytes()), HumanBytes(m->bytes_sent()),
          std::to_string(m->pulls_cut()),
-         m->damaged_chunks() > 0        ? fmt::format("{} damaged chunks", m->damaged_chunks())
+         m->damaged_chunks() > 0        ? fmt::format("{} corrupt chunks", m->damaged_chunks())
          : m->offloading_version() == 0 ? "idle"
                                         : fmt::format("writing {}", m->offloading_version())});
   }

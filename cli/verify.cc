@@ -200,7 +200,7 @@ void DeclareVerify(CLI::App& app, Run* run) {
   auto o = std::make_shared<VerifyOptions>();
   CLI::App* sub = app.add_subcommand(
       "verify", "Check a receiver's weights: by their digests, or byte by byte against DIR");
-  sub->add_flag("--repair", o->repair, "Fetch chunks that are bad whole");
+  sub->add_flag("--repair", o->repair, "Fetch corrupt chunks whole");
   sub->add_flag("--engines", o->engines,
                 "Also have its engines compare their memory with what they serve");
   AddDirectory(*sub, "--against", o->against,

@@ -1,5 +1,5 @@
 // Suggestions for mistyped words: commands, options, keys of files. Pure functions. Threads: any.
-// Cost: quadratic in a word's length, for each known word. Errors: none.
+// Cost: quadratic in a word's length, for each known word.
 #pragma once
 
 #include <string>

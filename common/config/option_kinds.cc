@@ -65,6 +65,8 @@ void AddSize(CLI::App& app, const std::string& name, const std::string& help, ui
   const auto to_bytes = [](std::string& text) -> std::string {
     const auto bytes = ParseSize(text, /*kb_is_1000=*/true);
     if (!bytes.ok()) return std::string(MessageOf(bytes.status()));
+    const bool rounded = *bytes == 0 && text.find_first_of("123456789") != std::string::npos;
+    if (rounded) return fmt::format("{} is less than one byte", text);
     if (*bytes > kMaxSize) return fmt::format("{} is more than 1 PiB", text);
     text = std::to_string(*bytes);
     return "";

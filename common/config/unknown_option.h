@@ -1,5 +1,5 @@
 // Errors about options that a program does not have. Pure functions of a CLI::App. Threads: one.
-// Cost: linear in the options. Errors: none.
+// Cost: linear in the options.
 #pragma once
 
 #include <CLI/CLI.hpp>

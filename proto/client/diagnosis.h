@@ -1,7 +1,7 @@
 // Why a program gets no service at a daemon's control address, and what to do about it. gRPC only
-// says that a connection failed, so these functions dial the address themselves. Owner: none,
-// functions. Threads: any. Cost: up to three TCP connections and two calls, each bounded by
-// `limit`. Errors: none; what cannot be found out is left out of the text.
+// says that a connection failed, so these functions dial the address themselves. Threads: any.
+// Cost: up to three TCP connections and two calls, each bounded by `limit`. Facts that cannot be
+// found out are left out of the text.
 #pragma once
 
 #include <chrono>

@@ -204,7 +204,7 @@ std::function<std::string()> StatusPage(const Agent& agent, std::string address)
     for (const auto& model : models) Judge(*model, agent, verdict);
     Page page(fmt::format("deltawire sender {}", address), SecondsSince(started), verdict);
     if (models.empty()) {
-      page.Note("No model is registered yet: a trainer or `deltawire publish` does it.");
+      page.Note("No model is registered yet: a trainer or `deltawire publish` registers one.");
     }
     for (const auto& model : models) ShowModel(*model, agent, page);
     return page.Finish();

@@ -1,9 +1,10 @@
-// What the daemons' logs and a receiver's status say of waits, recoveries and directories: a wait
-// is no failure, and each event is said once.
+// The words of the daemons' logs and of a receiver's status about waits, recoveries and
+// directories: a wait is no failure, and each event is said once.
 #include <sys/vfs.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <memory>
 
 #include "common/shm/dir_lock.h"
 #include "tests/support/daemons.h"
@@ -151,6 +152,7 @@ TEST_CASE("a directory that another process has taken meanwhile is named once, u
 TEST_CASE("a data directory on a disk is said once") {
   ShmDir shm;
   const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / "words_test_data";
+  const std::shared_ptr<void> removed(nullptr, [&](void*) { fs::remove_all(beside); });
   for (const fs::path& root : {shm.path(), beside}) {
     fs::create_directories(root);
     const size_t want = IsInMemory(root) ? 0 : 1;
@@ -165,7 +167,6 @@ TEST_CASE("a data directory on a disk is said once") {
     CHECK(CountIn(receiver.log(), "r is on a disk, ") == want);
     CHECK(CountIn(receiver.log(), "second is on a disk, ") == want);
   }
-  fs::remove_all(beside);
 }
 
 }  // namespace deltawire::testing::words_test

@@ -587,7 +587,7 @@ TEST_CASE("sizes take decimal and binary units") {
   }
   for (const std::string text :
        {"", "-1", "1.GiB", ".5GiB", "1.5.1GiB", "2GiBx", "x", "18446744073709551616", "16777216TiB",
-        "1025TiB", "-1GiB", "2GiB 3"}) {
+        "1025TiB", "-1GiB", "2GiB 3", "0.5", "0.0004kB"}) {
     CAPTURE(text);
     CheckError(Sender({"--delta-log", text.c_str()}), {"--delta-log"});
   }
