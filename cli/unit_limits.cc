@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/layout/chunks.h"
 #include "common/net/link_plan.h"
 #include "common/serving/encoded_cache.h"
+#include "common/serving/version_store.h"
 
 namespace deltawire::cli {
 namespace {
@@ -19,8 +21,9 @@ constexpr uint64_t kPerTensor = 2048;
 constexpr uint64_t kPerChunk = 64;
 // An attached receiver took 68 to 740 KiB (docs/benchmarks.md, "fanout").
 constexpr uint64_t kPerReceiver = kMiB;
-// A stream's socket holds at most a window of 768 KiB, and 256 KiB that are not sent yet.
-constexpr uint64_t kPerStream = kMiB;
+// A stream's socket holds at most a window of 768 KiB, and 256 KiB that are not sent yet. The frame
+// that it takes may be a chunk's copy.
+constexpr uint64_t kPerStream = kMiB + kChunkBytes;
 // What a daemon has open beside its models and connections.
 constexpr uint64_t kOwnDescriptors = 256;
 // The files of a model: weights, state, deltas, side files while they are replaced.
@@ -45,7 +48,11 @@ class Limits {
   }
   void AddServed(const ServedReceivers& served, uint64_t delta_log, const Sums& models) {
     Add("deltas, up to delta-log", delta_log * models.count);
-    Add("payloads made for the newest version", EncodedCache::kUsualBytes * models.count);
+    Add("deltas that slow pulls still need, up to twice delta-log",
+        VersionStore::kHeldLogs * delta_log * models.count);
+    Add("a version that comes: payloads, as often coded anew", delta_log * models.count);
+    // Those of the newest version, and those of all earlier ones.
+    Add("payloads made for pulls", 2 * EncodedCache::kUsualBytes * models.count);
     Add("receivers that are attached", kPerReceiver * served.count);
     Add("their streams", kPerStream * served.count * served.streams);
     limits_.descriptors += uint64_t{served.count} * (1 + served.streams);
@@ -75,6 +82,8 @@ UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelS
   const Sums sums(models);
   Limits limits;
   limits.Add("two buffers", 2 * sums.bytes);
+  limits.Add("old bytes of chunks, for slow pulls", sums.bytes);
+  limits.Add("the delta that is being made", options.delta_log_bytes / 2 * sums.count);
   limits.AddServed(served, options.delta_log_bytes, sums);
   return limits.Finish(sums);
 }

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <span>
 
 #include "bench/fanout/scene.h"
 #include "tests/support/eventually.h"
@@ -25,6 +26,8 @@ struct Scenario {
 };
 constexpr Scenario kScenarios[] = {
     {"none", 0}, {"8", 8}, {"stopped", 1, true}, {"slow", 1, false, true}};
+// Versions that change everything, and a log that has room for none of them.
+constexpr Scenario kDenseScenarios[] = {{"dense_none", 0}, {"dense_slow", 1, false, true}};
 
 // A sender with its trainer, and the receivers that follow it.
 class Followed {
@@ -66,16 +69,20 @@ class Followed {
     DW_ASSIGN_OR_RETURN(const Publication publication, cluster_.Publish(content));
     series.Add(Waited(), publication.info.trainer_wait_seconds);
     series.Add(Took(), publication.seconds);
+    series.Add(Published(), publication.info.publish_seconds);
     return absl::OkStatus();
   }
   std::string Waited() const { return fmt::format("{} waited", scenario_.name); }
   std::string Took() const { return fmt::format("{} took", scenario_.name); }
+  std::string Published() const { return fmt::format("{} published", scenario_.name); }
   std::string Case() const { return fmt::format("wait/{}", scenario_.name); }
 
  private:
   static ClusterOptions Options(const Scenario& scenario) {
-    ClusterOptions options{.receiver = false};
-    if (scenario.slow) options.sender = {"--advertise-host", testing::Proxy::kHost};
+    ClusterOptions options{.receiver = false, .sender = {"--delta-log", "8MiB"}};
+    if (scenario.slow) {
+      options.sender.insert(options.sender.end(), {"--advertise-host", testing::Proxy::kHost});
+    }
     return options;
   }
   void Signal(int signal) const {
@@ -94,11 +101,9 @@ double Percentile99(std::vector<double> values) {
   return values[values.size() * 99 / 100];
 }
 
-}  // namespace
-
-Status TrainerWaits(Bench& bench, size_t kilobytes) {
+Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios, double density) {
   std::vector<std::string> names;
-  for (const Scenario& s : kScenarios) names.push_back(fmt::format("wait/{}", s.name));
+  for (const Scenario& s : scenarios) names.push_back(fmt::format("wait/{}", s.name));
   if (!bench.AnyAsked(names)) return absl::OkStatus();
   ThreadPool pool(1);
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
@@ -106,14 +111,14 @@ Status TrainerWaits(Bench& bench, size_t kilobytes) {
   DW_ASSIGN_OR_RETURN(const auto weights,
                       Weights::Create(source, scratch->path() / "trainer", bench.seed, 0, pool));
   std::vector<std::unique_ptr<Followed>> all;
-  for (const Scenario& s : kScenarios) {
+  for (const Scenario& s : scenarios) {
     all.push_back(std::make_unique<Followed>(s, scratch->path(), source, pool));
     DW_RETURN_IF_ERROR(all.back()->Begin(weights->content()));
   }
   // In turn, so that what disturbs the machine for a while disturbs all of them.
   Series series;
   for (size_t i = 0; i < (bench.quick ? 5 : kPublishes); ++i) {
-    weights->Flip(0.01);
+    weights->Flip(density);
     for (const auto& followed : all) {
       DW_RETURN_IF_ERROR(followed->Step(weights->content(), series));
       std::this_thread::sleep_for(kStepTime);
@@ -122,13 +127,22 @@ Status TrainerWaits(Bench& bench, size_t kilobytes) {
   for (const auto& followed : all) {
     bench.Add(followed->Case(), 1, series,
               {Value("wait", followed->Waited()),
-               Value("publish", followed->Took()).Against(all[0]->Took(), "no receiver")});
+               Value("publish", followed->Took()).Against(all[0]->Took(), "no receiver"),
+               Value("ready -> published", followed->Published())
+                   .Against(all[0]->Published(), "no receiver")});
     bench.AddValue(followed->Case(), "wait, p99", Percentile99(series.Of(followed->Waited())) * 1e3,
                    "ms");
     bench.AddValue(followed->Case(), "publish, p99",
                    Percentile99(series.Of(followed->Took())) * 1e3, "ms");
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+Status TrainerWaits(Bench& bench, size_t kilobytes) {
+  DW_RETURN_IF_ERROR(Waits(bench, kilobytes, kScenarios, 0.01));
+  return Waits(bench, kilobytes, kDenseScenarios, 1);
 }
 
 }  // namespace deltawire::bench

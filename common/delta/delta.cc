@@ -31,7 +31,7 @@ void MergeRepeated(std::vector<ChunkDelta>& chunks) {
 
 }  // namespace
 
-void DeltaBuilder::Add(ChunkDelta entry, Bytes payload) {
+bool DeltaBuilder::Add(ChunkDelta entry, Bytes payload) {
   entry.full = payload.empty();
   std::byte* to = nullptr;
   if (!entry.full) {
@@ -60,6 +60,7 @@ void DeltaBuilder::Add(ChunkDelta entry, Bytes payload) {
   }
   std::lock_guard lock(mu_);
   chunks_.push_back(entry);
+  return !entry.full;
 }
 
 std::shared_ptr<const Delta> DeltaBuilder::Finish(StateId from, StateId to) {

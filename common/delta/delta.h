@@ -60,8 +60,9 @@ class DeltaBuilder {
   explicit DeltaBuilder(uint64_t payload_limit) : limit_(payload_limit) {}
 
   /// Copies `payload`; an empty payload marks the entry full. A chunk that is added twice becomes
-  /// full too, because one payload no longer holds its whole change. Thread-safe.
-  void Add(ChunkDelta entry, Bytes payload);
+  /// full too, because one payload no longer holds its whole change. Returns whether the payload is
+  /// kept. Thread-safe.
+  bool Add(ChunkDelta entry, Bytes payload);
 
   /// REQUIRES: no Add is running. The builder is spent afterwards.
   std::shared_ptr<const Delta> Finish(StateId from, StateId to);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/base/human.h"
 #include "common/layout/names.h"
 
@@ -228,6 +229,11 @@ void Attachments::TellMembers() {
   std::unique_lock lock(mu_);
   if (telling_members_) return;  // whoever tells looks again
   telling_members_ = true;
+  // Also when an exception passes, so that the next report is told.
+  const absl::Cleanup told = [&] {
+    if (!lock.owns_lock()) lock.lock();
+    telling_members_ = false;
+  };
   while (!member_events_.empty()) {
     const auto first = member_events_.begin();
     const auto newest = newest_event_.find({first->model, first->id});
@@ -242,7 +248,6 @@ void Attachments::TellMembers() {
     }
     lock.lock();
   }
-  telling_members_ = false;
 }
 
 void Attachments::SetWords(const std::string& model, std::map<std::string, GroupWord> words) {
@@ -430,6 +435,13 @@ size_t Attachments::attached(const std::string& model) const {
   std::lock_guard lock(mu_);
   return static_cast<size_t>(std::ranges::count_if(
       attached_, [&](const auto& entry) { return entry.second.model == model; }));
+}
+
+size_t Attachments::followers(const std::string& model) const {
+  std::lock_guard lock(mu_);
+  return static_cast<size_t>(std::ranges::count_if(attached_, [&](const auto& entry) {
+    return entry.second.model == model && !entry.second.report.committed.empty();
+  }));
 }
 
 Status Attachments::MayUse(const std::string& model, const std::string& id, const std::string& peer,

@@ -148,7 +148,8 @@ class Attachments {
   void OnNews(uint64_t token, std::function<void()> news);
 
   std::vector<ReceiverView> Receivers(const std::string& model) const;
-  size_t attached(const std::string& model) const;  ///< receivers
+  size_t attached(const std::string& model) const;   ///< receivers
+  size_t followers(const std::string& model) const;  ///< of these, those that have a version
   /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null, is
   /// set to whether this peer is attached with it.
   Status MayUse(const std::string& model, const std::string& id, const std::string& peer,

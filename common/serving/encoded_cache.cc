@@ -1,9 +1,20 @@
 #include "common/serving/encoded_cache.h"
 
+#include <iterator>
 #include <utility>
+
+#include "absl/cleanup/cleanup.h"
 
 namespace deltawire {
 namespace {
+
+void CallOrSkip(const std::function<void()>& ready) {
+  try {
+    ready();
+  } catch (...) {
+    // Without memory to wake it, the stream asks again after its next ping.
+  }
+}
 
 uint64_t SizeOf(const EncodedCache::Value& value) {
   return EncodedCache::kEntryBytes + value->bytes.size();
@@ -11,59 +22,115 @@ uint64_t SizeOf(const EncodedCache::Value& value) {
 
 }  // namespace
 
+EncodedCache::~EncodedCache() {
+  const uint64_t bytes = first_bytes_ + newest_bytes_;
+  totals_->bytes -= bytes;
+  if (retired_) totals_->retired -= bytes;
+}
+
 EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>& make,
                                     std::function<void()> ready) {
+  Entries::iterator entry;
   {
     std::lock_guard lock(mu_);
-    const auto [known, is_new] = entries_.try_emplace(key);
-    if (known->second.value != nullptr) return {known->second.value};
-    if (!is_new) {
-      known->second.ready.push_back(std::move(ready));
+    entry = entries_.find(key);
+    if (entry == entries_.end()) {
+      entry = Insert(key);
+    } else if (entry->second.value != nullptr) {
+      return {entry->second.value};
+    } else {
+      entry->second.ready.push_back(std::move(ready));
       return {.busy = true};
     }
   }
-  Value value = make();
-  std::vector<std::function<void()>> waiting;
-  {
-    std::lock_guard lock(mu_);
-    waiting.swap(entries_[key].ready);
-    entries_.erase(key);
-    if (value != nullptr) Keep(key, value);
-  }
-  for (const auto& one : waiting) one();
-  return {std::move(value)};
+  Value value;
+  // Also if `make` throws, nobody may find the entry busy, and those who wait must ask again.
+  const absl::Cleanup made = [&] {
+    std::vector<std::function<void()>> waiting;
+    {
+      std::lock_guard lock(mu_);
+      waiting.swap(entry->second.ready);
+      Keep(entry, value);
+    }
+    for (const auto& one : waiting) CallOrSkip(one);
+  };
+  value = make();
+  return {value};
 }
 
-void EncodedCache::Keep(const Key& key, Value value) {
-  const uint64_t bytes = SizeOf(value);
-  if (first_bytes_ + bytes <= limit_ / 2) {
+EncodedCache::Entries::iterator EncodedCache::Insert(const Key& key) {
+  Entry entry;
+  entry.place.push_back(key);
+  return entries_.emplace(key, std::move(entry)).first;
+}
+
+void EncodedCache::Keep(Entries::iterator entry, Value value) {
+  const uint64_t bytes = value == nullptr ? limit_ + 1 : SizeOf(value);
+  if (first_bytes_ + bytes <= limit_ / 2 && TakeRetired(bytes)) {
     first_bytes_ += bytes;
     totals_->bytes += bytes;
-    entries_[key].value = std::move(value);
+    entry->second.value = std::move(value);
     return;
   }
-  if (first_bytes_ + bytes > limit_) return;  // not even in the place of all others
-  while (!newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) {
-    const auto oldest = entries_.find(newest_.front());
-    const uint64_t given_up = SizeOf(oldest->second.value);
-    newest_bytes_ -= given_up;
-    totals_->bytes -= given_up;
-    entries_.erase(oldest);
-    newest_.pop_front();
-    ++evicted_;
-    ++totals_->evicted;
+  bool room = first_bytes_ + bytes <= limit_;  // at least in the place of all others
+  while (room && !newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) EvictOldest();
+  while (room && !(room = TakeRetired(bytes)) && !newest_.empty()) {
+    EvictOldest();
+    room = true;
+  }
+  if (!room) {
+    entries_.erase(entry);
+    return;
   }
   newest_bytes_ += bytes;
   totals_->bytes += bytes;
-  newest_.push_back(key);
-  entries_[key].value = std::move(value);
+  newest_.splice(newest_.end(), entry->second.place);
+  entry->second.value = std::move(value);
+}
+
+bool EncodedCache::TakeRetired(uint64_t bytes) {
+  if (!retired_) return true;
+  uint64_t used = totals_->retired;
+  do {
+    if (used + bytes > retired_limit_) return false;
+  } while (!totals_->retired.compare_exchange_weak(used, used + bytes));
+  return true;
+}
+
+void EncodedCache::Evict(Entries::iterator entry, uint64_t& bytes) {
+  const uint64_t given_up = SizeOf(entry->second.value);
+  bytes -= given_up;
+  totals_->bytes -= given_up;
+  if (retired_) totals_->retired -= given_up;
+  entries_.erase(entry);
+  ++evicted_;
+  ++totals_->evicted;
+}
+
+void EncodedCache::EvictOldest() {
+  const Key oldest = newest_.front();
+  newest_.pop_front();
+  Evict(entries_.find(oldest), newest_bytes_);
+}
+
+void EncodedCache::Retire(uint64_t limit) {
+  std::lock_guard lock(mu_);
+  if (std::exchange(retired_, true)) return;
+  retired_limit_ = limit;
+  totals_->retired += first_bytes_ + newest_bytes_;
+  while (totals_->retired > limit && !newest_.empty()) EvictOldest();
+  for (auto entry = entries_.begin(); totals_->retired > limit && entry != entries_.end();) {
+    const auto next = std::next(entry);
+    if (entry->second.value != nullptr) Evict(entry, first_bytes_);
+    entry = next;
+  }
 }
 
 void EncodedCache::Put(const Key& key, Value value) {
   std::lock_guard lock(mu_);
   if (entries_.contains(key)) return;
   foreign_ = true;
-  Keep(key, std::move(value));
+  Keep(Insert(key), std::move(value));
 }
 
 bool EncodedCache::Has(const Key& key) const {

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <utility>
@@ -60,13 +60,17 @@ class EncodedCache {
   /// older states that pulls still hold.
   struct Totals {
     std::atomic<uint64_t> bytes{0}, evicted{0};
+    std::atomic<uint64_t> retired{0};  ///< of `bytes`, those of retired caches
     Counts counts() const { return {.bytes = bytes, .evicted = evicted}; }
   };
 
   explicit EncodedCache(uint64_t limit_bytes,
                         std::shared_ptr<Totals> totals = std::make_shared<Totals>())
       : limit_(limit_bytes), totals_(std::move(totals)) {}
-  ~EncodedCache() { totals_->bytes -= first_bytes_ + newest_bytes_; }
+  ~EncodedCache();
+  /// A newer state has come. From now on, all retired caches together keep `limit` bytes; those
+  /// beyond go, but never from another cache than this one.
+  void Retire(uint64_t limit);
 
   struct Got {
     Value value;
@@ -90,17 +94,30 @@ class EncodedCache {
   struct Entry {
     Value value;  // null: it is being made
     std::vector<std::function<void()>> ready;
+    std::list<Key>
+        place;  // its node of newest_ until it has a place there, so that Keep cannot fail
   };
-  void Keep(const Key& key, Value value);  // REQUIRES: mu_ held
+  using Entries = std::map<Key, Entry>;
+  // REQUIRES: mu_ held.
+  /// A new entry, without a value.
+  Entries::iterator Insert(const Key& key);
+  /// Gives the entry its value, or erases it where there is no room.
+  void Keep(Entries::iterator entry, Value value);
+  /// Whether the limit of the retired caches has room for `bytes`, which are then taken.
+  bool TakeRetired(uint64_t bytes);
+  void EvictOldest();
+  void Evict(Entries::iterator entry, uint64_t& bytes);
 
   const uint64_t limit_;
   const std::shared_ptr<Totals> totals_;
   mutable Mutex mu_;
-  std::map<Key, Entry> entries_;
-  std::deque<Key> newest_;  // those of the second half, the oldest first
+  Entries entries_;
+  std::list<Key> newest_;  // those of the second half, the oldest first
   uint64_t first_bytes_ = 0, newest_bytes_ = 0;
   uint64_t evicted_ = 0;
   bool foreign_ = false;
+  bool retired_ = false;
+  uint64_t retired_limit_ = 0;
 };
 
 }  // namespace deltawire

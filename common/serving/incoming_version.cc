@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/layout/root.h"
 
 namespace deltawire {
@@ -111,6 +112,15 @@ void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
   Close(lock, Step::kSettled);
 }
 
+void IncomingVersion::Release() {
+  std::deque<Piece> pieces;  // may be large, so they are destroyed without the lock
+  {
+    std::lock_guard lock(mu_);
+    pieces.swap(pieces_);
+  }
+  encoded_.Retire(0);
+}
+
 void IncomingVersion::Abandon(const Status& why) {
   std::unique_lock lock(mu_);
   if (!live()) return cv_.wait(lock, [this] { return copying_ == 0; });
@@ -138,11 +148,15 @@ std::shared_ptr<const std::byte[]> IncomingVersion::CopyOf(const Piece& piece) {
     if (auto copy = copies_[chunk].lock()) return copy;
     ++copying_;
   }
+  // Also without memory for the copy, nobody may wait for it.
+  const absl::Cleanup copied = [this] {
+    std::lock_guard lock(mu_);
+    if (--copying_ == 0) cv_.notify_all();
+  };
   auto copy = std::make_shared_for_overwrite<std::byte[]>(piece.whole.size());
   std::memcpy(copy.get(), piece.whole.data(), piece.whole.size());
   std::lock_guard lock(mu_);
   copies_[chunk] = copy;
-  if (--copying_ == 0) cv_.notify_all();
   return copy;
 }
 

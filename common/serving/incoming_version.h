@@ -85,6 +85,9 @@ class IncomingVersion {
   /// `state` is this version, as it is served from now on. The bytes in place are read no more;
   /// payloads of deltas can be taken as before. Does nothing to a version that was given up.
   void Settle(std::shared_ptr<const Published> state);
+  /// Drops what came, also from its pulls: they go on with the version as it is served. REQUIRES:
+  /// Settle.
+  void Release();
   /// Pulls of it end with `why`. The bytes in place are read no more when this returns, also where
   /// another thread gives the version up at the same time. A settled version stays settled.
   void Abandon(const Status& why);

@@ -368,23 +368,25 @@ void PullDesk::Changed(const StateSource& source) {
   const auto newest = source.published();
   attachments_.Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
-  const auto attached = attachments_.Receivers(source.name());
-  const auto followers = std::count_if(attached.begin(), attached.end(), [](const ReceiverView& r) {
-    return !r.report.committed.empty();
-  });
-  if (followers > 0) {
-    admission_->Expect(source.name(), static_cast<size_t>(followers), SteadyClock::now());
+  if (const size_t followers = attachments_.followers(source.name()); followers > 0) {
+    admission_->Expect(source.name(), followers, SteadyClock::now());
   }
-  for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
+  for (const auto& pull : PullsOf(source)) {
+    pull->Overtaken(*newest);
+    if (pull->CutIfGivenUp()) CountCut(source, *pull, "since it holds too many old deltas");
+  }
+}
+
+void PullDesk::CountCut(const StateSource& source, const ServedPull& pull, std::string_view why) {
+  LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
+          pull.receiver_id(), why);
+  std::lock_guard lock(mu_);
+  ++finished_pulls_[source.name()].cut;
 }
 
 void PullDesk::CutReaders(const StateSource& source, uint32_t half, std::string_view why) {
   for (const auto& pull : PullsOf(source)) {
-    if (!pull->CutIfReading(half, why)) continue;
-    LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
-            pull->receiver_id(), why);
-    std::lock_guard lock(mu_);
-    ++finished_pulls_[source.name()].cut;
+    if (pull->CutIfReading(half, why)) CountCut(source, *pull, why);
   }
 }
 

@@ -64,8 +64,8 @@ struct PullLimits {
 struct PullTraits {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
-  /// Pulls that read a half when it is to be written are cut after this. A frame that reads one for
-  /// a quarter of this is late, and the frames after it are copied.
+  /// Pulls that read a half when it is to be written end within this. A frame that reads one for a
+  /// quarter of this is late, and the frames after it are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
   uint64_t rate_limit_per_site = 0;      ///< the same for all receivers of a site together
@@ -143,6 +143,7 @@ class PullDesk {
   void Run();
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
   bool Sweep();
+  void CountCut(const StateSource& source, const ServedPull& pull, std::string_view why);
   void CountFinished(const ServedPull& pull);  // REQUIRES (here and below): mu_ held
   Status CheckLimits(const PullRequest& request) const;
 

@@ -1,6 +1,7 @@
 #include "common/serving/served_pull.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -29,26 +30,42 @@ ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
       ahead_(terms_.incoming != nullptr),
       pinned_(terms_.pinned),
       last_heard_(created_) {
-  if (pinned_ == nullptr) return;
-  bytes_.Pin(pinned_);
-  NeedWayBack();
+  if (pinned_ != nullptr) pin_ = model_->Pin(pinned_);
 }
 
 ServedPull::~ServedPull() {
   LeaveAdmission();
-  if (needs_way_back_) model_->CountPull(-1);
+  NeedNoWayBack();
 }
 
 void ServedPull::NeedWayBack() {
-  if (!needs_way_back_.exchange(true)) model_->CountPull(1);
+  if (!std::exchange(needs_way_back_, true)) model_->CountPull(1);
+}
+
+void ServedPull::NeedNoWayBack() {
+  if (std::exchange(needs_way_back_, false)) model_->CountPull(-1);
+}
+
+void ServedPull::PinEnd(const std::shared_ptr<const Published>& state) {
+  pin_ = model_->Pin(state);
+  pinned_ = state;
+  first_ = nullptr;  // else its log would be kept to the end of the pull
+  NeedNoWayBack();
 }
 
 void ServedPull::Overtaken(const Published& newest) {
+  std::lock_guard lock(mu_);
+  if (first_ != nullptr && end_ == nullptr && newest.serial > first_serial_) NeedWayBack();
+}
+
+bool ServedPull::CutIfGivenUp() {
   {
     std::lock_guard lock(mu_);
-    if (first_ != nullptr && end_ == nullptr && newest.serial > first_->serial) NeedWayBack();
+    const auto& state = pinned_ != nullptr ? pinned_ : first_;
+    if (state == nullptr || !state->back->given_up() || !failed_.ok()) return false;
   }
-  bytes_.Overtaken(newest);
+  Cut(absl::AbortedError("slow pulls of newer versions need the memory; pull again"));
+  return true;
 }
 
 Status ServedPull::Reserve(uint16_t stream, uint16_t streams) {
@@ -242,18 +259,20 @@ LeasedState ServedPull::Lease() const {
 
 bool ServedPull::AcceptOrPin(const std::shared_ptr<const Published>& state) {
   if (pinned_ != nullptr) return state == pinned_;
-  if (first_ == nullptr) first_ = state;
+  if (first_ == nullptr) {
+    first_ = state;
+    first_serial_ = state->serial;
+  }
   if (state == first_) return true;
   // Another stream may have seen a newer state between our lease and our lock.
-  if (state->serial < first_->serial) return false;
+  if (state->serial < first_serial_) return false;
   // Pinned, the pull no longer depends on the trainer's pace: at most, chunks are sent once before
   // and once after this point, so the pull ends within twice the time that the model takes on the
   // link.
-  pinned_ = state;
-  bytes_.Pin(state);
   LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_->name(),
           receiver_id(), ToString(state->info.id()), ToString(first_->info.id()),
           ToString(TraceOf(state->info.identity)));
+  PinEnd(state);
   return true;
 }
 
@@ -296,7 +315,7 @@ std::optional<ServedPull::Task> ServedPull::Plan(Stream& s, uint32_t c, const Pu
 
 std::optional<ServedPull::Task> ServedPull::PlanLift(uint32_t c, const Published& now) const {
   ChunkPlan plan =
-      deltawire::PlanLift(now.log, c, now.serial - first_->serial, model_->chunks()[c].bytes);
+      deltawire::PlanLift(now.log, c, now.serial - first_serial_, model_->chunks()[c].bytes);
   if (plan.kind == ChunkPlan::Kind::kNothing) return std::nullopt;
   return Task{.chunk = c, .plan = std::move(plan), .history = {}, .lift = true};
 }

@@ -108,9 +108,12 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
   /// whether it did. When all streams have arrived, Have gets the time that a slow link needs.
   bool CutIfLate(SteadyClock::time_point now);
-  /// `newest` has been published: keeps the deltas that lead back from it to the pull's end. Takes
-  /// a while, and the model's pool, when these deltas have become too large.
+  /// `newest` has been published: from now on what leads back to it is kept, until the pull has
+  /// pinned its end.
   void Overtaken(const Published& newest);
+  /// Cuts the pull if the VersionStore has given up the state that it ends at; returns whether it
+  /// did.
+  bool CutIfGivenUp();
 
   const std::string& receiver_id() const { return terms_.receiver_id; }
   const std::string& peer() const { return terms_.peer; }
@@ -174,6 +177,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// Whether frames are made from `state` now. Pins the first state that overtakes the pull.
   /// REQUIRES: mu_ held.
   bool AcceptOrPin(const std::shared_ptr<const Published>& state);
+  /// REQUIRES: mu_ held.
+  void PinEnd(const std::shared_ptr<const Published>& state);
   /// The version of terms_.incoming is published, as `state`. REQUIRES: mu_ held.
   void PinSettled(const std::shared_ptr<const Published>& state);
   /// The next chunk of this stream that needs bytes; sets end_ when no stream has any left.
@@ -243,9 +248,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// The pull takes no one's turn any more.
   void LeaveAdmission();
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
-  /// From here on this pull ends at a state whose half may be written over, so the model must keep
-  /// the deltas that lead back to it.
+  /// The pull is about to pin a state whose half may be written over, so the model must keep what
+  /// leads back to the newest one. REQUIRES: mu_ held, and so of NeedNoWayBack.
   void NeedWayBack();
+  void NeedNoWayBack();
   bool Suspect(uint32_t chunk) const;
   void Count(size_t form, size_t bytes);
   void CountDecode(kernels::Codec codec, uint32_t chunk, size_t fast_bytes);
@@ -279,11 +285,13 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   uint64_t ahead_taken_ = 0;                        // bytes of payloads, against terms_.ahead_bytes
   std::optional<SteadyClock::time_point> settled_;  // when the version was served as any other
   std::vector<uint8_t> sent_ahead_;                 // by chunk
-  std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
+  std::shared_ptr<const Published> first_;  // state that frames are made from before pinned_
+  uint64_t first_serial_ = 0;               // of first_, also when that is null again
   std::shared_ptr<const Published> pinned_;
+  std::shared_ptr<const void> pin_;
   std::shared_ptr<const Published> end_;
   SteadyClock::time_point last_heard_;
-  std::atomic<bool> needs_way_back_{false};
+  bool needs_way_back_ = false;
   std::atomic<uint64_t> admitted_{0};  // its name in the Admission; 0: none
   std::atomic<bool> newcomer_{false};
   std::atomic<uint64_t> bytes_sent_{0}, bytes_ahead_{0};

@@ -54,9 +54,7 @@ void ServedPull::Came(bool all) {
 
 void ServedPull::PinSettled(const std::shared_ptr<const Published>& state) {
   if (!terms_.ends_at_incoming || pinned_ != nullptr) return;
-  pinned_ = state;
-  bytes_.Pin(state);
-  NeedWayBack();
+  PinEnd(state);
 }
 
 LeasedState ServedPull::LeaseBase() const {
@@ -147,8 +145,9 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, const
         break;
       case Step::kSettled:
         ahead_ = false;
-        first_ = std::move(found.state);
-        PinSettled(first_);
+        first_serial_ = found.state->serial;
+        PinSettled(found.state);
+        if (pinned_ == nullptr) first_ = std::move(found.state);
         settled_ = Clock::now();
         break;
       case Step::kAbandoned:

@@ -65,9 +65,10 @@ class StateSource {
   virtual std::string_view healed_by() const {
     return "a version in which the trainer writes that tensor";
   }
-  /// Counts pulls that end at a state whose half is being written to. They reach that state by
-  /// undoing the later deltas.
+  /// Counts pulls that may yet pin the newest state: what a version changes of it is kept.
   virtual void CountPull(int change) = 0;
+  /// See VersionStore::Pin.
+  virtual std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) = 0;
   virtual uint64_t log_limit() const = 0;
 };
 

@@ -32,15 +32,30 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   state->info = info;
   state->half = half;
   state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes, encoded_);
-  state->kept = std::make_shared<KeptChunks>(kept_chunks_);
+  state->back = std::make_shared<WayBack>(log_.limit() / 2);
   state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
   return state;
 }
 
 void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta) {
-  std::shared_ptr<const Published> last;  // may be large, so it is destroyed without the lock
+  States earlier;  // these may be large, so they are destroyed without the lock
+  std::shared_ptr<const Published> last, kept;
   std::lock_guard lock(mu_);
-  if (delta != nullptr && newest_ != nullptr) {
+  const uint64_t serial = next_serial_++;
+  const bool leads = delta != nullptr && newest_ != nullptr;
+  std::erase_if(ways_, [&](const auto& weak) {
+    const auto way = weak.lock();
+    if (way == nullptr) return true;
+    if (leads && way->pinned()) {
+      way->Follow(delta, serial);
+      return false;
+    }
+    way->Break();  // Pin begins anew
+    return true;
+  });
+  delta_sums_.push_back((delta_sums_.empty() ? 0 : delta_sums_.back()) +
+                        (leads ? delta->memory_bytes() : 0));
+  if (leads) {
     log_.Append(std::move(delta));
     steps_.push_back({newest_->info, newest_->side_files});
   } else {
@@ -49,21 +64,141 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
   }
   next->log = log_.View();
   while (steps_.size() > next->log.size()) steps_.pop_front();
-  next->serial = next_serial_++;
+  next->serial = serial;
+  next->back->Begin(serial, next->digests);
   last = std::exchange(newest_, std::move(next));
   if (last == nullptr) return;
+  last->encoded->Retire(EncodedCache::kUsualBytes);
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
   // The next offload writes to the half of an earlier state, so nothing here refers to it any more.
-  for (const auto& gone : {std::exchange(kept_, nullptr), last}) {
+  kept = std::exchange(kept_, nullptr);
+  for (const auto& gone : {kept, last}) {
     if (gone == nullptr) continue;
     held_.push_back(gone);
     if (gone->side_files->hash == newest_->side_files->hash) continue;
     last_side_files_.push_back(gone->side_files);
     if (last_side_files_.size() > kLastSideFiles) last_side_files_.pop_front();
   }
+  earlier = Earlier();
+  (void)HeldDeltas(earlier, kHeldLogs * log_.limit());
+  uint64_t oldest = newest_->serial - newest_->log.size();
+  for (const auto& state : earlier) {
+    oldest = std::min<uint64_t>(oldest, state->back->serial() - state->log.size());
+  }
+  for (; first_sum_ < oldest; ++first_sum_) delta_sums_.pop_front();
+}
+
+// Pulls of earlier states --------------------------------------------------------------------
+
+std::shared_ptr<const void> VersionStore::Pin(const std::shared_ptr<const Published>& state) {
+  const std::shared_ptr<WayBack>& way = state->back;
+  std::lock_guard lock(mu_);
+  const bool fed = std::ranges::any_of(ways_, [&](const auto& one) { return one.lock() == way; });
+  if (!fed) {
+    const LogView& log = newest_->log;
+    const uint64_t behind = newest_->serial - way->serial();
+    if (way->serial() != 0 && behind <= log.size()) {
+      way->Start({log.end() - static_cast<std::ptrdiff_t>(behind), log.end()});
+    } else {
+      way->Break();
+    }
+    ways_.push_back(way);
+  }
+  return WayBack::Pin(way);
+}
+
+void VersionStore::Changing(uint32_t chunk, Bytes before, bool undoable, bool may_pin) {
+  std::vector<std::shared_ptr<WayBack>> wanting;
+  WayBack::Base base{.chunk = chunk};
+  {
+    std::lock_guard lock(mu_);
+    if (newest_ == nullptr || (ways_.empty() && !may_pin)) return;
+    base.serial = newest_->serial;
+    base.digest = (*newest_->digests)[chunk];
+    for (const auto& weak : ways_) {
+      auto way = weak.lock();
+      if (way != nullptr && way != newest_->back && way->pinned()) wanting.push_back(way);
+    }
+    if (may_pin || newest_->back->pinned()) wanting.push_back(newest_->back);
+  }
+  std::erase_if(wanting, [&](const auto& way) { return !way->Wants(base, undoable); });
+  if (wanting.empty()) return;
+  auto old = OldBytes::Copy(old_bytes_, before);
+  if (old == nullptr) old = CopyInPlaceOfNewer(before, wanting);
+  if (old == nullptr) return;
+  for (const auto& way : wanting) way->Keep(base, old);
+}
+
+std::shared_ptr<const OldBytes> VersionStore::CopyInPlaceOfNewer(
+    Bytes before, const std::vector<std::shared_ptr<WayBack>>& wanting) {
+  uint64_t oldest = ~uint64_t{0};
+  for (const auto& way : wanting) {
+    if (way->pinned()) oldest = std::min(oldest, way->serial());
+  }
+  States states;
+  {
+    std::lock_guard lock(mu_);
+    states = Earlier();
+    states.insert(states.begin(), newest_);
+  }
+  std::ranges::stable_partition(states, [](const auto& state) { return !state->back->pinned(); });
+  for (const auto& state : states) {
+    const bool gives = !state->back->pinned() || state->back->serial() > oldest;
+    if (oldest == ~uint64_t{0} || !gives) continue;
+    state->back->ForgetOldBytes();
+    if (auto old = OldBytes::Copy(old_bytes_, before)) return old;
+  }
+  return nullptr;
+}
+
+VersionStore::States VersionStore::Earlier() const {
+  States states;
+  const auto add = [&](const std::weak_ptr<const Published>& weak) {
+    auto state = weak.lock();
+    if (state != nullptr && state != newest_ && state->back->serial() != 0) {
+      states.push_back(std::move(state));
+    }
+  };
+  for (const auto& weak : held_) add(weak);
+  for (const auto& [id, weak] : made_) add(weak);
+  std::ranges::sort(states, std::greater{}, [](const auto& s) { return s->back->serial(); });
+  return states;
+}
+
+uint64_t VersionStore::HeldDeltas(const States& states, uint64_t limit) const {
+  // Bytes of the deltas that lead from one serial to another.
+  const auto bytes = [&](uint64_t from, uint64_t to) {
+    const auto sum = [&](uint64_t serial) {
+      return serial < first_sum_ ? 0 : delta_sums_[serial - first_sum_];
+    };
+    return sum(to) - sum(from);
+  };
+  uint64_t held = 0, counted_from = newest_->serial - newest_->log.size();
+  for (const auto& state : states) {
+    const uint64_t serial = state->back->serial(), from = serial - state->log.size();
+    const uint64_t to = std::min(state->back->reached(), counted_from);
+    if (from >= to) continue;
+    const uint64_t more = bytes(from, to);
+    if (held > 0 && held + more > limit) {
+      state->back->GiveUp();
+    } else {
+      held += more;
+      counted_from = from;
+    }
+  }
+  return held;
+}
+
+uint64_t VersionStore::held_bytes() const {
+  States earlier;  // as in Install
+  std::lock_guard lock(mu_);
+  if (newest_ == nullptr) return 0;
+  earlier = Earlier();
+  return HeldDeltas(earlier, ~uint64_t{0}) + old_bytes_->used();
 }
 
 void VersionStore::KeepEarlier(std::shared_ptr<const Published> state) {
+  state->back->Begin(0, state->digests);
   std::lock_guard lock(mu_);
   kept_ = std::move(state);
 }
@@ -113,6 +248,7 @@ std::shared_ptr<Published> VersionStore::Rebuild(size_t step) const {
   }
   state->digests = std::move(digests);
   state->log.assign(log.begin(), log.begin() + static_cast<std::ptrdiff_t>(step));
+  state->back->Begin(newest_->serial - (log.size() - step), state->digests);
   return state;
 }
 

@@ -18,9 +18,9 @@
 #include "common/layout/chunks.h"
 #include "common/layout/layout.h"
 #include "common/serving/encoded_cache.h"
-#include "common/serving/kept_chunks.h"
 #include "common/serving/side_file_set.h"
 #include "common/serving/version_info.h"
+#include "common/serving/way_back.h"
 #include "kernels/kernels.h"
 
 namespace deltawire {
@@ -39,9 +39,8 @@ struct Published {
   std::shared_ptr<EncodedCache> encoded;
   /// Per chunk; not 0: the chunk in the half was found to lack its digest, and must not be sent.
   std::unique_ptr<std::atomic<uint8_t>[]> damaged;
-  /// For pulls that end at this state: its chunks, when the later deltas, by which they could be
-  /// made, have become too large to keep.
-  std::shared_ptr<KeptChunks> kept;
+  /// For pulls that end at this state when its half may be written to.
+  std::shared_ptr<WayBack> back;
 };
 
 class VersionStore {
@@ -56,8 +55,12 @@ class VersionStore {
   };
   VersionStore(Context context, uint64_t log_bytes)
       : context_(std::move(context)),
-        kept_chunks_(std::make_shared<KeptChunks::Budget>(context_.bytes)),
+        old_bytes_(std::make_shared<OldBytes::Budget>(context_.bytes)),
         log_(log_bytes) {}
+
+  /// Of these many bytes are deltas that the log has dropped and pulls still hold, at most: as a
+  /// multiple of the log's limit. One state's log, and the later deltas that lead back to it, fit.
+  static constexpr uint64_t kHeldLogs = 2;
 
   std::shared_ptr<const Published> newest() const;  ///< null: nothing yet
   /// A state for the caller to fill in; Install sets its serial and log.
@@ -65,6 +68,12 @@ class VersionStore {
   /// Makes `next` the newest state. `delta` leads to it from the state before; null: no delta does,
   /// and the log starts anew.
   void Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta);
+  /// A pull ends at `state`, as long as the result lives: what leads back to its bytes is kept.
+  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state);
+  /// The version that is being made changes a chunk, whose bytes in the newest state are `before`.
+  /// `undoable`: its delta can undo that. `may_pin`: a pull may yet pin the newest state. Cheap
+  /// where no pull needs a way back; else copies the chunk at most once for each pinned state.
+  void Changing(uint32_t chunk, Bytes before, bool undoable, bool may_pin);
   /// Keeps, after a restart, the earlier state that the other half still holds.
   void KeepEarlier(std::shared_ptr<const Published> state);
 
@@ -88,6 +97,8 @@ class VersionStore {
 
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
+  /// What pulls that end at earlier states hold: deltas that have left the log, and old bytes.
+  uint64_t held_bytes() const;
   /// Sums over the caches of all states that somebody still holds.
   EncodedCache::Counts encoded() const { return encoded_->counts(); }
 
@@ -97,6 +108,16 @@ class VersionStore {
     VersionInfo info;
     std::shared_ptr<const SideFileSet> side_files;
   };
+  using States = std::vector<std::shared_ptr<const Published>>;
+  /// Where the budget is spent: the old bytes of the oldest pinned state replace those of newer
+  /// ones, first of states that no pull has pinned. The oldest alone always fits.
+  std::shared_ptr<const OldBytes> CopyInPlaceOfNewer(
+      Bytes before, const std::vector<std::shared_ptr<WayBack>>& wanting);
+  /// Earlier states that somebody holds, the newest first. REQUIRES: mu_ held.
+  States Earlier() const;
+  /// Bytes of the deltas that these states hold and the log does not. States beyond `limit` are
+  /// given up, but not the newest of them. REQUIRES: mu_ held.
+  uint64_t HeldDeltas(const States& states, uint64_t limit) const;
   std::shared_ptr<Published> Rebuild(size_t step) const;  // REQUIRES: mu_ held
   std::optional<size_t> Find(const Identity& id) const;   // REQUIRES: mu_ held
   /// The deltas from `id` to `newest`, oldest first; empty when there is no such step, or `newest`
@@ -106,7 +127,7 @@ class VersionStore {
 
   const Context context_;
   // Shared by all states; one model's bytes in all.
-  const std::shared_ptr<KeptChunks::Budget> kept_chunks_;
+  const std::shared_ptr<OldBytes::Budget> old_bytes_;
   const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
   mutable Mutex mu_;
   std::shared_ptr<const Published> newest_;
@@ -117,6 +138,10 @@ class VersionStore {
   std::map<std::pair<StateId, uint64_t>, std::weak_ptr<const Published>> made_;
   // Earlier states that pulls may still hold.
   std::vector<std::weak_ptr<const Published>> held_;
+  std::vector<std::weak_ptr<WayBack>> ways_;  // of pinned states
+  // By serial, from first_sum_ on: bytes of all deltas up to that state's.
+  std::deque<uint64_t> delta_sums_;
+  uint64_t first_sum_ = 1;
   std::deque<std::shared_ptr<const SideFileSet>> last_side_files_;  // of replaced states
   uint64_t next_serial_ = 1;
 };

@@ -60,6 +60,9 @@ class RelayedModel : public StateSource {
   /// Recheck, but tells nobody; true when it was found to be bad.
   bool Mark(uint32_t chunk);
   void CountPull(int) override {}
+  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
+    return store_.Pin(state);
+  }
   uint64_t log_bytes() const { return store_.log_bytes(); }
   uint64_t log_limit() const override { return store_.log_limit(); }
   EncodedCache::Counts encoded() const { return store_.encoded(); }

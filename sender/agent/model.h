@@ -93,8 +93,10 @@ class Model : public StateSource {
   const Coverage& owned() const override { return owned_; }
   uint64_t owned_bytes() const override { return owned_bytes_; }
   ThreadPool& pool() override { return pool_; }
-  /// While there are pulls that undo deltas, deltas are kept whole, whatever their size.
   void CountPull(int change) override { pulls_ += change; }
+  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
+    return store_->Pin(state);
+  }
   const kernels::DigestKey& key() const override { return key_; }
   const kernels::Backend& backend() const override { return backend_; }
   uint64_t data_offset() const { return halves_->data_offset(); }
@@ -183,6 +185,7 @@ class Model : public StateSource {
   ScrubTotals scrub() const { return scrubber_->totals(); }
   uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const { return store_->log_bytes(); }
+  uint64_t held_bytes() const { return store_->held_bytes(); }
   uint64_t log_limit() const override { return store_->log_limit(); }
   EncodedCache::Counts encoded() const { return store_->encoded(); }
   /// The same of versions that are sent while they are written.

@@ -159,6 +159,9 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half,
     in.published = newest;
     in.gpu = gpu_.get();
     in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
+    in.changing = [this](uint32_t chunk, Bytes before, bool undoable) {
+      store_->Changing(chunk, before, undoable, pulls_ > 0);
+    };
   }
   if (early != nullptr) {
     in.diffed = [this, half, early](uint32_t chunk, uint64_t before, uint64_t after,
@@ -166,10 +169,8 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half,
       Diffed(*early, half, chunk, before, after, payload);
     };
   }
-  // No single delta may take more than half of the log, or the log would hold nothing else. But
-  // running pulls need every delta whole to get back to their ends.
+  // No single delta may take more than half of the log, or the log would hold nothing else.
   in.payload_limit = options_.delta_log_bytes / 2;
-  if (pulls_ > 0) in.payload_limit = std::max(in.payload_limit, 2 * owned_bytes_);
   return std::make_shared<PublishJob>(in);
 }
 

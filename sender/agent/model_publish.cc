@@ -137,6 +137,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   offload_listeners_.Call();
   if (early != nullptr) {
     early->Settle(std::move(settled));
+    early->Release();  // the log has it all
     coming_();
   }
   Tell(info);

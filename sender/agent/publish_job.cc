@@ -122,7 +122,10 @@ void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes pa
   entry.changed = found.changed;
   entry.digest_before = (*in_.active_digests)[i];
   entry.digest_after = found.digest_after;
-  builder_->Add(entry, payload);
+  const bool undoable = builder_->Add(entry, payload);
+  if (in_.changing) {
+    in_.changing(i, in_.active.subspan(chunk.offset, chunk.bytes), undoable);
+  }
 }
 
 void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool) {

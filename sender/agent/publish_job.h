@@ -47,6 +47,9 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     /// the chunk whole; otherwise the chunk was carried over, damaged. Called from any thread,
     /// under no lock.
     std::function<void(uint32_t chunk, bool whole)> lost;
+    /// Called for each changed chunk, while `before`, its bytes in `active`, are sure to be right.
+    /// `undoable`: the delta has the change's payload. Called from any thread, under no lock.
+    std::function<void(uint32_t chunk, Bytes before, bool undoable)> changing;
     /// Called for each changed chunk when the CPU has diffed it, once a chunk: what was told is not
     /// diffed anew. `payload`: that of its delta, valid during the call; empty: the chunk is better
     /// sent whole. Called from any thread, under no lock. Null, and REQUIRED to be, while a trusted

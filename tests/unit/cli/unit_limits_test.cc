@@ -38,6 +38,17 @@ TEST_CASE("unit limits: a sender has two buffers of each model, and a log for ea
   CHECK(PartOf(limits, "deltas, up to delta-log") == 6 * kGB);
 }
 
+TEST_CASE("unit limits: a sender counts what slow pulls and a version that is written take") {
+  SenderOptions options;
+  options.delta_log_bytes = 3 * kGB;
+  const UnitLimits limits = LimitsOfSender(options, kModels, {});
+  CHECK(PartOf(limits, "old bytes of chunks, for slow pulls") == 17 * kGB);
+  CHECK(PartOf(limits, "deltas that slow pulls still need, up to twice delta-log") == 12 * kGB);
+  CHECK(PartOf(limits, "the delta that is being made") == 3 * kGB);
+  CHECK(PartOf(limits, "a version that comes: payloads, as often coded anew") == 6 * kGB);
+  CHECK(PartOf(limits, "payloads made for pulls") == 4 * (uint64_t{256} << 20));
+}
+
 TEST_CASE("unit limits: each receiver that is served takes its connection and its streams") {
   const UnitLimits few = LimitsOfSender({}, kModels, {.count = 10, .streams = 4});
   const UnitLimits many = LimitsOfSender({}, kModels, {.count = 1010, .streams = 4});

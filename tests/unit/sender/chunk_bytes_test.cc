@@ -24,7 +24,7 @@ constexpr uint32_t kChunks = 16;
 
 class Sender : public PublishedModel {
  public:
-  /// A sender with a running pull that may need a way back, so every change is kept, however large.
+  /// A sender with a running pull that may yet pin the newest state.
   explicit Sender(uint64_t seed, uint64_t log_bytes = uint64_t{1} << 30)
       : PublishedModel(kChunks, seed, {.delta_log_bytes = log_bytes}) {
     model()->CountPull(1);
@@ -44,9 +44,13 @@ class Sender : public PublishedModel {
     testing::Flip(Halves::PathOf(model()->directory(), half), model()->layout(),
                   model()->chunks()[chunk].offset + 7);
   }
-  uint64_t Kept(const Published& state) const {
+  /// The old bytes that lead back to the state.
+  static uint64_t Kept(const Published& state) {
     uint64_t bytes = 0;
-    for (uint32_t c = 0; c < kChunks; ++c) bytes += state.kept->Find(c).bytes;
+    for (uint32_t c = 0; c < kChunks; ++c) {
+      const auto way = state.back->Of({.chunk = c});
+      if (way && way->from != nullptr) bytes += way->from->bytes().size();
+    }
     return bytes;
   }
 };
@@ -127,7 +131,6 @@ TEST_CASE("chunk bytes: if the end is not pinned only its unchanged chunks are t
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
   const auto newest = sender.Version(2);
-  bytes.Overtaken(*newest);
   const Brought all = GetAll(bytes, sender, {end, nullptr});
   CHECK(all.wrong.empty());
   CHECK(all.right == Same(*end, *newest));
@@ -147,7 +150,7 @@ TEST_CASE("chunk bytes: if the end is not pinned only its unchanged chunks are t
 
 TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
   const uint64_t seed = GENERATE(range(80, 86));
-  // The small log has room for the newest delta only, so the end's chunks are rebuilt and kept.
+  // The small log has room for the newest delta only, without payloads, so old bytes are kept.
   const uint64_t log_bytes = GENERATE(uint64_t{1}, uint64_t{1} << 30);
   CAPTURE(seed, log_bytes);
   Sender sender(seed, log_bytes);
@@ -157,9 +160,9 @@ TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
   if (seed % 2 == 0) sender.Version(++version);  // deltas of the log lead to this end
   const auto end = sender.model()->published();
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
+  const auto pin = sender.model()->Pin(end);
   for (int publishes = 0; publishes < 10; ++publishes) {
-    bytes.Overtaken(*sender.Version(++version, random() % 3 == 0));
+    sender.Version(++version, random() % 3 == 0);
     CAPTURE(version);
     const How how{.copy = random() % 2 == 0, .check = random() % 2 == 0};
     const Brought all = GetAll(bytes, sender, {end, nullptr}, how);
@@ -171,16 +174,16 @@ TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
 TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as bytes") {
   const uint64_t seed = GENERATE(90, 91);
   CAPTURE(seed);
-  Sender sender(seed, 1);
+  constexpr uint64_t kLog = 128 << 10;  // as much as the model
+  Sender sender(seed, kLog);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
+  const auto pin = sender.model()->Pin(end);
   std::vector<std::weak_ptr<const Delta>> deltas;
   size_t most = 0;
-  for (uint64_t version = 2; version <= 16; ++version) {
+  for (uint64_t version = 2; version <= 60; ++version) {
     CAPTURE(version);
     const auto newest = sender.Version(version, version % 5 == 0);
-    bytes.Overtaken(*newest);
     deltas.push_back(newest->log.back());
     size_t number = 0;
     // The model's own thread holds the version before until it has announced this one.
@@ -188,32 +191,71 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
       uint64_t held = number = 0;
       for (const auto& weak : deltas) {
         const auto delta = weak.lock();
-        if (delta == nullptr || delta == newest->log.back()) continue;
+        if (delta == nullptr || std::ranges::find(newest->log, delta) != newest->log.end()) {
+          continue;
+        }
         held += delta->memory_bytes();
         ++number;
       }
-      return held <= sender.model()->owned_bytes();
+      return held <= VersionStore::kHeldLogs * kLog;
     }));
-    CHECK(sender.Kept(*end) <= sender.model()->owned_bytes());
+    CHECK(sender.model()->held_bytes() <=
+          VersionStore::kHeldLogs * kLog + sender.model()->owned_bytes());
+    CHECK(Sender::Kept(*end) <= sender.model()->owned_bytes());
     most = std::max(most, number);
   }
-  // Small deltas are kept for a while, since rebuilding chunks from them costs a pass.
+  // Small deltas are kept for a while, since old bytes take much more.
   CHECK(most > 2);
+  CHECK(Sender::Kept(*end) > 0);
   CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
 }
 
-TEST_CASE("chunk bytes: deltas that nobody told of are taken from the log as long as it has them") {
+TEST_CASE("chunk bytes: versions that change everything do not outgrow the log for a pull") {
+  constexpr uint64_t kLog = 32 << 10;
+  Sender sender(96, kLog);
+  const auto end = sender.Version(1);
+  const auto pin = sender.model()->Pin(end);
+  for (uint64_t version = 2; version <= 5; ++version) {
+    sender.Version(version, true);
+    CHECK(sender.model()->log_bytes() <= kLog);
+  }
+  ChunkBytes bytes(*sender.model());
+  CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: of states that hold too many old deltas the oldest are given up") {
+  constexpr uint64_t kLog = 64 << 10;
+  Sender sender(97, kLog);
+  sender.Version(1);
+  std::vector<std::pair<std::shared_ptr<const Published>, std::shared_ptr<const void>>> ends;
+  for (uint64_t version = 2; version <= 60; ++version) {
+    const auto newest = sender.Version(version);
+    if (version % 6 == 0) ends.emplace_back(newest, sender.model()->Pin(newest));
+    // A pull whose state is given up is cut.
+    std::erase_if(ends, [](const auto& end) { return end.first->back->given_up(); });
+    REQUIRE(!ends.empty() == (version >= 6));
+    CHECK(sender.model()->held_bytes() <=
+          VersionStore::kHeldLogs * kLog + sender.model()->owned_bytes());
+  }
+  CHECK(ends.size() < 9);
+  for (const auto& [end, pin] : ends) CHECK(end->info.id().version > 12);
+  ChunkBytes bytes(*sender.model());
+  CHECK(GetAll(bytes, sender, {ends.front().first, nullptr}).wrong.empty());
+}
+
+TEST_CASE("chunk bytes: a state that is pinned late is reached as long as the log leads back") {
   const uint64_t seed = 92;
   const bool in_log = GENERATE(false, true), from_start = GENERATE(false, true);
   CAPTURE(seed, in_log, from_start);
   Sender sender(seed, in_log ? uint64_t{1} << 30 : 1);
+  sender.model()->CountPull(-1);
   sender.Version(1);
   if (!from_start) sender.Version(2);
   const auto end = sender.model()->published();
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
   sender.Version(3);
   auto newest = sender.Version(4);
+  const auto pin = sender.model()->Pin(end);
   const auto check = [&] {
     const Brought all = GetAll(bytes, sender, {end, nullptr});
     CHECK(all.wrong.empty());
@@ -221,50 +263,74 @@ TEST_CASE("chunk bytes: deltas that nobody told of are taken from the log as lon
       CHECK(all.right.size() == kChunks);
       return;
     }
-    CHECK(all.right == Same(*end, *newest));
-    REQUIRE(!all.refused.empty());
+    CHECK(std::ranges::includes(all.right, Same(*end, *newest)));
     for (const auto& [chunk, status] : all.refused) {
       CHECK(absl::IsAborted(status));
       Says(status, TensorOf(chunk));
     }
   };
   check();
-  // A delta that was missed stays missing, whatever Overtaken is told later.
+  // A delta that was missed stays missing.
   for (uint64_t version = 5; version <= 7; ++version) {
     newest = sender.Version(version);
-    bytes.Overtaken(*newest);
     check();
   }
-  CHECK(sender.Kept(*end) == 0);
 }
 
-TEST_CASE("chunk bytes: changes that are too large for a log without pulls end the way back") {
+TEST_CASE("chunk bytes: a state that nobody may pin keeps no old bytes") {
   const uint64_t seed = 93;
   CAPTURE(seed);
   Sender sender(seed, 1);
   sender.model()->CountPull(-1);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
   const auto newest = sender.Version(2);
-  bytes.Overtaken(*newest);
+  const auto pin = sender.model()->Pin(end);
   const Brought all = GetAll(bytes, sender, {end, nullptr});
   CHECK(all.wrong.empty());
   CHECK(all.right == Same(*end, *newest));
   for (const auto& [chunk, status] : all.refused) CHECK(absl::IsAborted(status));
+  CHECK(sender.model()->held_bytes() == 0);
+}
+
+TEST_CASE("chunk bytes: old bytes are kept before the end is pinned if a pull may pin it") {
+  Sender sender(94, 1);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  sender.Version(2, true);
+  const auto pin = sender.model()->Pin(end);
+  sender.Version(3, true);
+  CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: an offload that is abandoned leaves what leads back as it was") {
+  Sender sender(95, 1);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  const auto pin = sender.model()->Pin(end);
+  const auto grant = sender.model()->BeginOffload({.version = 2}, [] { return false; });
+  REQUIRE(grant.ok());
+  const std::vector<std::byte> garbage(sender.content(1).size(), std::byte{7});
+  PublishedModel::Write(grant->half_path, grant->data_offset, garbage);
+  std::vector<uint32_t> tensors(kChunks / 2);
+  for (uint32_t t = 0; t < tensors.size(); ++t) tensors[t] = t;
+  WrittenNotice notice;
+  notice.tensors = tensors;
+  REQUIRE(sender.model()->MarkWritten(grant->lease, notice).ok());
+  REQUIRE(Eventually([&] { return Sender::Kept(*end) > 0; }));
+  REQUIRE(sender.model()->Abandon(grant->lease, 0, "a test").ok());
+  for (uint64_t version = 3; version <= 6; ++version) {
+    sender.Version(version, version % 2 == 0);
+    CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
+  }
 }
 
 TEST_CASE("chunk bytes: pulls of one end share what was made for it") {
   Sender sender(94, 1);
   const auto end = sender.Version(1);
   ChunkBytes one(*sender.model()), two(*sender.model());
-  one.Pin(end);
-  two.Pin(end);
-  for (uint64_t version = 2; version <= 3; ++version) {
-    const auto newest = sender.Version(version, true);
-    one.Overtaken(*newest);
-    two.Overtaken(*newest);
-  }
+  const auto pin = sender.model()->Pin(end), other = sender.model()->Pin(end);
+  for (uint64_t version = 2; version <= 3; ++version) sender.Version(version, true);
   CHECK(sender.Kept(*end) == sender.model()->owned_bytes());
   for (uint32_t c = 0; c < kChunks; ++c) {
     const auto a = one.Get(c, {end, nullptr}, {}), b = two.Get(c, {end, nullptr}, {.copy = true});
@@ -283,19 +349,25 @@ TEST_CASE(
   struct End {
     std::shared_ptr<const Published> state;
     std::unique_ptr<ChunkBytes> bytes;
+    std::shared_ptr<const void> pin;
   };
   std::vector<End> ends;
   uint64_t version = 0;
   const auto publish = [&](bool everything) {
-    const auto newest = sender.Version(++version, everything);
-    for (const End& end : ends) end.bytes->Overtaken(*newest);
-    uint64_t kept = 0;
-    for (const End& end : ends) kept += sender.Kept(*end.state);
-    CHECK(kept <= sender.model()->owned_bytes());
+    sender.Version(++version, everything);
+    std::set<const OldBytes*> kept;  // ends may share them
+    for (const End& end : ends) {
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        const auto way = end.state->back->Of({.chunk = c});
+        if (way && way->from != nullptr) kept.insert(way->from.get());
+      }
+    }
+    CHECK(kept.size() <= kChunks);
   };
   const auto join = [&] {
-    ends.push_back({sender.model()->published(), std::make_unique<ChunkBytes>(*sender.model())});
-    ends.back().bytes->Pin(ends.back().state);
+    const auto state = sender.model()->published();
+    ends.push_back(
+        {state, std::make_unique<ChunkBytes>(*sender.model()), sender.model()->Pin(state)});
   };
   publish(true);
   for (int n = 0; n < 3; ++n) {
@@ -352,19 +424,31 @@ TEST_CASE("chunk bytes: bytes that lost their digest are not sent") {
     sender.FlipIn(end->half, bad);
     CHECK(refuses(sender.Leased(*made), false));
   }
-  SECTION("in the newest half, of which the end is made") {
-    bytes.Pin(end);
-    sender.FlipIn(sender.Version(2, true)->half, bad);
+  SECTION("in what was kept, and somebody doubts it") {
+    const auto pin = sender.model()->Pin(end);
+    for (uint64_t v = 2; v <= 3; ++v) sender.Version(v, true);
+    const auto kept = end->back->Of({.chunk = bad});
+    REQUIRE((kept && kept->from != nullptr));
+    const_cast<std::byte&>(kept->from->bytes()[9]) ^= std::byte{4};
     CHECK(refuses({end, nullptr}, false));
   }
-  SECTION("in what was kept, and somebody doubts it") {
-    bytes.Pin(end);
-    for (uint64_t v = 2; v <= 3; ++v) bytes.Overtaken(*sender.Version(v, true));
-    const KeptChunks::Kept kept = end->kept->Find(bad);
-    REQUIRE(kept.memory != nullptr);
-    const_cast<std::byte&>(kept.memory[9]) ^= std::byte{4};
-    CHECK(refuses({end, nullptr}, true));
+}
+
+TEST_CASE("chunk bytes: nothing is sent that was made of bytes that lost their digest") {
+  Sender sender(110);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  const auto pin = sender.model()->Pin(end);
+  const auto newest = sender.Version(2);
+  REQUIRE(Same(*end, *newest).size() < kChunks);
+  for (uint32_t c = 0; c < kChunks; ++c) sender.FlipIn(newest->half, c);
+  const std::set<uint32_t> same = Same(*end, *newest);
+  for (const auto& [chunk, status] : GetAll(bytes, sender, {end, nullptr}).refused) {
+    CHECK(absl::IsDataLoss(status));
+    CHECK(!same.contains(chunk));
+    Says(status, TensorOf(chunk));
   }
+  CHECK(GetAll(bytes, sender, {end, nullptr}, {.check = true}).refused.size() == kChunks);
 }
 
 TEST_CASE("chunk bytes: nothing is made of a chunk that is known to be bad in the newest half") {
@@ -373,7 +457,7 @@ TEST_CASE("chunk bytes: nothing is made of a chunk that is known to be bad in th
   Sender sender(seed);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
+  const auto pin = sender.model()->Pin(end);
   const auto newest = sender.Version(2);
   for (uint32_t c = 0; c < kChunks; ++c) newest->damaged[c] = 1;
   const Brought none = GetAll(bytes, sender, {end, nullptr});
@@ -391,10 +475,9 @@ TEST_CASE("chunk bytes: a version that brings a lost chunk again serves the pull
     sender.model()->Recheck(c);
   }
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
+  const auto pin = sender.model()->Pin(end);
   CHECK(GetAll(bytes, sender, sender.Leased(end)).refused.size() == kChunks);
   const auto newest = sender.Version(2);
-  bytes.Overtaken(*newest);
   const Brought all = GetAll(bytes, sender, sender.Leased(end));
   CHECK(all.wrong.empty());
   CHECK(all.right == Same(*end, *newest));
@@ -411,7 +494,7 @@ TEST_CASE("chunk bytes: a pull beside a publisher gets its end and no other byte
   Sender sender(seed);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  bytes.Pin(end);
+  const auto pin = sender.model()->Pin(end);
   const std::vector<std::byte> content = sender.content(1);
   std::atomic<bool> over{false};
   std::atomic<uint64_t> right{0}, other{0};
@@ -427,7 +510,7 @@ TEST_CASE("chunk bytes: a pull beside a publisher gets its end and no other byte
       }
     });
   }
-  for (uint64_t version = 2; version <= 20; ++version) bytes.Overtaken(*sender.Version(version));
+  for (uint64_t version = 2; version <= 20; ++version) sender.Version(version);
   while (right + other < 1000) std::this_thread::yield();
   over = true;
   for (std::thread& reader : readers) reader.join();
@@ -435,25 +518,22 @@ TEST_CASE("chunk bytes: a pull beside a publisher gets its end and no other byte
 }
 
 TEST_CASE("chunk bytes: all states together keep what the budget has and give it back") {
-  const auto budget = std::make_shared<KeptChunks::Budget>(100);
-  const auto memory = [](size_t bytes) {
-    return KeptChunks::Kept{std::make_unique<std::byte[]>(bytes), bytes};
+  const auto budget = std::make_shared<OldBytes::Budget>(100);
+  const std::vector<std::byte> memory(100, std::byte{3});
+  const auto copy = [&](size_t bytes) {
+    return OldBytes::Copy(budget, Bytes(memory).first(bytes));
   };
-  auto one = std::make_unique<KeptChunks>(budget);
-  KeptChunks two(budget);
-  const KeptChunks::Kept first = memory(60);
-  CHECK(one->Keep(7, first));
-  CHECK(!two.Keep(7, memory(41)));
-  CHECK(two.Find(7).memory == nullptr);
-  CHECK(two.Keep(7, memory(40)));
-  // A chunk that is kept already stays, and is not charged a second time.
-  CHECK(one->Keep(7, memory(60)));
-  CHECK(one->Find(7).memory == first.memory);
-  CHECK(!one->Keep(8, memory(1)));
+  auto one = copy(60);
+  REQUIRE(one != nullptr);
+  CHECK(copy(41) == nullptr);
+  const auto two = copy(40);
+  REQUIRE(two != nullptr);
+  CHECK(std::ranges::equal(two->bytes(), Bytes(memory).first(40)));
+  CHECK(copy(1) == nullptr);
   one = nullptr;
-  CHECK(!two.Keep(8, memory(61)));
-  CHECK(two.Keep(8, memory(60)));
-  CHECK(two.Find(7).bytes == 40);
+  CHECK(budget->used() == 40);
+  CHECK(copy(61) == nullptr);
+  CHECK(copy(60) != nullptr);
 }
 
 TEST_CASE("chunk bytes: chunks that are just being kept are served all the while") {
@@ -465,17 +545,14 @@ TEST_CASE("chunk bytes: chunks that are just being kept are served all the while
     sender.Publish(1);
     const auto end = model.published();
     ChunkBytes bytes(model);
-    bytes.Pin(end);
+    const auto pin = model.Pin(end);
     std::atomic<bool> over{false};
     Thread reader([&] {
       for (uint32_t c = 0; !over; ++c) {
         ++(bytes.Get(c % 2, {end, nullptr}, {}).ok() ? served : refused);
       }
     });
-    for (uint64_t v = 2; v <= 5; ++v) {
-      sender.Publish(v, true);
-      bytes.Overtaken(*model.published());
-    }
+    for (uint64_t v = 2; v <= 5; ++v) sender.Publish(v, true);
     over = true;
     reader.join();
   }
@@ -486,15 +563,13 @@ TEST_CASE("chunk bytes: chunks that are just being kept are served all the while
 TEST_CASE("chunk bytes: a delta that was missed is missed though its number came twice") {
   PublishedModel sender(4, 5, {.delta_log_bytes = 1}, {{0, 3}});
   Model& model = *sender.model();
-  model.CountPull(1);
   sender.Publish(50, true, 1);
   const auto end = model.published();
   ChunkBytes bytes(model);
-  bytes.Pin(end);
-  // Overtaken is called for neither version, and the log has room for one delta: the other is
-  // missed.
   sender.Publish(50, true, 2);
   sender.Publish(51, true, 3);
+  // The log has room for one delta: the other is missed.
+  const auto pin = model.Pin(end);
   for (uint32_t c = 0; c < 3; ++c) {
     CHECK(absl::IsAborted(bytes.Get(c, {end, nullptr}, {}).status()));
   }

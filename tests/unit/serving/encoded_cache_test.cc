@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <new>
 #include <span>
 #include <thread>
 
@@ -79,6 +80,59 @@ TEST_CASE("whoever finds a payload busy is called also when it cannot be made") 
                 key, [] { return Made(1); }, Nothing)
             .value != nullptr);
   CHECK(cache.Has(key));
+}
+
+TEST_CASE("a payload whose making throws is not busy, and whoever waits asks again") {
+  EncodedCache cache(1 << 20);
+  const ChunkDelta first;
+  const EncodedCache::Key key{&first, Codec::kTight, 0};
+  int called = 0;
+  const auto make = []() { return Made(1); };
+  const auto throws = [&]() -> EncodedCache::Value {
+    const auto later = [&] { ++called; };
+    CHECK(cache.Get(key, make, later).busy);
+    // Neither does one that cannot be woken keep the others asleep.
+    CHECK(cache.Get(key, make, [] { throw std::bad_alloc(); }).busy);
+    CHECK(cache.Get(key, make, later).busy);
+    throw std::bad_alloc();
+  };
+  CHECK_THROWS_AS(cache.Get(key, throws, Nothing), std::bad_alloc);
+  CHECK(called == 2);
+  CHECK(cache.counts().bytes == 0);
+  const auto again = cache.Get(key, make, Nothing);
+  CHECK((!again.busy && again.value != nullptr));
+}
+
+TEST_CASE("retired caches keep one limit together, and give up their own payloads only") {
+  constexpr uint64_t kLimit = 4 * (kSize + kEntry);
+  const auto totals = std::make_shared<EncodedCache::Totals>();
+  const std::vector<ChunkDelta> deltas(8);
+  const auto fill = [&](EncodedCache& cache, size_t from, size_t to) {
+    for (size_t i = from; i < to; ++i) {
+      cache.Get(
+          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, Nothing);
+    }
+  };
+  auto one = std::make_unique<EncodedCache>(kLimit, totals);
+  fill(*one, 0, 3);
+  one->Retire(kLimit);
+  CHECK(one->counts().bytes == 3 * (kSize + kEntry));
+  EncodedCache two(kLimit, totals);
+  fill(two, 0, 4);
+  CHECK(totals->counts().bytes == 7 * (kSize + kEntry));
+  two.Retire(kLimit);
+  CHECK(one->counts().bytes == 3 * (kSize + kEntry));
+  CHECK(two.counts().bytes == kSize + kEntry);
+  // A new payload takes the place of an older one of the same cache.
+  fill(two, 4, 8);
+  CHECK(totals->counts().bytes <= kLimit);
+  one.reset();
+  fill(two, 4, 8);
+  CHECK(two.counts().bytes == kLimit);
+  EncodedCache gone(kLimit, totals);
+  fill(gone, 0, 2);
+  gone.Retire(0);
+  CHECK(gone.counts().bytes == 0);
 }
 
 TEST_CASE("delta, codec, depth and context tell payloads apart") {

@@ -1,10 +1,13 @@
 // A version that is still coming: what of it can be taken, and when nothing more can.
 #include "common/serving/incoming_version.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <new>
 #include <thread>
 
 #include "common/layout/root.h"
+#include "tests/support/eventually.h"
 
 namespace deltawire::incoming_version_test {
 namespace {
@@ -48,6 +51,34 @@ struct Counting : IncomingVersion::Watcher {
 };
 
 }  // namespace
+
+TEST_CASE("incoming version: a copy for which there is no memory does not keep the version open") {
+  const auto v = std::make_shared<IncomingVersion>(Two({0}), Base(), 1000);
+  IncomingVersion::Piece piece{.header = Header(0, wire::FrameType::kChunkFull)};
+  const std::byte at{};
+  piece.whole = Bytes(&at, size_t{1} << 62);  // more than there can be
+  CHECK_THROWS_AS(v->CopyOf(piece), std::bad_alloc);
+  std::atomic<bool> over{false};
+  // Detached: an Abandon that waits for ever must not keep the test's process.
+  std::thread([v, &over] {
+    v->Abandon(absl::AbortedError("a test"));
+    over = true;
+  }).detach();
+  REQUIRE(testing::Eventually([&] { return over.load(); }));
+  CHECK(v->step() == Step::kAbandoned);
+}
+
+TEST_CASE("incoming version: what is released is no longer taken, and its state is named") {
+  IncomingVersion v(Two({1}), Base(), 1000);
+  v.Add(Came(1));
+  auto state = std::make_shared<Published>();
+  v.Settle(state);
+  CHECK(v.Look(0).piece);
+  v.Release();
+  CHECK_FALSE(v.Look(0).piece);
+  CHECK(v.Look(0).step == Step::kSettled);
+  CHECK(v.Look(0).state == state);
+}
 
 TEST_CASE("incoming version: pieces are taken in the order in which they came, once each") {
   IncomingVersion v(Two({1, 3}), Base(), 1000);

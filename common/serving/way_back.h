@@ -1,0 +1,111 @@
+// The way back to the bytes of one published state when its half may be written to: later deltas,
+// up to a limit, and a chunk's old bytes where no delta leads back. Owner: the Published state;
+// the VersionStore feeds it. Threads: any; its lock is a leaf. Cost: pointers to deltas; old bytes
+// of all states of a model take at most its budget. Errors: none; a chunk may have no way back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/sync.h"
+#include "common/delta/delta_log.h"
+
+namespace deltawire {
+
+/// A chunk's bytes at one state, shared by the ways back to that state and to earlier ones.
+class OldBytes {
+ public:
+  struct Budget {
+    explicit Budget(uint64_t bytes) : limit(bytes), left(bytes) {}
+    uint64_t used() const { return limit - left; }
+    const uint64_t limit;
+    std::atomic<uint64_t> left;
+  };
+  /// Null: the budget is spent.
+  static std::shared_ptr<const OldBytes> Copy(std::shared_ptr<Budget> budget, Bytes from);
+  ~OldBytes() { budget_->left += size_; }
+  OldBytes(const OldBytes&) = delete;
+  OldBytes& operator=(const OldBytes&) = delete;
+  Bytes bytes() const { return {memory_.get(), size_}; }
+
+ private:
+  OldBytes(std::shared_ptr<Budget> budget, size_t size) : budget_(std::move(budget)), size_(size) {}
+  const std::shared_ptr<Budget> budget_;
+  const size_t size_;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+class WayBack {
+ public:
+  /// Once the deltas that it follows have `delta_limit` bytes, old bytes replace further ones.
+  explicit WayBack(uint64_t delta_limit) : delta_limit_(delta_limit) {}
+
+  // For the VersionStore.
+  /// Says which state it is. `serial`: its place among all states of the process; 0: unknown, and
+  /// no delta leads back to it. REQUIRES: no other thread has it yet.
+  void Begin(uint64_t serial, std::shared_ptr<const std::vector<uint64_t>> digests);
+  uint64_t serial() const { return serial_; }
+  /// As long as the result lives, the state is the end of a pull.
+  static std::shared_ptr<const void> Pin(std::shared_ptr<WayBack> way);
+  bool pinned() const { return pins_ > 0; }
+  /// Begins with the deltas that lead from the state to the newest one.
+  void Start(LogView since);
+  /// `delta` leads on to the newest state, which is the `serial`-th.
+  void Follow(std::shared_ptr<const Delta> delta, uint64_t serial);
+  /// A delta is unknown, or nobody needs them: forgets all deltas until Start.
+  void Break();
+  /// A chunk of the newest state.
+  struct Base {
+    uint32_t chunk = 0;
+    uint64_t serial = 0;  ///< of that state
+    uint64_t digest = 0;
+  };
+  /// Whether the next version, which changes the chunk, must leave its bytes here. `undoable`: the
+  /// version's delta can undo the change.
+  bool Wants(const Base& base, bool undoable) const;
+  void Keep(const Base& base, std::shared_ptr<const OldBytes> old);
+  void ForgetOldBytes();
+  /// Pulls hold too many old deltas: those that end at this state must end now.
+  void GiveUp() { given_up_ = true; }
+  bool given_up() const { return given_up_; }
+  /// The newest state that a delta held here leads to.
+  uint64_t reached() const;
+
+  // For pulls.
+  struct Way {
+    std::shared_ptr<const OldBytes> from;  ///< null: from the newest state's bytes
+    std::vector<const ChunkDelta*> chain;  ///< to be undone on these, the newest last
+    LogView keep;                          ///< of the chain
+  };
+  /// `newest`: what the caller has; serial 0: nothing. Nullopt: some change cannot be undone.
+  std::optional<Way> Of(const Base& newest) const;
+
+ private:
+  struct Old {
+    std::shared_ptr<const OldBytes> bytes;
+    Base base;
+  };
+  // REQUIRES: mu_ held.
+  bool full() const { return followed_ && since_bytes_ >= delta_limit_; }
+  /// The way from the chunk of `base`, without its `from`.
+  std::optional<Way> ChainTo(const Base& base) const;
+
+  const uint64_t delta_limit_;
+  uint64_t serial_ = 0;
+  std::shared_ptr<const std::vector<uint64_t>> digests_;
+  std::atomic<int> pins_{0};
+  std::atomic<bool> given_up_{false};
+  mutable Mutex mu_;
+  LogView since_;  // the n-th leads to the state serial_ + n + 1
+  uint64_t since_bytes_ = 0;
+  bool broken_ = false;
+  bool followed_ = false;  // a delta, since Start
+  std::map<uint32_t, Old> old_;
+};
+
+}  // namespace deltawire
