@@ -113,7 +113,7 @@ class PullServer {
     std::chrono::milliseconds first_byte_timeout{2000};
     std::chrono::milliseconds hello_timeout{5000};
     /// A stream that is cut may take this long to complete the frame under way.
-    std::chrono::milliseconds cut_grace{200};
+    std::chrono::milliseconds cut_grace{100};
     size_t max_connections = 16384;
     size_t max_connections_per_address = 4096;
     /// Descriptors that bulk connections leave to everything else, e.g. to the control port.

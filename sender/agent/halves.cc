@@ -181,9 +181,10 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
   Half& h = halves_[half];
   h.use = HalfUse::kTaken;
   const auto free = [&] { return stopping_ || h.readers == 0; };
-  if (!cv_.wait_for(lock, grace, free)) {
+  const std::chrono::milliseconds undisturbed = grace - CutTime(grace);
+  if (!cv_.wait_for(lock, undisturbed, free)) {
     LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", context_.model,
-            grace.count());
+            undisturbed.count());
     lock.unlock();
     if (cut) cut(half);
     lock.lock();

@@ -87,7 +87,16 @@ class Halves {
   /// Whether the half must be fenced before it is granted.
   bool Suspect(uint32_t half) const;
 
-  /// Waits until nobody reads `half`: for `grace`, then calls `cut` and waits for its effect.
+  /// The part of a grace that is left to streams that are cut, to end the frame under way.
+  static constexpr std::chrono::milliseconds CutTime(std::chrono::milliseconds grace) {
+    return grace / 2;
+  }
+  /// A stream that is cut is closed after so long, whatever it has sent: soon enough before the
+  /// grace is over for the half to be free by then.
+  static constexpr std::chrono::milliseconds CloseAfter(std::chrono::milliseconds grace) {
+    return CutTime(grace) * 4 / 5;
+  }
+  /// Waits until nobody reads `half`, for `grace` in all: when CutTime of it is left, calls `cut`.
   /// From here on Lease refuses the half. kUnavailable after Stop.
   Status Drain(uint32_t half, std::chrono::milliseconds grace,
                const std::function<void(uint32_t)>& cut, double* waited_seconds);

@@ -14,6 +14,7 @@
 #include "proto/control_server.h"
 #include "proto/serving/pull_service.h"
 #include "sender/agent/agent.h"
+#include "sender/agent/halves.h"
 #include "sender/agent/probe.h"
 #include "sender/agent/service.h"
 #include "sender/agent/status_page.h"
@@ -45,6 +46,7 @@ Status Run(const SenderOptions& options) {
       !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
   net::PullServer::Options bulk_options{
       .stream_timeout = options.stream_timeout,
+      .cut_grace = sender::Halves::CloseAfter(options.grace),
       .bytes_per_s = options.rate_limit,
       .sockets = {options.congestion_control, options.socket_buffer}};
   if (access->credentials()->serves_tls()) {

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kModel = "m";
 constexpr double kGrace = 0.25;
 // The daemon enforces the grace itself; the slack is for scheduling on a loaded machine.
-constexpr double kSlack = 0.5;
+constexpr double kSlack = 0.05;
 
 // Publishes versions first..last while the receiver is stopped; returns the trainer's longest wait.
 double LongestWait(Trainer& trainer, uint64_t first, uint64_t last) {

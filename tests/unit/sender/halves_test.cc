@@ -2,6 +2,7 @@
 #include "sender/agent/halves.h"
 
 #include <catch2/catch.hpp>
+#include <thread>
 
 #include "tests/support/temp_dir.h"
 
@@ -105,6 +106,29 @@ TEST_CASE("draining cuts readers that stay beyond the grace, and waits for them"
   f->Stop();
   CHECK(absl::IsUnavailable(f.Drain(0)));
   CHECK(f->holds(0) == Fixture::Id(1));
+}
+
+TEST_CASE("the grace includes the time that a reader takes to end when it is cut") {
+  Fixture f;
+  f.Publish(0, Fixture::Id(1));
+  auto lease = f->Lease(0, Fixture::Id(1));
+  constexpr std::chrono::milliseconds kGrace{2000};
+  const auto start = SteadyClock::now();
+  std::chrono::nanoseconds cut_after{0};
+  double waited = 0;
+  std::thread reader;
+  const auto cut = [&](uint32_t) {
+    cut_after = SteadyClock::now() - start;
+    // As a stream that takes all of its time for the frame under way.
+    reader = std::thread([&] {
+      std::this_thread::sleep_until(start + cut_after + Halves::CloseAfter(kGrace));
+      lease = nullptr;
+    });
+  };
+  REQUIRE(f->Drain(0, kGrace, cut, &waited).ok());
+  reader.join();
+  CHECK(cut_after >= kGrace - Halves::CutTime(kGrace));
+  CHECK(waited <= std::chrono::duration<double>(kGrace).count());
 }
 
 TEST_CASE("a half is suspect until all who were granted it have let go") {
