@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <limits>
 
+#include "bench/fanout/group_reports.h"
 #include "bench/fanout/scene.h"
 #include "bench/fanout/waits.h"
 #include "bench/fanout/watches.h"
@@ -249,6 +250,7 @@ Status Run(const Options& options, Bench& bench) {
     DW_RETURN_IF_ERROR(Followers(options, bench, count, one_receiver));
   }
   DW_RETURN_IF_ERROR(Group(options, bench, 8));
+  for (const size_t count : {16, 4096}) DW_RETURN_IF_ERROR(GroupReports(bench, count));
   double depth_one = 0, one_alone = 0;
   for (const size_t depth : {1, 4}) {
     DW_RETURN_IF_ERROR(Chain(options, bench, depth, depth_one));

@@ -27,7 +27,37 @@ std::string_view ToString(GroupCourse::Phase phase) {
 
 GroupCourse::GroupCourse(Traits traits, GroupDecision last, uint64_t first_round, Time now)
     : traits_(std::move(traits)), round_(last.round), next_round_(first_round), decision_(last) {
-  for (const std::string& id : traits_.members) members_[id].away_since = now;
+  for (size_t i = 0; i < traits_.members.size(); ++i) {
+    const auto [member, is_new] = members_.try_emplace(traits_.members[i]);
+    member->second.index = i;
+    if (!is_new) continue;
+    member->second.away_since = now;
+    away_since_.insert(now);
+    ++counts_[static_cast<size_t>(GroupMemberState::kAway)];
+  }
+}
+
+void GroupCourse::Set(Member& member, GroupMemberState state) {
+  const auto unprepared = [&] {
+    return member.present && member.state != GroupMemberState::kPrepared ? 1U : 0U;
+  };
+  present_unprepared_ -= unprepared();
+  --counts_[static_cast<size_t>(member.state)];
+  member.state = state;
+  ++counts_[static_cast<size_t>(state)];
+  present_unprepared_ += unprepared();
+}
+
+void GroupCourse::SetPresent(Member& member, bool present, Time now) {
+  if (member.present == present) return;
+  if (present) {
+    away_since_.erase(away_since_.find(member.away_since));
+  } else {
+    member.away_since = now;
+    away_since_.insert(now);
+  }
+  member.present = present;
+  if (member.state != GroupMemberState::kPrepared) present_unprepared_ += present ? 1 : -1;
 }
 
 Status GroupCourse::Begin(const Identity& target, Time now) {
@@ -50,9 +80,10 @@ Status GroupCourse::Begin(const Identity& target, Time now) {
   began_ = now;
   deadline_ = now + traits_.timeout;
   for (auto& [id, member] : members_) {
-    member.state = member.present ? GroupMemberState::kAsked : GroupMemberState::kAway;
+    Set(member, member.present ? GroupMemberState::kAsked : GroupMemberState::kAway);
     member.message.clear();
   }
+  ++all_changed_;
   return absl::OkStatus();
 }
 
@@ -71,26 +102,26 @@ void GroupCourse::End(GroupOutcome outcome) {
   deadline_ = Time::max();
 }
 
-void GroupCourse::Attached(const std::string& id, Time) {
+void GroupCourse::Attached(const std::string& id, Time now) {
   const auto it = members_.find(id);
   if (it == members_.end()) return;
   Member& member = it->second;
-  member.present = true;
-  if (member.state == GroupMemberState::kAway) member.state = GroupMemberState::kAsked;
+  SetPresent(member, true, now);
+  if (member.state == GroupMemberState::kAway) Set(member, GroupMemberState::kAsked);
+  ++all_changed_;
 }
 
 void GroupCourse::Detached(const std::string& id, Time now) {
   const auto it = members_.find(id);
   if (it == members_.end() || !it->second.present) return;
   Member& member = it->second;
-  member.present = false;
-  member.away_since = now;
+  SetPresent(member, false, now);
   if (phase_ == Phase::kCommitting) {
     Late(member);
     LookAtCommits(now);
   } else if (member.state != GroupMemberState::kLate) {
     // If it was killed, what it had prepared is gone.
-    member.state = GroupMemberState::kAway;
+    Set(member, GroupMemberState::kAway);
   }
 }
 
@@ -99,14 +130,14 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
   const auto it = members_.find(id);
   if (it == members_.end()) return;
   Member& member = it->second;
-  member.present = true;
+  SetPresent(member, true, now);
   const bool answers = answer.round == round_;
   const bool refuses = answers && !answer.refusal.empty();
   member.message = refuses ? answer.refusal : message;
   if (phase_ == Phase::kPreparing) {
-    member.state = refuses                      ? GroupMemberState::kRefused
-                   : answers && answer.prepared ? GroupMemberState::kPrepared
-                                                : GroupMemberState::kAsked;
+    Set(member, refuses                      ? GroupMemberState::kRefused
+                : answers && answer.prepared ? GroupMemberState::kPrepared
+                                             : GroupMemberState::kAsked);
     return LookAtAnswers(now);
   }
   if (phase_ == Phase::kDeciding || decision_.state.empty()) return;
@@ -114,7 +145,7 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
   if (phase_ == Phase::kIdle) {
     // An orchestrator's group does not hold on to a member that cannot get there any more.
     const bool let_go = refuses && !traits_.standing;
-    if (has || let_go) member.state = GroupMemberState::kCommitted;
+    if (has || let_go) Set(member, GroupMemberState::kCommitted);
     return;
   }
   if (has && member.state != GroupMemberState::kCommitted) {
@@ -123,7 +154,7 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
       if (!first_commit_) first_commit_ = now;
       last_commit_ = now;
     }
-    member.state = GroupMemberState::kCommitted;
+    Set(member, GroupMemberState::kCommitted);
     member.message.clear();
   } else if (!has && refuses) {
     Late(member);
@@ -132,23 +163,22 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
 }
 
 void GroupCourse::Late(Member& member) {
-  if (member.state != GroupMemberState::kCommitted) member.state = GroupMemberState::kLate;
+  if (member.state != GroupMemberState::kCommitted) Set(member, GroupMemberState::kLate);
 }
 
-bool GroupCourse::Waited(const Member& member, Time now) const {
-  const bool absent = traits_.skip_absent && !member.present && now >= member.away_since + kAbsent;
-  return member.state != GroupMemberState::kPrepared && !absent;
+bool GroupCourse::Waits(Time now) const {
+  if (count(GroupMemberState::kPrepared) == members_.size()) return false;
+  if (!traits_.skip_absent || present_unprepared_ > 0) return true;
+  return now < *away_since_.rbegin() + kAbsent;
 }
 
 void GroupCourse::LookAtAnswers(Time now) {
-  for (const auto& [id, member] : members_) {
-    if (member.state != GroupMemberState::kRefused) continue;
+  if (count(GroupMemberState::kRefused) > 0) {
+    const auto refused = [](const auto& m) { return m.second.state == GroupMemberState::kRefused; };
+    const auto& [id, member] = *std::ranges::find_if(members_, refused);
     return Abort(fmt::format("{} cannot prepare it: {}", id, member.message), now);
   }
-  const auto ready = [](const auto& m) { return m.second.state == GroupMemberState::kPrepared; };
-  if (std::none_of(members_.begin(), members_.end(), ready)) return;
-  const auto waited = [&](const auto& m) { return Waited(m.second, now); };
-  if (std::any_of(members_.begin(), members_.end(), waited)) return;
+  if (count(GroupMemberState::kPrepared) == 0 || Waits(now)) return;
   phase_ = Phase::kDeciding;
   decided_ = now;
   deadline_ = Time::max();
@@ -169,6 +199,7 @@ void GroupCourse::Written(Time now) {
   for (auto& [id, member] : members_) {
     if (!member.present) Late(member);
   }
+  ++all_changed_;
   LookAtCommits(now);
 }
 
@@ -178,11 +209,8 @@ void GroupCourse::NotWritten(const Status& why, Time now) {
 
 void GroupCourse::LookAtCommits(Time now) {
   if (phase_ != Phase::kCommitting) return;
-  const auto waited = [](const auto& m) {
-    return m.second.state != GroupMemberState::kCommitted &&
-           m.second.state != GroupMemberState::kLate;
-  };
-  if (std::any_of(members_.begin(), members_.end(), waited)) return;
+  const size_t late = count(GroupMemberState::kLate);
+  if (count(GroupMemberState::kCommitted) + late < members_.size()) return;
   ++commits_;
   retry_pause_ = kFirstRetry;
   retry_at_ = now;
@@ -190,12 +218,12 @@ void GroupCourse::LookAtCommits(Time now) {
                        .committed = true,
                        .target = decision_.state,
                        .message = NotCommitted(),
+                       .late = static_cast<uint32_t>(late),
                        .prepare_seconds = Seconds(began_, decided_)};
   if (last_commit_) {
     outcome.spread_seconds = Seconds(*first_commit_, *last_commit_);
     outcome.word_seconds = Seconds(word_at_, *last_commit_);
   }
-  for (const auto& [id, member] : members_) outcome.late += member.state == GroupMemberState::kLate;
   End(std::move(outcome));
 }
 
@@ -262,6 +290,7 @@ void GroupCourse::Tick(Time now) {
     LookAtAnswers(now);  // a member that is away may count as absent by now
   } else if (phase_ == Phase::kCommitting && now >= deadline_) {
     for (auto& [id, member] : members_) Late(member);
+    ++all_changed_;
     LookAtCommits(now);
   }
   BeginIfDue(now);
@@ -274,11 +303,8 @@ GroupCourse::Time GroupCourse::NextTick(Time now) const {
   }
   Time next = deadline_;
   if (phase_ != Phase::kPreparing || !traits_.skip_absent) return next;
-  for (const auto& [id, member] : members_) {
-    const Time absent_at = member.away_since + kAbsent;
-    if (!member.present && absent_at > now) next = std::min(next, absent_at);
-  }
-  return next;
+  const auto absent_next = away_since_.upper_bound(now - kAbsent);
+  return absent_next == away_since_.end() ? next : std::min<Time>(next, *absent_next + kAbsent);
 }
 
 GroupWord GroupCourse::word() const {
@@ -290,9 +316,7 @@ GroupWord GroupCourse::word() const {
 
 bool GroupCourse::over() const {
   if (traits_.standing || phase_ != Phase::kIdle) return false;
-  return decision_.state.empty() ||
-         std::all_of(members_.begin(), members_.end(),
-                     [](const auto& m) { return m.second.state == GroupMemberState::kCommitted; });
+  return decision_.state.empty() || count(GroupMemberState::kCommitted) == members_.size();
 }
 
 }  // namespace deltawire::sender

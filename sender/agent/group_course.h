@@ -1,13 +1,16 @@
 // The rounds of one group of receivers: all prepare a state and commit it on one word, or all stay
 // (docs/groups.md). A state machine (GroupCourse::Phase) without I/O: its owner feeds it events and
 // the time, and reads from it the word to tell and the decision to write.
-// Owner: Groups, under its lock. Cost: O(members) per event. Errors: of Begin only.
+// Owner: Groups, under its lock. Cost: an event of one member O(log members), others O(members).
+// Errors: of Begin only.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -76,6 +79,10 @@ class GroupCourse {
 
   const Traits& traits() const { return traits_; }
   bool has(const std::string& id) const { return members_.contains(id); }
+  /// The member's place in traits().members. REQUIRES: has(id).
+  size_t index(const std::string& id) const { return members_.at(id).index; }
+  /// Rises whenever more than one member may have changed.
+  uint64_t all_changed() const { return all_changed_; }
 
   // Rounds.
   /// Begins a round. Joins the one that runs if it is for `target`; else kFailedPrecondition.
@@ -114,13 +121,18 @@ class GroupCourse {
 
  private:
   struct Member {
+    size_t index = 0;
     GroupMemberState state = GroupMemberState::kAway;
     bool present = false;
     Time away_since{};
     std::string message;
   };
 
-  bool Waited(const Member& member, Time now) const;
+  void Set(Member& member, GroupMemberState state);
+  void SetPresent(Member& member, bool present, Time now);
+  size_t count(GroupMemberState state) const { return counts_[static_cast<size_t>(state)]; }
+  /// Whether a member is waited for that has not prepared.
+  bool Waits(Time now) const;
   void LookAtAnswers(Time now);
   void LookAtCommits(Time now);
   void Late(Member& member);
@@ -132,6 +144,10 @@ class GroupCourse {
 
   const Traits traits_;
   std::map<std::string, Member> members_;
+  std::array<size_t, 6> counts_{};  // members by state
+  size_t present_unprepared_ = 0;   // of those that are there
+  std::multiset<Time> away_since_;  // of those that are not
+  uint64_t all_changed_ = 0;
   Phase phase_ = Phase::kIdle;
   uint64_t round_ = 0;
   uint64_t next_round_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -127,6 +128,7 @@ GroupCourse::Traits Groups::StandingTraits(const GroupOptions& group) const {
 void Groups::AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last) {
   const std::string name = traits.name;
   Entry& entry = model.groups[name];
+  entry.number = next_number_++;
   entry.course =
       std::make_unique<GroupCourse>(std::move(traits), last, FirstRound(), SteadyClock::now());
 }
@@ -151,6 +153,7 @@ void Groups::Reported(const std::string& name, const std::string& id,
     if (!entry.course->has(id)) continue;
     entry.course->Reported(id, report.committed, report.group, report.message, SteadyClock::now());
     entry.reports[id] = report;
+    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
   }
   Settle(lock);
 }
@@ -160,7 +163,9 @@ void Groups::Detached(const std::string& name, const std::string& id) {
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   for (auto& [group, entry] : model->second.groups) {
+    if (!entry.course->has(id)) continue;
     entry.course->Detached(id, SteadyClock::now());
+    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
   }
   Settle(lock);
 }
@@ -220,6 +225,11 @@ void Groups::Settle(std::unique_lock<Mutex>& lock) {
   CallWaiters(lock);
   if (settling_) return;
   settling_ = true;
+  // Also when an exception passes, so that the next event settles.
+  const absl::Cleanup settled = [&] {
+    if (!lock.owns_lock()) lock.lock();
+    settling_ = false;
+  };
   while (std::exchange(again_, false) && stopped_.ok()) {
     const bool wrote = WriteSome(lock);
     const bool told = TellSome(lock);
@@ -227,7 +237,6 @@ void Groups::Settle(std::unique_lock<Mutex>& lock) {
     again_ = again_ || wrote || told || dropped;
     CallWaiters(lock);
   }
-  settling_ = false;
 }
 
 KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
@@ -276,6 +285,12 @@ bool Groups::WriteSome(std::unique_lock<Mutex>& lock) {
   return false;
 }
 
+Groups::Told Groups::WordsByGroup(const OfModel& model) {
+  Told told;
+  for (const auto& [name, entry] : model.groups) told[name] = {entry.number, entry.course->word()};
+  return told;
+}
+
 std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
   std::map<std::string, GroupWord> words;
   for (const auto& [name, entry] : model.groups) {
@@ -288,13 +303,19 @@ std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
 bool Groups::TellSome(std::unique_lock<Mutex>& lock) {
   for (auto it = models_.begin(); it != models_.end(); ++it) {
     OfModel& model = it->second;
+    Told now = WordsByGroup(model);
+    if (now == model.told) continue;
     auto words = Words(model);
-    if (words == model.told) continue;
-    model.told = words;
+    model.told = std::move(now);
     const std::string name = it->first;
     if (model.groups.empty() && !model.whole) models_.erase(it);  // a model that was forgotten
     lock.unlock();
+    absl::Cleanup tell_again = [&] {
+      lock.lock();
+      if (const auto known = models_.find(name); known != models_.end()) known->second.told.clear();
+    };
     attachments_.SetWords(name, std::move(words));
+    std::move(tell_again).Cancel();
     lock.lock();
     return true;
   }

@@ -95,7 +95,7 @@ class Groups : public MemberObserver {
     const std::string group_;
     const uint64_t round_;
     const std::shared_ptr<const std::function<void()>> news_;
-    std::vector<uint64_t> told_;  // serial of what was last told of each member
+    uint64_t told_ = 0;  // the serial of the last change that was told
   };
   /// Brings `group` to the newest state in one round; a round that is aborted is an outcome and not
   /// an error. With `ids`, `group` is an orchestrator's: it is made of these receivers, or is the
@@ -119,14 +119,20 @@ class Groups : public MemberObserver {
   };
   struct Entry {
     std::unique_ptr<GroupCourse> course;
+    uint64_t number = 0;                            // of the course, among all
     bool kept = false;                              // whether the file has it
     std::map<std::string, ReceiverReport> reports;  // the last ones, by member
     // While there are waiters:
     size_t waiters = 0;
     News news;                               // theirs
     std::vector<Shown> shown;                // by member
+    std::map<uint64_t, size_t> changes;      // the members of `shown`, by serial
+    std::vector<size_t> touched;             // members whose `shown` may have changed
+    uint64_t all_seen = ~uint64_t{0};        // the course's all_changed when `shown` was made
     std::map<uint64_t, GroupOutcome> ended;  // by round
   };
+  /// The members' word of each group, with the group's number, which tells the members.
+  using Told = std::map<std::string, std::pair<uint64_t, GroupWord>>;
   struct OfModel {
     std::filesystem::path file;
     Hash128 lineage;
@@ -134,7 +140,7 @@ class Groups : public MemberObserver {
     uint64_t number = 0;  // differs for each Adopt, so that a waiter notices a replaced model
     Identity newest;
     std::map<std::string, Entry> groups;
-    std::map<std::string, GroupWord> told;
+    Told told;
   };
 
   // REQUIRES (for all of these): mu_ held.
@@ -149,12 +155,14 @@ class Groups : public MemberObserver {
   static Progress ProgressOf(const Entry& entry, size_t member);
   /// Whether what waiters are told of members has changed.
   bool NoteShown(Entry& entry);
+  bool NoteShownOf(Entry& entry, size_t member);
   void TakeNews(Entry& entry);
   /// Calls the waiters that have news; the lock is released meanwhile.
   void CallWaiters(std::unique_lock<Mutex>& lock);
   Time NextTick(Time now) const;
   /// What the file shall hold. `deciding`: including decisions that are about to be made.
   static KeptGroups Kept(const OfModel& model, bool deciding);
+  static Told WordsByGroup(const OfModel& model);
   std::map<std::string, GroupWord> Words(const OfModel& model) const;
   /// Takes note of what is news for waiters, and keeps for them how rounds ended.
   void NoteChange();
@@ -173,7 +181,7 @@ class Groups : public MemberObserver {
   CondVar cv_;
   Status stopped_;
   bool settling_ = false, again_ = false;
-  uint64_t next_number_ = 1;
+  uint64_t next_number_ = 1;  // of models and of courses
   uint64_t changes_ = 0;
   uint64_t shown_ = 0;  // the last serial of a Shown
   News due_;            // waiters to be called

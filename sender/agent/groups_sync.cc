@@ -120,18 +120,27 @@ Groups::Progress Groups::ProgressOf(const Entry& entry, size_t member) {
   return p;
 }
 
+bool Groups::NoteShownOf(Entry& entry, size_t member) {
+  const Progress p = ProgressOf(entry, member);
+  std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
+                                 p.report.bytes_done, p.message);
+  Shown& shown = entry.shown[member];
+  if (shown.text == text) return false;
+  entry.changes.erase(shown.serial);
+  shown = {std::move(text), ++shown_};
+  entry.changes[shown.serial] = member;
+  return true;
+}
+
 bool Groups::NoteShown(Entry& entry) {
   bool changed = false;
-  entry.shown.resize(entry.course->traits().members.size());
-  for (size_t i = 0; i < entry.shown.size(); ++i) {
-    const Progress p = ProgressOf(entry, i);
-    std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
-                                   p.report.bytes_done, p.message);
-    Shown& shown = entry.shown[i];
-    if (shown.text == text) continue;
-    shown = {std::move(text), ++shown_};
-    changed = true;
+  const std::vector<size_t> touched = std::exchange(entry.touched, {});
+  if (std::exchange(entry.all_seen, entry.course->all_changed()) != entry.course->all_changed()) {
+    entry.shown.resize(entry.course->traits().members.size());
+    for (size_t i = 0; i < entry.shown.size(); ++i) changed = NoteShownOf(entry, i) || changed;
+    return changed;
   }
+  for (const size_t i : touched) changed = NoteShownOf(entry, i) || changed;
   return changed;
 }
 
@@ -164,6 +173,9 @@ Groups::Wait::~Wait() {
   if (entry == nullptr || --entry->waiters > 0) return;
   entry->news.clear();
   entry->shown.clear();
+  entry->changes.clear();
+  entry->touched.clear();
+  entry->all_seen = ~uint64_t{0};
   entry->ended.clear();
   groups_.Settle(lock);  // the group may be over
 }
@@ -175,10 +187,9 @@ StatusOr<Groups::Wait::Step> Groups::Wait::Look() {
     return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", model_);
   }
   Step step;
-  told_.resize(entry->shown.size());
-  for (size_t i = 0; i < told_.size(); ++i) {
-    if (std::exchange(told_[i], entry->shown[i].serial) == entry->shown[i].serial) continue;
-    step.tell = ProgressOf(*entry, i);
+  if (const auto next = entry->changes.upper_bound(told_); next != entry->changes.end()) {
+    told_ = next->first;
+    step.tell = ProgressOf(*entry, next->second);
     return step;
   }
   if (const auto ended = entry->ended.find(round_); ended != entry->ended.end()) {
