@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <new>
 #include <span>
@@ -97,14 +98,23 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
     Mutex mu;
     CondVar done;
     size_t finished = 0;
+    std::exception_ptr thrown;  // the first
   };
   auto shared = std::make_shared<Shared>(n, threads_of_node_);
   auto work = [this, shared, n, &fn] {
     const size_t node = NodeOfThisThread();
     size_t count = 0;
-    for (; const auto i = shared->parts.Next(node); ++count) fn(*i);
+    std::exception_ptr thrown;
+    for (; const auto i = shared->parts.Next(node); ++count) {
+      try {
+        fn(*i);
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+    }
     if (count == 0) return;
     std::lock_guard lock(shared->mu);
+    if (thrown && !shared->thrown) shared->thrown = thrown;
     shared->finished += count;
     if (shared->finished == n) shared->done.notify_all();
   };
@@ -118,6 +128,7 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
   work();
   std::unique_lock lock(shared->mu);
   shared->done.wait(lock, [&] { return shared->finished == n; });
+  if (shared->thrown) std::rethrow_exception(shared->thrown);
 }
 
 }  // namespace deltawire

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+
 namespace deltawire {
 namespace {
 
@@ -44,9 +46,9 @@ grpc::Status WrittenMarks::AddChunks(std::span<const WrittenBytes> chunks) {
 grpc::Status WrittenMarks::Flush() {
   std::unique_lock lock(mu_);
   flushing_ = true;
+  const absl::Cleanup flushed = [this] { flushing_ = false; };  // still under the lock
   SendSome(true);
   cv_.wait(lock, [this] { return call_ == nullptr; });
-  flushing_ = false;
   return failure_;
 }
 
@@ -54,8 +56,9 @@ void WrittenMarks::SendSome(bool all) {
   const size_t entries = tensors_.size() + chunks_.size();
   const bool enough = bytes_ >= kBatchBytes || entries >= kBatchEntries || (all && entries > 0);
   if (call_ != nullptr || !enough || !failure_.ok()) return;
-  call_ = std::make_unique<Call>();
-  v1::MarkWrittenRequest& request = call_->request;
+  // It is the call under way only once nothing can fail any more that would keep it from ending.
+  auto call = std::make_unique<Call>();
+  v1::MarkWrittenRequest& request = call->request;
   request.set_model(writer_.model);
   request.set_lease(writer_.lease);
   request.set_rank(writer_.rank);
@@ -65,10 +68,11 @@ void WrittenMarks::SendSome(bool all) {
     request.add_chunks(chunk);
     request.add_chunk_bytes(bytes);
   }
+  prepare_(call->context);
   tensors_.clear();
   chunks_.clear();
   bytes_ = 0;
-  prepare_(call_->context);
+  call_ = std::move(call);
   stub_.async()->MarkWritten(&call_->context, &request, &call_->response,
                              [this](const grpc::Status& status) { Done(status); });
 }

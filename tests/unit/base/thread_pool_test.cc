@@ -8,6 +8,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -57,6 +58,17 @@ TEST_CASE("ParallelFor never has more calls under way than the pool has threads"
   });
   CHECK(most >= 1);
   CHECK(most <= 3);
+}
+
+TEST_CASE("ParallelFor makes all calls though some throw, and then throws what one of them threw") {
+  ThreadPool pool(3);
+  std::atomic<int> calls{0};
+  const auto call = [&](size_t i) {
+    ++calls;
+    if (i % 10 == 7) throw std::bad_alloc();
+  };
+  CHECK_THROWS_AS(pool.ParallelFor(100, call), std::bad_alloc);
+  CHECK(calls == 100);
 }
 
 TEST_CASE("a pool of one thread starts the calls in rising order") {
