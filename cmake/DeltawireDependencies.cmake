@@ -18,7 +18,6 @@ pkg_check_modules(MUPARSER REQUIRED IMPORTED_TARGET muparser)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
-find_package(civetweb REQUIRED)
 
 add_library(dw_asio INTERFACE)
 target_link_libraries(dw_asio INTERFACE Boost::headers Threads::Threads)

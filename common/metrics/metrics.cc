@@ -1,11 +1,11 @@
 #include "common/metrics/metrics.h"
 
-#include <CivetServer.h>
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
 #include "common/base/log.h"
 #include "common/base/sync.h"
+#include "common/metrics/http_port.h"
 #include "common/metrics/page.h"
 #include "common/metrics/process.h"
 #include "common/metrics/stage_histograms.h"
@@ -44,38 +44,6 @@ std::string Exposition(const Shown& shown) {
   return prometheus::TextSerializer().Serialize(families);
 }
 
-/// Answers GET of one path with what `make` returns.
-class Resource : public CivetHandler {
- public:
-  Resource(std::string path, std::string headers, std::function<std::string()> make)
-      : path_(std::move(path)), headers_(std::move(headers)), make_(std::move(make)) {}
-
-  using CivetHandler::handleGet;
-  bool handleGet(CivetServer*, mg_connection* connection) override {
-    // A handler is asked for all paths below its own, too.
-    if (mg_get_request_info(connection)->local_uri != path_) return false;
-    std::string body;
-    try {  // no exception may pass through the library, which is in C
-      body = make_();
-    } catch (const std::exception& e) {
-      LogError("metrics: {}: {}", path_, e.what());
-      mg_send_http_error(connection, 500, "%s", "");
-      return true;
-    }
-    const std::string head = fmt::format(
-        "HTTP/1.1 200 OK\r\n{}Content-Length: {}\r\nConnection: close\r\n"
-        "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n",
-        headers_, body.size());
-    mg_write(connection, head.data(), head.size());
-    mg_write(connection, body.data(), body.size());
-    return true;
-  }
-
- private:
-  const std::string path_, headers_;
-  const std::function<std::string()> make_;
-};
-
 /// Makes a page anew after a second at the earliest: who asks all the time costs the daemon little.
 class Remembered {
  public:
@@ -113,8 +81,7 @@ std::string PageHeaders() {
 struct Server::Impl {
   Shown shown;
   std::unique_ptr<Remembered> remembered;
-  std::unique_ptr<Resource> metrics, page;
-  std::unique_ptr<CivetServer> server;  // ends before what it calls
+  std::unique_ptr<HttpPort> port;  // ends before what it calls
 };
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -124,28 +91,13 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
   auto impl = std::make_unique<Impl>();
   impl->shown = std::move(shown);
   const Shown& what = impl->shown;
-  impl->metrics =
-      std::make_unique<Resource>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
+  std::vector<HttpPort::Resource> resources = {
+      {"/metrics", kMetricsHeaders, [&what] { return Exposition(what); }}};
   if (what.page) {
     impl->remembered = std::make_unique<Remembered>(what.page);
-    impl->page = std::make_unique<Resource>("/", PageHeaders(),
-                                            [&page = *impl->remembered] { return page(); });
+    resources.push_back({"/", PageHeaders(), [&page = *impl->remembered] { return page(); }});
   }
-  // A browser opens connections ahead of its requests, and each takes a thread until it says
-  // something or its time is up. Four threads: that does not hold up a scrape.
-  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "4",
-                                            "request_timeout_ms", "5000"};
-  // The library throws when it cannot listen.
-  try {
-    impl->server = std::make_unique<CivetServer>(options);
-  } catch (const std::exception& e) {
-    return Errorf(StatusCode::kAlreadyExists,
-                  "listening on {} for metrics failed: the address is taken or not this machine's "
-                  "({})",
-                  address, e.what());
-  }
-  impl->server->addHandler("/metrics", *impl->metrics);
-  if (impl->page != nullptr) impl->server->addHandler("/", *impl->page);
+  DW_ASSIGN_OR_RETURN(impl->port, HttpPort::Listen(address, std::move(resources)));
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

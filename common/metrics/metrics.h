@@ -1,8 +1,8 @@
 // A daemon's metrics and status page: GET /metrics and GET / on a port of their own, off unless
 // asked for. Each scrape reads the daemon's own counters, so metrics keep no second copy of a
 // value, except histograms, which are told of what ends (stage_histograms.h).
-// Owner: main; the data that the callbacks read must outlive the Server. Threads: four of the
-// server's own call the callbacks. Errors: kAlreadyExists when the address is taken or not ours.
+// Owner: main; the data that the callbacks read must outlive the Server. Threads: the port's own
+// call the callbacks (http_port.h, with the errors).
 #pragma once
 
 #include <functional>

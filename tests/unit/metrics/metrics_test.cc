@@ -2,6 +2,10 @@
 // process, and paths that are not there.
 #include "common/metrics/metrics.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <ctime>
@@ -10,6 +14,7 @@
 
 #include "common/base/acceptor.h"
 #include "common/base/sync.h"
+#include "common/metrics/http_port.h"
 #include "common/metrics/page.h"
 #include "common/metrics/process.h"
 #include "common/metrics/stage_histograms.h"
@@ -134,6 +139,62 @@ TEST_CASE("metrics: who asks for the page and does not read it does not hold up 
   CHECK(HttpGet(port, "/metrics").starts_with("HTTP/1.1 200"));
   // They lose their threads after 5 s anyway.
   CHECK(SteadyClock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("metrics: whoever opens many connections does not keep another address from scraping") {
+  const uint16_t port = FreePort();
+  const auto none = [] { return std::vector<Sample>{}; };
+  const auto server = Server::Start(fmt::format("127.0.0.1:{}", port), {none, nullptr});
+  REQUIRE(server.ok());
+  const auto connect_from = [&](const char* address) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in from{}, to{};
+    from.sin_family = to.sin_family = AF_INET;
+    inet_pton(AF_INET, address, &from.sin_addr);
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    to.sin_port = htons(port);
+    REQUIRE(bind(fd.get(), reinterpret_cast<const sockaddr*>(&from), sizeof from) == 0);
+    REQUIRE(connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+    return fd;
+  };
+  // Each says nothing. Those beyond the limit are closed, which is how one sees that all were
+  // taken.
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(connect_from("127.0.0.2"));
+  size_t closed = 0;
+  for (size_t i = HttpPort::kMostOfAddress; i < silent.size(); ++i) {
+    char one = 0;
+    closed += recv(silent[i].get(), &one, 1, 0) == 0 ? 1 : 0;
+  }
+  CHECK(closed == silent.size() - HttpPort::kMostOfAddress);
+  const auto start = SteadyClock::now();
+  CHECK(HttpGet(port, "/metrics").starts_with("HTTP/1.1 200"));
+  CHECK(SteadyClock::now() - start < std::chrono::seconds(3));
+}
+
+TEST_CASE("metrics: a request that is none is answered so, and one that is too long is not") {
+  const uint16_t port = FreePort();
+  const auto none = [] { return std::vector<Sample>{}; };
+  const auto server = Server::Start(fmt::format("127.0.0.1:{}", port), {none, nullptr});
+  REQUIRE(server.ok());
+  const auto says = [&](const std::string& request) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    to.sin_port = htons(port);
+    REQUIRE(connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+    REQUIRE(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) > 0);
+    std::string answer;
+    char piece[512];
+    for (ssize_t n = 0; (n = recv(fd.get(), piece, sizeof piece, 0)) > 0;) {
+      answer.append(piece, static_cast<size_t>(n));
+    }
+    return answer.substr(0, 12);
+  };
+  CHECK(says("POST /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 405");
+  CHECK(says("nonsense\r\n\r\n") == "HTTP/1.1 400");
+  CHECK(says("GET /metrics HTTP/1.1\r\n" + std::string(20000, 'x')) == "");
 }
 
 TEST_CASE("metrics: what is said of the process follows it") {

@@ -16,7 +16,6 @@ THIRD_PARTY = {
     "absl": ("absl/",),
     "asio": ("boost/",),
     "catch2": ("catch2/",),
-    "civetweb": ("CivetServer.h", "civetweb.h"),
     "cli11": ("CLI/",),
     "fmt": ("fmt/", "spdlog/fmt/"),
     "gloo": ("gloo/",),
@@ -110,7 +109,7 @@ ROOMS = {
     "common/daemon": Room("signals, and messages to systemd", outside=("systemd",)),
     "common/metrics": Room(
         "counters, histograms, the metrics port",
-        rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus"),
+        rooms=(BASE,), outside=GROUND + ("prometheus",),
     ),
     # What CPU and CUDA share stands at the top, so that neither's folder includes from the other's.
     "kernels": Room(
