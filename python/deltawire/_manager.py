@@ -28,7 +28,7 @@ from deltawire._megatron_job import MegatronJob, telling
 from deltawire._names import base_of, is_module, tensors_of
 from deltawire._overlap import Overlap, is_lazy
 from deltawire._pinning import PinnedHalves
-from deltawire._side_parts import SideParts, checkpoint_of, log_names
+from deltawire._side_parts import SideParts, checkpoint_of, log_names, no_collections
 from deltawire._stream import StreamWriter
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._writing import NamedTensors, is_source, json_text, metas_and_ties, pairs_of, twice
@@ -193,13 +193,15 @@ class WeightManager:
         """
         given_metas, given_tied, said = metas_and_ties(tensors)
         model = base_of(tensors) if is_module(tensors) else None
-        disk, compares = checkpoint_of(hf_dir)
-        found = self._layout.reconciled(
-            given_metas, given_tied, said, hf_dir, disk if compares else (), model)
-        metas = self._layout.stored(found.metas, found.said, hf_dir, dtype, disk) + found.carried
-        if compares:  # one layout, whoever registers the checkpoint's model
-            place = {m.name: i for i, m in enumerate(disk)}
-            metas.sort(key=lambda m: place[m.name])
+        with no_collections():
+            disk, compares = checkpoint_of(hf_dir)
+            found = self._layout.reconciled(
+                given_metas, given_tied, said, hf_dir, disk if compares else (), model)
+            metas = self._layout.stored(found.metas, found.said, hf_dir, dtype, disk)
+            metas += found.carried
+            if compares:  # one layout, whoever registers the checkpoint's model
+                place = {m.name: i for i, m in enumerate(disk)}
+                metas.sort(key=lambda m: place[m.name])
         version = self._registered_as(metas, side_files, hf_dir, replace)
         if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
             return version  # as it was registered: nothing else was said of it

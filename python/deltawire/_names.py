@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,15 +155,16 @@ class Report:
 
 class Names:
     """`disk`: the checkpoint's tensors. `hf_dir`: its config.json tells the model's class where
-    `model`, a PreTrainedModel, is not known. `held`: all that the trainer has, by cleaned names;
+    `model`, a PreTrainedModel, is not known. `held`: makes all that the trainer has, by cleaned names;
     None: that of the model's class. `by_disk`: a tensor that fits by name and shape is as it is in
     the checkpoint, whatever transformers would make of it."""
 
     def __init__(self, disk: Iterable[TensorMeta], hf_dir: str | os.PathLike[str] | None,
-                 model: Any = None, held: Mapping[str, tuple[int, ...]] | None = None,
+                 model: Any = None, held: Callable[[], dict[str, tuple[int, ...]]] | None = None,
                  by_disk: bool = False):
         self._disk = {m.name: m for m in disk}
-        self._hf_dir, self._held, self._by_disk = hf_dir, held, by_disk
+        self._hf_dir, self._by_disk = hf_dir, by_disk
+        self._held: Any = held
         self.model = model
         self.report = Report(tensors=len(self._disk))
         #: Names of the checkpoint that are written from another one's tensor: of it, by name.
@@ -236,11 +237,12 @@ class Names:
                 self._by_disk or not _may_be_turned(shape)):
             return (name,)
         inner = cleaned(name)
-        for way in self._conversions(there is not None and there.shape == shape):
-            rule = self._by_conversion(way, inner, shape)
-            if rule is not None:
-                return rule
         target = self._target(inner, shape)
+        if target is None or (_may_be_turned(shape) and not self._by_disk):
+            for way in self._conversions(target is not None):
+                rule = self._by_conversion(way, inner, shape)
+                if rule is not None:
+                    return rule
         if target is None:
             return (name,) if there is not None else None
         self._note(name, inner, target)
@@ -252,6 +254,8 @@ class Names:
         return self._ways
 
     def _by_conversion(self, way: Conversion, name: str, shape: tuple[int, ...]) -> Rule | None:
+        if callable(self._held):
+            self._held = self._held()
         held = self._held if self._held is not None else way.shapes
         if held.get(name) != shape:
             if self._held is None and name in held:
@@ -365,12 +369,19 @@ def reconcile(
     if all(m.name in said and m.name in there for m in given):  # written down from the checkpoint
         names = Names(disk, hf_dir, model, by_disk=True)
     else:
-        names = Names(disk, hf_dir, model, {cleaned(n): m.shape for n, m in everything})
+        names = Names(disk, hf_dir, model, lambda: {cleaned(n): m.shape for n, m in everything})
     targets: dict[str, list[str]] = {}
     metas: dict[str, TensorMeta] = {}
     kept: set[str] = set()
     unmapped: list[tuple[str, TensorMeta]] = []
     for name, meta in everything:
+        if (name in there and there[name].shape == meta.shape and name not in metas
+                and not _may_be_turned(meta.shape)):
+            targets[name] = [name]
+            metas[name] = meta if meta.name == name else TensorMeta(name, meta.dtype, meta.shape)
+            if name in said:
+                kept.add(name)
+            continue
         rule = names.rule(name, meta.shape)
         if rule is None:
             unmapped.append((name, meta))

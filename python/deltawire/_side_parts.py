@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -43,6 +45,19 @@ class SideParts:
         if found != len(self._names):
             raise Error(f"{os.fspath(self._hf_dir)} has only {found} of the {len(self._names)} "
                         "tensors any more that it had when the model was registered; register again")
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Pauses Python's search for cycles: while it runs, tens of thousands of new names would have
+    it go through all that a trainer has, which takes longer than to reconcile them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def checkpoint_of(hf_dir: str | os.PathLike[str] | None) -> tuple[list[TensorMeta], bool]:

@@ -6,7 +6,9 @@ saved checkpoint in names, dtypes, shapes and bytes, or a refusal that names a t
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import importlib.util
 import sys
 import types
 import unittest
@@ -26,6 +28,7 @@ transformers.utils.logging.disable_progress_bar()
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+HAS_PEFT = importlib.util.find_spec("peft") is not None
 MIXED = SMALL | {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -346,6 +349,200 @@ class PartitionsTest(Case):
             with self.assertRaisesRegex(deltawire.Error, "version"):
                 weights.offload_zero3(model, 1, bucket_bytes=1)
             self.assertEqual(parts.gathers, 2 * all_of_them)
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def causal(kind: str, **config):
+    return lambda: getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**config)).bfloat16()
+
+
+def of_config(name: str, config: str, **more):
+    return lambda: getattr(transformers, name)(
+        getattr(transformers, config)(**more)).bfloat16()
+
+
+def text_of(vision, name: str):
+    """A text class that trains the text of a multimodal checkpoint."""
+    def make():
+        whole = vision()
+        make.base = whole
+        return getattr(transformers, name)(whole.config.get_text_config()).bfloat16()
+    return make
+
+
+EXPERTS = MIXED | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                   "first_k_dense_replace": 1}
+LATENT = {k: v for k, v in EXPERTS.items() if k != "head_dim"} | {
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+    "v_head_dim": 8, "num_key_value_heads": 4}
+PATCHES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+           "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+QWEN_EYES = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
+             "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}}
+qwen3_vl = of_config("Qwen3VLForConditionalGeneration", "Qwen3VLConfig",
+                     text_config=SMALL | ROPE, vision_config=QWEN_EYES)
+HYBRID = SMALL | {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+                  "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+                  "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}
+qwen35 = of_config(
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5Config",
+    text_config=HYBRID | {"rope_parameters": ROPE["rope_parameters"] | {
+        "partial_rotary_factor": 1.0}},
+    vision_config={k: v for k, v in QWEN_EYES.items() if k != "deepstack_visual_indexes"})
+
+MODELS = {
+    "Llama": causal("Llama", **SMALL),
+    "Llama, tied": causal("Llama", tie_word_embeddings=True, **SMALL),
+    "Mistral": causal("Mistral", **SMALL),
+    "Qwen2": causal("Qwen2", **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "Qwen3": qwen3,
+    "Qwen3, tied": lambda: qwen3(tied=True),
+    "Phi3": causal("Phi3", pad_token_id=0, **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "Olmo2": causal("Olmo2", pad_token_id=0, **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "Glm4": causal("Glm4", pad_token_id=0, **SMALL),
+    "GPT2": causal("GPT2", vocab_size=64, n_embd=32, n_layer=2, n_head=4)
+    if hasattr(transformers, "GPT2ForCausalLM") else of_config(
+        "GPT2LMHeadModel", "GPT2Config", vocab_size=64, n_embd=32, n_layer=2, n_head=4),
+    "Gemma2": causal("Gemma2", **SMALL),
+    "Gemma3 text": of_config("Gemma3ForCausalLM", "Gemma3TextConfig", **SMALL),
+    "Gemma3 with images": gemma3_vision,
+    "Gemma3 text of images": text_of(gemma3_vision, "Gemma3ForCausalLM"),
+    "Mixtral": causal("Mixtral", num_local_experts=4, **SMALL),
+    "Qwen2 MoE": causal("Qwen2Moe", num_experts=4, shared_expert_intermediate_size=24,
+                        **{k: v for k, v in MIXED.items() if k != "head_dim"}),
+    "Qwen3 MoE": qwen3_moe,
+    "Qwen3 MoE, tied": lambda: qwen3_moe(tie_word_embeddings=True),
+    "DeepSeek V3": causal("DeepseekV3", **LATENT),
+    "GLM4 MoE": causal("Glm4Moe", **EXPERTS),
+    "GPT-OSS": causal("GptOss", num_local_experts=4, num_experts_per_tok=2, **SMALL),
+    "OLMoE": causal("Olmoe", num_experts=4, num_experts_per_tok=2,
+                    **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "Qwen3-VL": qwen3_vl,
+    "Qwen3-VL MoE, square experts": of_config(
+        "Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeConfig", vision_config=QWEN_EYES,
+        text_config=MIXED | ROPE | {"num_experts": 4, "moe_intermediate_size": 16}),
+    "Qwen3.5 with images": qwen35,
+    "Qwen3.5 text of images": text_of(qwen35, "Qwen3_5ForCausalLM"),
+    "Llava": of_config("LlavaForConditionalGeneration", "LlavaConfig", image_token_index=63,
+                       text_config=SMALL | {"model_type": "llama"},
+                       vision_config=PATCHES | {"model_type": "clip_vision_model"}),
+}
+
+
+def checkpointed(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
+
+    apply_activation_checkpointing(
+        model, check_fn=lambda m: type(m).__name__.endswith(("DecoderLayer", "Block")))
+    return model
+
+
+def live(model) -> dict:
+    """Parameters by the names that they have in wrapped layers, and buffers that are saved."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    inner = {n.replace("_checkpoint_wrapped_module.", "") for n in found}
+    return found | {n: t for n, t in model.state_dict().items() if n not in inner}
+
+
+class TableTest(Case):
+    """One model at the sender, registered anew for each cell. One process has the one rank."""
+
+    def publish(self, given, hf_dir, by: str = "offload"):
+        weights = deltawire.WeightManager(self.cluster.endpoint, self.model)
+        version = weights.register(given, hf_dir=hf_dir, replace=True)
+        getattr(weights, by)(given, version + 1).wait()
+        weights.close()
+
+    def wrappers(self, hf_dir):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        def fsdp2(model):
+            self.publish(fully_shard(model, mesh=init_device_mesh("cpu", (1,))), hf_dir,
+                         "offload_fsdp")
+
+        def zero3(model):
+            with Partitions(model).imported():
+                self.publish(model, hf_dir, "offload_zero3")
+
+        def merged(model):
+            import peft
+
+            model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=2))
+            with self.assertRaises(deltawire.TensorError):
+                self.publish(model, hf_dir)
+            model.merge_adapter()
+            self.publish(model, hf_dir)
+
+        yield "plain", lambda m: self.publish(m.state_dict(), hf_dir)
+        yield "compile", lambda m: self.publish(torch.compile(m).state_dict(), hf_dir)
+        yield "DDP", lambda m: self.publish(
+            torch.nn.parallel.DistributedDataParallel(m).state_dict(), hf_dir)
+        yield "checkpointing", lambda m: self.publish(live(checkpointed(m)), hf_dir)
+        yield "ZeRO-3", zero3
+        if HAS_PEFT:
+            yield "merged LoRA", merged
+        yield "FSDP2", fsdp2
+
+    def test_each_class_through_each_wrapper_is_what_is_saved(self):
+        store = torch.distributed.FileStore(str(self.cluster.root / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        counts = collections.Counter()
+        for label, make in MODELS.items():
+            torch.manual_seed(1)
+            model = make()
+            state = model.state_dict()
+            hf_dir = self.cluster.root / label.replace(" ", "-")
+            base = getattr(make, "base", model)
+            base.save_pretrained(hf_dir)
+            want = raw(load_file(hf_dir / "model.safetensors"))
+            row = []
+            for wrapper, publish in self.wrappers(hf_dir):
+                fresh = type(model)(model.config).bfloat16()
+                fresh.load_state_dict(state)
+                try:
+                    publish(fresh)
+                except deltawire.TensorError as error:
+                    self.assertTrue(error.tensor, (label, wrapper))
+                    row.append(f"{wrapper}: refused")
+                    counts["refused"] += 1
+                    self.refusals.append(f"{label}, {wrapper}: {error}")
+                    continue
+                got = raw(self.held())
+                own = want if base is model else self.with_text(want, base, model)
+                with self.subTest(f"{label}, {wrapper}"):
+                    self.assertEqual(got.keys(), own.keys())
+                    self.assertEqual([n for n in own if got[n] != own[n]], [])
+                row.append(f"{wrapper}: equal")
+                counts["equal"] += 1
+            print(f"{label}: {', '.join(row)}")
+        print(f"{counts['equal']} cells equal, {counts['refused']} refused"
+              + ("" if HAS_PEFT else "; merged LoRA was left out: no peft here"))
+        for refusal in self.refusals:
+            print("refused:", refusal[:300])
+        self.assertEqual(counts["refused"], 0)
+
+    refusals: list[str] = []
+
+    def with_text(self, want, base, model):
+        """The checkpoint of `base` with the text of `model`."""
+        text = raw(model.state_dict())
+        ends = {n: t for n, t in text.items() if n != HEAD or HEAD in want}
+        new = dict(want)
+        for name, value in ends.items():
+            inner = name.removeprefix("model.")
+            there = [n for n in want if n.endswith("language_model." + inner)
+                     or n.endswith("language_model.model." + inner) or n == name]
+            self.assertEqual(len(there), 1, (name, there))
+            new[there[0]] = value
+        return new
 
 
 if __name__ == "__main__":
