@@ -214,6 +214,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
         task = NextTask(s, *leased.state, wakes);
       }
       if (task) {
+        s.making = true;
         if (leased.lease != nullptr) s.reading = leased.state->half;
         if (!s.first_frame) s.first_frame = Clock::now();
       } else if (end_ != nullptr) {
@@ -233,6 +234,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     auto frame = MakeFrame(*task, std::move(leased));
     std::lock_guard lock(mu_);
     Stream& s = streams_[index];
+    s.making = false;
     s.coding_seconds += SecondsSince(start);
     // A frame sent from memory of its own does not occupy the half.
     s.reading = task->half;
@@ -286,8 +288,8 @@ std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published&
     if (auto task = Plan(s, c, now)) return task;
   }
   if (auto lift = NextLift(s, now)) return lift;
-  // Streams may still have deferred chunks, or have to lift chunks that they sent before the pull
-  // was overtaken.
+  // Streams may still have deferred chunks, or be about to defer one, or have to lift chunks that
+  // they sent before the pull was overtaken.
   bool lifting = defers();
   for (Stream& other : streams_) {
     if (pinned_ == nullptr || other.lifted == other.early.size()) continue;

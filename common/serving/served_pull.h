@@ -150,6 +150,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     std::vector<uint32_t> early;  // chunks that it took before the pull was overtaken
     size_t lifted = 0;            // how many of `early` were lifted
     std::vector<Deferred> deferred;
+    bool making = false;              // makes a frame, and may yet defer its chunk
     std::optional<uint32_t> reading;  // half that its present frame may read
     // For a whole chunk that the socket is taking: since when, and its bytes.
     std::optional<SteadyClock::time_point> handed_over;

@@ -39,7 +39,8 @@ bool ServedPull::AwaitMade(Stream& s, const std::function<void()>& wake) {
 }
 
 bool ServedPull::defers() const {
-  return std::ranges::any_of(streams_, [](const Stream& s) { return !s.deferred.empty(); });
+  return std::ranges::any_of(streams_,
+                             [](const Stream& s) { return s.making || !s.deferred.empty(); });
 }
 
 }  // namespace deltawire

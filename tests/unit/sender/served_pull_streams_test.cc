@@ -1,8 +1,11 @@
 // The streams of a pull, without sockets: which of them waits for what, whom it holds up meanwhile,
 // and who is woken.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <map>
+#include <thread>
 
 #include "tests/unit/sender/served_pull_rig.h"
 
@@ -67,6 +70,51 @@ TEST_CASE("pull: a chunk whose payload another thread makes does not hold up the
   take();
   CHECK(came[first] == std::vector<uint64_t>{overtaken ? 3u : 2u});
   CHECK(end == StateId{1, overtaken ? 3u : 2u});
+}
+
+TEST_CASE("pull: no stream ends while another is about to wait for a chunk's payload") {
+  using kernels::Codec;
+  PublishedModel sender(kChunks, 61);
+  sender.Publish(1);
+  const auto held = sender.model()->published();
+  sender.Publish(2);
+  const auto now = sender.model()->published();
+  const auto& changes = now->log.back()->chunks();
+  const uint32_t last = changes.back().chunk;
+  CoderRates rates;
+  wire::Have have;
+  have.held = held->info.identity;
+  for (const uint64_t digest : *held->digests) have.chunks.push_back({1, digest, 0});
+  // All but one of the changed chunks are there.
+  for (const auto& change : changes) {
+    if (change.chunk != last) have.chunks[change.chunk] = {2, (*now->digests)[change.chunk], 0};
+  }
+  // Another pull makes the payload of that chunk, while both streams of this one ask.
+  const auto make = [&] {
+    for (int round = 0; round < 3000; ++round) {
+      PullTerms terms = Terms(rates, 2);
+      terms.coding.codec = Codec::kTight;
+      ServedPull session(sender.model(), std::move(terms));
+      REQUIRE(session.Start(have).ok());
+      std::atomic<int> there{0};
+      std::array<bool, 2> ended{};
+      const auto ask = [&](uint16_t stream) {
+        ++there;
+        while (there < 2) std::this_thread::yield();
+        const auto next = session.Next(stream, [] {});
+        ended[stream] = !next.ok() || next->has_value();
+      };
+      std::thread other(ask, uint16_t{1});
+      ask(0);
+      other.join();
+      CAPTURE(round);
+      REQUIRE_FALSE(ended[0]);
+      REQUIRE_FALSE(ended[1]);
+    }
+    return EncodedCache::Value();
+  };
+  const EncodedCache::Key key{now->log.back()->Find(last), Codec::kTight};
+  CHECK(now->encoded->Get(key, make, [] {}).value == nullptr);
 }
 
 TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the half") {
