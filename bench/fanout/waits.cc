@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kPublishes = 200;
+constexpr size_t kPublishes = 200, kDensePublishes = 40;
 constexpr milliseconds kStepTime{20};  // of the trainer, between two publishes
 constexpr uint64_t kSlowBytesPerS = 125'000;
 
@@ -101,7 +101,8 @@ double Percentile99(std::vector<double> values) {
   return values[values.size() * 99 / 100];
 }
 
-Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios, double density) {
+Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios, double density,
+             size_t publishes) {
   std::vector<std::string> names;
   for (const Scenario& s : scenarios) names.push_back(fmt::format("wait/{}", s.name));
   if (!bench.AnyAsked(names)) return absl::OkStatus();
@@ -117,7 +118,7 @@ Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios
   }
   // In turn, so that what disturbs the machine for a while disturbs all of them.
   Series series;
-  for (size_t i = 0; i < (bench.quick ? 5 : kPublishes); ++i) {
+  for (size_t i = 0; i < (bench.quick ? 5 : publishes); ++i) {
     weights->Flip(density);
     for (const auto& followed : all) {
       DW_RETURN_IF_ERROR(followed->Step(weights->content(), series));
@@ -141,8 +142,8 @@ Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios
 }  // namespace
 
 Status TrainerWaits(Bench& bench, size_t kilobytes) {
-  DW_RETURN_IF_ERROR(Waits(bench, kilobytes, kScenarios, 0.01));
-  return Waits(bench, kilobytes, kDenseScenarios, 1);
+  DW_RETURN_IF_ERROR(Waits(bench, kilobytes, kScenarios, 0.01, kPublishes));
+  return Waits(bench, kilobytes, kDenseScenarios, 1, kDensePublishes);
 }
 
 }  // namespace deltawire::bench

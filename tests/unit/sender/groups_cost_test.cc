@@ -1,9 +1,11 @@
 // What one report costs in a large group: as much as in a small one, so that thousands of members
 // can report every second. This program counts the memory that is asked for.
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "sender/agent/groups.h"
