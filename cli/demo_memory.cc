@@ -3,9 +3,6 @@
 #include <linux/magic.h>
 #include <sys/statfs.h>
 
-#include <algorithm>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include "common/base/human.h"
@@ -14,30 +11,6 @@
 
 namespace deltawire::cli {
 namespace {
-
-// The number after `key` in a file of "key number" lines; `missing` if there is none.
-uint64_t Field(const char* file, const std::string& key, uint64_t missing) {
-  std::ifstream in(file);
-  std::string word;
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind(key, 0) != 0) continue;
-    uint64_t n = 0;
-    if (sscanf(line.c_str() + key.size(), "%lu", &n) == 1) return n;
-  }
-  return missing;
-}
-
-uint64_t CgroupRoom() {
-  constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-  const uint64_t limit = Field("/sys/fs/cgroup/memory.max", "", kUnlimited);
-  if (limit == kUnlimited) return kUnlimited;
-  const uint64_t current = Field("/sys/fs/cgroup/memory.current", "", 0);
-  // The kernel can drop the page cache of real files; tmpfs pages are in neither of these numbers.
-  const uint64_t cache = Field("/sys/fs/cgroup/memory.stat", "active_file ", 0) +
-                         Field("/sys/fs/cgroup/memory.stat", "inactive_file ", 0);
-  const uint64_t held = current - std::min(current, cache);
-  return limit - std::min(limit, held);
-}
 
 uint64_t ModelBytes(const synth::ModelShape& shape) {
   const auto layout = Layout::Create(synth::MakeTensors(shape));
@@ -52,7 +25,7 @@ struct Room {
 
 Room RoomIn(const std::filesystem::path& dir) {
   Room room;
-  room.memory = AvailableMemory();
+  room.memory = AvailableMemory().value_or(0);
   struct statfs fs {};
   if (statfs(dir.c_str(), &fs) == 0) {
     room.files = fs.f_bavail * static_cast<uint64_t>(fs.f_bsize);
@@ -79,8 +52,6 @@ DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers) {
   need.memory = kTraceBytesPerElement * elements + model / 5 + kProcesses;
   return need;
 }
-
-uint64_t AvailableMemory() { return std::min(AvailableMachineMemory().value_or(0), CgroupRoom()); }
 
 Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
                  const std::filesystem::path& dir) {

@@ -18,9 +18,6 @@ struct DemoNeed {
 
 DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers);
 
-/// Bytes that this process may still take, according to the machine and its cgroup.
-uint64_t AvailableMemory();
-
 /// OK when the demo of `shape` fits into memory, with its files in `dir`.
 Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
                  const std::filesystem::path& dir);

@@ -245,7 +245,7 @@ MachineFacts Look(const LookAt& at) {
   if (::uname(&name) == 0) f.kernel = name.release;
   f.data_dir = at.data_dir;
   LookAtDirectory(f);
-  f.memory_bytes = AvailableMachineMemory().value_or(0);
+  f.memory_bytes = AvailableMemory().value_or(0);
   f.room_bytes = RoomFor(FirstThatIsThere(at.data_dir));
   if (!at.model.empty()) LookAtModel(at.model, f);
   LookAtMount(f);

@@ -59,7 +59,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const std::vect
 /// Whether `times` as many bytes as the model has fit into this machine; else the row says so.
 bool Fits(const mcore::Plan& plan, uint64_t times, const std::string& name, Bench& bench) {
   const uint64_t bytes = plan.layout().total_bytes();
-  if (AvailableMachineMemory().value_or(0) >= times * bytes) return true;
+  if (AvailableMemory().value_or(0) >= times * bytes) return true;
   bench.NotMeasured(name, fmt::format("{} times {} bytes do not fit here", times, bytes));
   return false;
 }

@@ -55,7 +55,7 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSource& source,
     return out;
   }
   const uint64_t elements = source.layout.total_bytes() / 2;
-  const uint64_t need = elements * kTraceBytes, free = AvailableMachineMemory().value_or(0);
+  const uint64_t need = elements * kTraceBytes, free = AvailableMemory().value_or(0);
   if (adam_steps == 0) {
     out->why_no_adam_ = "left out";
   } else if (need + need / 10 > free) {

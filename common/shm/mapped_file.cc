@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -18,11 +17,6 @@
 
 namespace deltawire {
 namespace {
-
-/// Of the machine, in bytes; "no limit known" when the kernel does not say.
-uint64_t AvailableMemory() {
-  return AvailableMachineMemory().value_or(std::numeric_limits<uint64_t>::max());
-}
 
 bool LivesInMemory(int fd) {
   struct statfs fs;
@@ -50,7 +44,7 @@ uint64_t RoomFor(const std::filesystem::path& dir) {
   const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return 0;
   const uint64_t free = FreeBytes(fd.get());
-  return LivesInMemory(fd.get()) ? std::min(free, AvailableMemory()) : free;
+  return LivesInMemory(fd.get()) ? std::min(free, AvailableMemory().value_or(free)) : free;
 }
 
 void WarnIfOnDisk(const std::filesystem::path& dir) {
@@ -96,14 +90,15 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
   builder.hidden_ = hidden;
 
   if (builder.needed_ > FreeBytes(builder.fd())) return builder.NoSpace();
-  // tmpfs reports free space up to its size limit, whatever memory the machine has. Without this
-  // check the kernel would kill some process once the pages are taken.
+  // tmpfs reports free space up to its size limit, whatever memory there is. Without this check the
+  // kernel would kill some process once the pages are taken.
   if (LivesInMemory(builder.fd())) {
-    const uint64_t available = AvailableMemory();
+    const uint64_t available = AvailableMemory().value_or(builder.needed_);
     if (builder.needed_ > available) {
       return Errorf(StatusCode::kResourceExhausted,
-                    "{} needs {} ({} bytes) of memory, and the machine has {} ({} bytes) "
-                    "available; stop other users of memory or use a smaller model",
+                    "{} needs {} ({} bytes) of memory, and the machine or this process's control "
+                    "group has {} ({} bytes) available; stop other users of memory, raise its "
+                    "limit or use a smaller model",
                     path.native(), HumanBytes(builder.needed_), builder.needed_,
                     HumanBytes(available), available);
     }

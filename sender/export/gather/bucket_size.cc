@@ -21,22 +21,6 @@ constexpr uint64_t kFraction = 8;
 constexpr size_t kFields = 5;
 
 /// The number after `key` in a file of "key number" lines.
-std::optional<uint64_t> NumberAfter(const fs::path& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string word; file >> word;) {
-    uint64_t number = 0;
-    if (word == key && file >> number) return number;
-  }
-  return std::nullopt;
-}
-
-std::optional<uint64_t> NumberIn(const fs::path& path) {
-  std::ifstream file(path);
-  uint64_t number = 0;
-  if (file >> number) return number;
-  return std::nullopt;  // no such file, or "max"
-}
-
 /// A number per machine, the same in all its containers, whatever their host names. Where the
 /// kernel says nothing, all ranks count as one machine's, which makes buckets smaller but never too
 /// large.
@@ -76,7 +60,7 @@ StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uin
   BucketNeeds mine{wanted, largest_row};
   if (wanted == kAutoBucketBytes) {
     mine.host = HostNumber();
-    mine.host_free = FreeHostBytes();
+    mine.host_free = AvailableMemory().value_or(UINT64_MAX);
     uint64_t device_free = 0, total = 0;
     if (collective.device() >= 0 &&
         kernels::GpuMemory(collective.device(), &device_free, &total).ok()) {
@@ -95,19 +79,6 @@ StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uin
     ranks.push_back({f[0], f[1], f[2], f[3], f[4]});
   }
   return BucketBytesFor(ranks);
-}
-
-uint64_t FreeHostBytes(const fs::path& proc, const fs::path& cgroup) {
-  uint64_t bytes = AvailableMachineMemory(proc).value_or(UINT64_MAX);
-  const auto most = NumberIn(cgroup / "memory.max");
-  const auto used = NumberIn(cgroup / "memory.current");
-  if (most && used) {
-    // The kernel drops cached files when memory is short, so they count as free.
-    const uint64_t cached = NumberAfter(cgroup / "memory.stat", "inactive_file").value_or(0);
-    const uint64_t needed = *used - std::min(*used, cached);
-    bytes = std::min(bytes, *most - std::min(*most, needed));
-  }
-  return bytes;
 }
 
 }  // namespace deltawire

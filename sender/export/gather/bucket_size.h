@@ -35,9 +35,4 @@ StatusOr<uint64_t> BucketBytesFor(std::span<const BucketNeeds> ranks);
 StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uint64_t largest_row,
                                     Collective::Deadline deadline);
 
-/// Bytes that this process can still take of the host's memory and of its control group's (version
-/// 2); UINT64_MAX where neither is known.
-uint64_t FreeHostBytes(const std::filesystem::path& proc = "/proc",
-                       const std::filesystem::path& cgroup = "/sys/fs/cgroup");
-
 }  // namespace deltawire

@@ -39,28 +39,6 @@ TEST_CASE("a size that is asked for is kept, and must be asked for everywhere") 
   CHECK_THAT(std::string(MessageOf(status)), Catch::Contains("rank 1"));
 }
 
-TEST_CASE("free host memory is what the machine and the control group leave") {
-  namespace fs = std::filesystem;
-  TempDir dir;
-  const fs::path proc = fs::path(dir.path()) / "proc", group = fs::path(dir.path()) / "group";
-  fs::create_directories(proc);
-  fs::create_directories(group);
-  const auto write = [](const fs::path& path, const char* text) { std::ofstream(path) << text; };
-  CHECK(FreeHostBytes(proc, group) == UINT64_MAX);
-  write(proc / "meminfo", "MemTotal:  900 kB\nMemFree:  1 kB\nMemAvailable:  500 kB\n");
-  CHECK(FreeHostBytes(proc, group) == 500 * 1024);
-  write(group / "memory.max", "max\n");
-  write(group / "memory.current", "1000\n");
-  CHECK(FreeHostBytes(proc, group) == 500 * 1024);
-  write(group / "memory.max", "3000\n");
-  CHECK(FreeHostBytes(proc, group) == 2000);
-  write(group / "memory.stat", "anon 5\ninactive_file 400\n");
-  CHECK(FreeHostBytes(proc, group) == 2400);
-  write(group / "memory.current", "9000\n");
-  CHECK(FreeHostBytes(proc, group) == 0);
-  CHECK(FreeHostBytes() > 0);
-}
-
 TEST_CASE("all ranks agree on one size") {
   TempDir dir;
   Ranks ranks(3, [&](int rank, const Line&) {

@@ -250,7 +250,7 @@ TEST_CASE("a buffer beyond the free space is refused and leaves nothing behind")
 }
 
 TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmpfs promises it") {
-  const std::optional<uint64_t> available = AvailableMachineMemory();
+  const std::optional<uint64_t> available = AvailableMemory();
   REQUIRE(available.has_value());
   struct statvfs space;
   const uint64_t bytes = *available + (uint64_t{2} << 30);
