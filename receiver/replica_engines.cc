@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "receiver/replica.h"
@@ -62,14 +63,17 @@ StatusOr<bool> Replica::BeginUpdate() {
     if (named && !holders_.empty()) return false;
     updates_begun_ += named ? 1 : 0;
   }
+  // Also when an exception ends the call: no engine could hold the directory any more.
+  const absl::Cleanup ended = [&] {
+    std::lock_guard lock(mu_);
+    updates_begun_ -= named ? 1 : 0;
+    LookAtBuffer();
+  };
   const auto served = options_.downstream == nullptr ? nullptr : buffer_->InTheWay();
   if (served != nullptr) options_.downstream->MakeWay(*served);
   auto begun = buffer_->BeginUpdate();
   // Another thread may have begun the update that this call could not begin.
   if (served != nullptr) buffer_->Reopen(*served);
-  std::lock_guard lock(mu_);
-  updates_begun_ -= named ? 1 : 0;
-  LookAtBuffer();
   return begun;
 }
 
