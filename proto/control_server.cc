@@ -55,6 +55,14 @@ Status ClearStaleSocket(const std::string& path) {
                   "another socket",
                   path);
   }
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : ErrnoError("stat " + path);
+  }
+  if (!S_ISSOCK(found.st_mode) || found.st_uid != geteuid()) {
+    return Errorf(StatusCode::kAlreadyExists,
+                  "{} is not a socket of this user's; remove it or choose another path", path);
+  }
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path);
   return absl::OkStatus();
 }
