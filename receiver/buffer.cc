@@ -241,17 +241,12 @@ Status Buffer::BeginFresh() {
 }
 
 void Buffer::Begun(int slot) {
-  NameActive();
   if (state_.phase(static_cast<uint32_t>(slot)) != SlotPhase::kWriting) {
     state_.BeginWrite(static_cast<uint32_t>(slot));
   }
   if (work_ != slot) std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   work_ = slot;
   begun_ = true;
-}
-
-void Buffer::NameActive() {
-  if (const int front = front_; front >= 0) state_.set_active(static_cast<uint32_t>(front));
 }
 
 void Buffer::MarkUnknown(uint32_t i) {
@@ -339,7 +334,6 @@ void Buffer::Discard() {
   const Turn turn(*this);
   const int work = work_;
   if (buffers_ != 2 || front_ < 0 || work < 0) return;
-  NameActive();
   // The slot is whole if a commit of it failed behind the last byte.
   if (state_.phase(static_cast<uint32_t>(work)) != SlotPhase::kWriting) {
     state_.BeginWrite(static_cast<uint32_t>(work));
@@ -375,6 +369,7 @@ Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_f
 }
 
 Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* side_files) {
+  DW_RETURN_IF_ERROR(CheckPlace());
   DW_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, DigestsToCommit(whole));
   DW_RETURN_IF_ERROR(FillWork(digests));
   if (side_files != nullptr) DW_RETURN_IF_ERROR(side_files_.Stage(*side_files, whole));
@@ -382,13 +377,14 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   const auto s = static_cast<uint32_t>(slot);
   if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
   for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(s, i, whole.id.version, digests[i]);
-  // A crash from here on ends in the new state: Recover gives the name to the active, whole slot.
-  state_.set_active(s);
   state_.FinishWrite(s, whole);
   begun_ = false;  // if a later step fails, changing the file again needs a new BeginUpdate
   slots_[slot].lease.Release();
   DW_RETURN_IF_ERROR(side_files_.Install());
+  // The name says which version the directory has, and the state file follows: a reader of both
+  // never opens an older file than the state file names.
   DW_RETURN_IF_ERROR(GiveName(slot));
+  state_.set_active(s);
   front_ = slot;
   work_ = -1;
   AfterCommit(slot);

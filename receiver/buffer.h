@@ -63,10 +63,14 @@ class Buffer {
 
   /// Takes up the files that an earlier process left in `dir`, at whatever moment it was killed,
   /// and compares every known chunk with its digest (at memory speed, on the pool). kNotFound when
-  /// `dir` has no buffer; kDataLoss when its files do not fit together.
+  /// `dir` has no buffer; kDataLoss when its files do not fit together. After an error no file in a
+  /// receiver's directory has the weights' name.
   static StatusOr<std::unique_ptr<Buffer>> Recover(const std::filesystem::path& dir,
                                                    std::shared_ptr<DirLock> lock,
                                                    const Options& options);
+  /// An error if `dir` has weight files and no receiver made it. Changes nothing, so it comes
+  /// before the lock, which leaves a file.
+  static Status CheckDirectory(const std::filesystem::path& dir);
   /// Makes a new buffer and drops an earlier one, even one without its state file. An error if
   /// `dir` holds weight files that are not a receiver's.
   static StatusOr<std::unique_ptr<Buffer>> Create(const std::filesystem::path& dir,
@@ -195,6 +199,9 @@ class Buffer {
          StateFile state, const Options& options);
 
   // buffer_recover.cc
+  static StatusOr<std::unique_ptr<Buffer>> Open(const std::filesystem::path& dir,
+                                                std::shared_ptr<DirLock> lock,
+                                                const Options& options);
   Status TakeUp();
   /// An interrupted update of the slot, if there is one, goes on from the chunks that it brought.
   void ResumeUpdate(int slot);
@@ -203,6 +210,8 @@ class Buffer {
   Status DropFile(int slot);
   std::vector<uint32_t> FindBad(int slot) const;
   bool HasItsRoot(uint32_t slot) const;
+  /// An error once another directory, or none, is where the buffer's was: nothing there is ours.
+  Status CheckPlace() const;
   Status MakeFile(int slot);
   std::filesystem::path FreeHiddenName(int slot) const;
 
@@ -223,9 +232,6 @@ class Buffer {
   StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);
-  /// The file that has the name is the active slot's, also after a commit that failed behind its
-  /// last byte: engines go by that, and so does a restart.
-  void NameActive();
   /// True when the file's path still leads to that file.
   bool HasItsPath(int slot) const;
   /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put

@@ -13,6 +13,7 @@ namespace fs = std::filesystem;
 
 StatusOr<Buffer::Health> Buffer::Check() {
   const Turn turn(*this);
+  DW_RETURN_IF_ERROR(CheckPlace());
   Health health;
   const int front = front_;
   if (front < 0) return health;  // the next commit puts everything in place

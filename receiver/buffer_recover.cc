@@ -31,8 +31,18 @@ void RemoveUnfinished(const fs::path& dir) {
   for (const std::string& name : WeightNames()) fs::remove(dir / (name + ".new"), ignored);
 }
 
+bool IsReceivers(const fs::path& dir) {
+  std::error_code ignored;
+  return fs::exists(dir / kState, ignored) || InstalledSideFiles::Marks(dir);
+}
+
 Status RefuseForeignWeights(const fs::path& dir) {
   std::error_code ec;
+  if (!IsReceivers(dir) && fs::exists(dir / kWeights, ec)) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} exists and is not a receiver's; choose an empty directory",
+                  (dir / kWeights).string());
+  }
   for (const auto& entry : fs::directory_iterator(dir, ec)) {
     const std::string name = entry.path().filename().string();
     if (name == kWeights || !(name.ends_with(".safetensors") || name.ends_with(".index.json"))) {
@@ -45,6 +55,19 @@ Status RefuseForeignWeights(const fs::path& dir) {
                   dir.string(), name);
   }
   return absl::OkStatus();
+}
+
+/// Takes the weights' name from a file that could not be checked. It keeps its bytes: a later start
+/// may be able to.
+Status HideWeights(const fs::path& dir) {
+  for (const std::string& name : WeightNames()) {
+    std::error_code ignored;
+    if (name == kWeights || fs::exists(fs::symlink_status(dir / name, ignored))) continue;
+    if (::rename((dir / kWeights).c_str(), (dir / name).c_str()) == 0 || errno == ENOENT) return {};
+    return ErrnoError(fmt::format("rename {}", (dir / kWeights).native()));
+  }
+  if (::unlink((dir / kWeights).c_str()) == 0 || errno == ENOENT) return {};
+  return ErrnoError(fmt::format("remove {}", (dir / kWeights).native()));
 }
 
 StatusOr<Layout> LayoutOf(const fs::path& path) {
@@ -63,6 +86,10 @@ StatusOr<Layout> LayoutOf(const fs::path& path) {
 }
 
 }  // namespace
+
+Status Buffer::CheckDirectory(const fs::path& dir) {
+  return IsReceivers(dir) ? absl::OkStatus() : RefuseForeignWeights(dir);
+}
 
 uint32_t Buffer::ChooseBuffers(const fs::path& dir, uint64_t model_bytes) {
   uint64_t taken = 0;
@@ -93,16 +120,10 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
                                                  const Options& options) {
   DW_RETURN_IF_ERROR(RefuseForeignWeights(dir));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
-  std::error_code ignored;
-  const bool ours = fs::exists(dir / kState, ignored) || InstalledSideFiles::Marks(dir);
-  if (!ours && fs::exists(dir / kWeights, ignored)) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "{} exists and is not a receiver's; choose an empty directory",
-                  (dir / kWeights).string());
-  }
   // The mark comes first: from here on any file under our names counts as the receiver's.
   DW_RETURN_IF_ERROR(InstalledSideFiles(dir).Prepare());
   RemoveUnfinished(dir);
+  std::error_code ignored;
   for (const std::string& name : WeightNames()) fs::remove(dir / name, ignored);
   fs::remove(dir / kState, ignored);
   DW_ASSIGN_OR_RETURN(StateFile state,
@@ -122,6 +143,13 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
 StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
                                                   std::shared_ptr<DirLock> lock,
                                                   const Options& options) {
+  auto taken = Open(dir, std::move(lock), options);
+  if (!taken.ok() && IsReceivers(dir)) DW_RETURN_IF_ERROR(HideWeights(dir));
+  return taken;
+}
+
+StatusOr<std::unique_ptr<Buffer>> Buffer::Open(const fs::path& dir, std::shared_ptr<DirLock> lock,
+                                               const Options& options) {
   std::error_code ec;
   fs::path any;
   for (const std::string& name : WeightNames()) {
@@ -194,7 +222,12 @@ Status Buffer::TakeUp() {
                dir_.native(), bad[s].size(), ToString(state_.identity(slot)));
     }
   }
-  const int active = static_cast<int>(state_.active());
+  // A commit gives the name first, so the file that has it is the newest.
+  int active = static_cast<int>(state_.active());
+  if (const LeasedFile& other = slots_[1 - active];
+      other.file && other.file->path() == dir_ / kWeights) {
+    active = 1 - active;
+  }
   const int front = whole[active] ? active : whole[1 - active] ? 1 - active : -1;
   // The weights' name is taken from a file that is not whole before anything else changes, so that
   // no loader finds a wrong file under it.
@@ -212,8 +245,8 @@ Status Buffer::TakeUp() {
   if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir_.native(), MessageOf(side));
   std::error_code ignored;
   if (front >= 0) {
-    state_.set_active(static_cast<uint32_t>(front));
     DW_RETURN_IF_ERROR(GiveName(front));
+    state_.set_active(static_cast<uint32_t>(front));
   } else {
     fs::remove(dir_ / kWeights, ignored);
   }
@@ -275,8 +308,10 @@ void Buffer::ForgetSlot(int slot) {
 
 Status Buffer::DropFile(int slot) {
   const fs::path path = slots_[slot].file->path();
+  const bool its = HasItsPath(slot);
   ForgetSlot(slot);
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path.native());
+  if (its && ::unlink(path.c_str()) != 0 && errno != ENOENT)
+    return ErrnoError("remove " + path.native());
   return absl::OkStatus();
 }
 
@@ -299,7 +334,14 @@ fs::path Buffer::FreeHiddenName(int slot) const {
   return other.file && other.file->path() == first ? dir_ / kHidden[1 - slot] : first;
 }
 
+Status Buffer::CheckPlace() const {
+  if (lock_->IsInPlace()) return absl::OkStatus();
+  return Errorf(StatusCode::kFailedPrecondition, "{} was removed or moved by another process",
+                dir_.native());
+}
+
 Status Buffer::MakeFile(int slot) {
+  DW_RETURN_IF_ERROR(CheckPlace());
   if (slots_[slot].file) DW_RETURN_IF_ERROR(DropFile(slot));
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(FreeHiddenName(slot), layout_,
                                                           {.huge_pages = options_.huge_pages,

@@ -1,19 +1,20 @@
 #include "common/shm/dir_lock.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <charconv>
-#include <cstring>
+#include <memory>
+#include <string_view>
 #include <system_error>
 
 #include "common/base/log.h"
-#include "common/base/unique_fd.h"
 #include "common/base/write_error.h"
+#include "common/shm/own_directory.h"
 
 namespace deltawire {
 namespace {
@@ -21,6 +22,8 @@ namespace {
 constexpr mode_t kGroupMode = 02750;
 constexpr mode_t kOwnMode = 0700;
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
+/// Both daemons keep a file or directory of such a name in a model's directory.
+constexpr std::string_view kOurPrefix = ".deltawire.";
 
 /// "process 1234", or another description while the owner has not written its pid yet.
 std::string DescribeOwner(int fd) {
@@ -42,35 +45,77 @@ Status WritePid(int fd, const std::filesystem::path& file) {
   return {};
 }
 
-std::string UserName(uid_t uid) {
-  const struct passwd* user = ::getpwuid(uid);
-  return user == nullptr ? fmt::format("user {}", uid) : fmt::format("{} ({})", user->pw_name, uid);
-}
-
-Status CheckOwner(const std::filesystem::path& dir) {
+StatusOr<struct stat> StatOf(int fd, const std::filesystem::path& dir) {
   struct stat info;
-  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
-  if (info.st_uid == ::geteuid() || info.st_uid == 0) return {};
-  return Errorf(StatusCode::kPermissionDenied,
-                "{} belongs to {}, and this process runs as {}: its owner could put other files in "
-                "place of ours; chown it or choose another directory",
-                dir.native(), UserName(info.st_uid), UserName(::geteuid()));
+  if (::fstat(fd, &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
+  return info;
 }
 
-Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
-  const struct group* group = ::getgrnam(name.c_str());
-  if (group == nullptr) {
-    return Errorf(StatusCode::kInvalidArgument, "there is no group \"{}\"", name);
+/// In a directory, whether this process's user made a file by one of deltawire's hidden names.
+struct Content {
+  bool ours = false;
+  std::string foreign;  ///< the name of some other file, if there is one
+};
+
+StatusOr<Content> ContentOf(int fd, const std::filesystem::path& dir) {
+  Content content;
+  UniqueFd copy(::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::fdopendir(copy.get()), ::closedir);
+  if (entries == nullptr) return ErrnoError(fmt::format("read {}", dir.native()));
+  copy.Release();  // closedir closes it
+  for (errno = 0; const dirent* entry = ::readdir(entries.get()); errno = 0) {
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    struct stat info;
+    if (name.starts_with(kOurPrefix) &&
+        ::fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        info.st_uid == ::geteuid()) {
+      content.ours = true;
+    } else {
+      content.foreign = name;
+    }
   }
-  struct stat info;
-  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
-  // Somebody who may do more has given it to the group. A daemon that is not in the group would
+  if (errno != 0) return ErrnoError(fmt::format("read {}", dir.native()));
+  return content;
+}
+
+/// Refuses a directory that is not for us alone. Changes nothing.
+Status CheckMayTake(int fd, const std::filesystem::path& dir) {
+  DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
+  const mode_t mode = info.st_mode & 07777;
+  if ((mode & S_ISVTX) != 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} has mode {:04o}, so many users keep files in it; name a directory below it",
+                  dir.native(), mode);
+  }
+  DW_ASSIGN_OR_RETURN(const Content content, ContentOf(fd, dir));
+  if (content.ours) return absl::OkStatus();
+  if (!content.foreign.empty()) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} holds {}, which deltawire did not write; choose an empty directory",
+                  dir.native(), content.foreign);
+  }
+  if ((mode & (S_IWGRP | S_IWOTH)) == 0) return absl::OkStatus();
+  return Errorf(StatusCode::kPermissionDenied,
+                "{} has mode {:04o}: others could put their files in place of ours; give it mode "
+                "0700, or choose another directory",
+                dir.native(), mode);
+}
+
+StatusOr<gid_t> GroupNamed(const std::string& name) {
+  const struct group* group = ::getgrnam(name.c_str());
+  if (group != nullptr) return group->gr_gid;
+  return Errorf(StatusCode::kInvalidArgument, "there is no group \"{}\"", name);
+}
+
+Status GiveGroup(int fd, const std::filesystem::path& dir, const std::string& name, gid_t group) {
+  DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
+  // A process with more rights has given it to the group. A daemon that is not in the group would
   // take the set-group-id bit away by setting it, and a sandbox may forbid both calls.
-  if (info.st_gid == group->gr_gid && (info.st_mode & 07777) == kGroupMode) return {};
+  if (info.st_gid == group && (info.st_mode & 07777) == kGroupMode) return absl::OkStatus();
   // The set-group-id bit gives new files in it to the group from the start.
-  if (::chown(dir.c_str(), static_cast<uid_t>(-1), group->gr_gid) == 0 &&
-      ::chmod(dir.c_str(), kGroupMode) == 0) {
-    return {};
+  if (::fchown(fd, static_cast<uid_t>(-1), group) == 0 && ::fchmod(fd, kGroupMode) == 0) {
+    return absl::OkStatus();
   }
   if (errno != EPERM) return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
   return Errorf(StatusCode::kPermissionDenied,
@@ -79,38 +124,18 @@ Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
                 dir.native(), name, UserName(::geteuid()));
 }
 
-/// Takes `dir`, and the files in it, back from whom an earlier run or somebody else let in.
-Status KeepToOneself(const std::filesystem::path& dir) {
-  struct stat info;
-  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
+/// Takes `dir` back from those whom an earlier run, or another process, let in. Its mode alone
+/// keeps them from every file in it, so the files keep theirs.
+Status KeepToOneself(int fd, const std::filesystem::path& dir) {
+  DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
   const mode_t was = info.st_mode & 07777;
-  if ((was & kOthers) == 0) return {};
-  // The files first: until the directory's mode is changed, a crash leaves this to be done again.
-  std::error_code ec;
-  for (std::filesystem::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec)) {
-    // By descriptor, since who may write here could put a link in the file's place meanwhile.
-    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    const UniqueFd fd(::open(it->path().c_str(), flags));
-    struct stat file;
-    if (fd.get() < 0 || ::fstat(fd.get(), &file) != 0 || !S_ISREG(file.st_mode)) continue;
-    if (file.st_uid != ::geteuid() || (file.st_mode & kOthers) == 0) continue;
-    [[maybe_unused]] const int rc = ::fchmod(fd.get(), file.st_mode & S_IRWXU);
+  if ((was & kOthers) == 0) return absl::OkStatus();
+  if (::fchmod(fd, kOwnMode) != 0) {
+    return ErrnoError(fmt::format("set the mode of {}", dir.native()));
   }
-  if (::chmod(dir.c_str(), kOwnMode) == 0) {
-    LogWarn("{} had mode {:04o}, and no file-group is set: it is its owner's alone now",
-            dir.native(), was);
-    return {};
-  }
-  const int err = errno;
-  if ((was & (S_IWGRP | S_IWOTH)) == 0) {
-    LogWarn("{} has mode {:04o}, which cannot be changed ({}): others may look into it",
-            dir.native(), was, std::strerror(err));
-    return {};
-  }
-  return Errorf(StatusCode::kPermissionDenied,
-                "{} has mode {:04o}, which cannot be changed ({}): others could put their files in "
-                "place of ours; give it mode 0700, or choose another directory",
-                dir.native(), was, std::strerror(err));
+  LogWarn("{} had mode {:04o}, and no file-group is set: it is its owner's alone now", dir.native(),
+          was);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -122,59 +147,74 @@ mode_t FileModeIn(const std::filesystem::path& dir) {
   return group ? 0640 : 0600;
 }
 
-StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::string& group) {
+StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& named, const std::string& group) {
+  // Behind a slash the kernel would follow a link.
+  const std::filesystem::path dir = named.has_filename() ? named : named.parent_path();
+  gid_t members = 0;
+  if (!group.empty()) {
+    DW_ASSIGN_OR_RETURN(members, GroupNamed(group));
+  }
+  DW_RETURN_IF_ERROR(CheckLinks(dir));
   std::error_code ec;
-  if (dir.has_parent_path()) std::filesystem::create_directories(dir.parent_path(), ec);
-  if (ec) return ErrnoError(fmt::format("create {}", dir.parent_path().native()), ec.value());
+  if (dir.has_parent_path()) {
+    std::filesystem::create_directories(dir.parent_path(), ec);
+    if (ec) return ErrnoError(fmt::format("create {}", dir.parent_path().native()), ec.value());
+    DW_RETURN_IF_ERROR(CheckTrustedOwner(dir.parent_path()));
+  }
   if (::mkdir(dir.c_str(), kOwnMode) != 0 && errno != EEXIST) {
     return ErrnoError(fmt::format("create {}", dir.native()));
   }
-  if (dir.has_parent_path()) DW_RETURN_IF_ERROR(CheckOwner(dir.parent_path()));
-  DW_RETURN_IF_ERROR(CheckOwner(dir));
-  if (!group.empty()) DW_RETURN_IF_ERROR(GiveGroup(dir, group));
-  const std::filesystem::path file = dir / kFileName;
   DirLock lock;
-  lock.file_ = file;
-  lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));
-  int rc;
-  do {
-    rc = ::flock(lock.fd_, LOCK_EX | LOCK_NB);
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0) {
-    const int err = errno;
-    const std::string owner = DescribeOwner(lock.fd_);
-    ::close(std::exchange(lock.fd_, -1));  // else the destructor would empty the owner's file
-    if (err != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", file.native()), err);
-    return Errorf(StatusCode::kAlreadyExists,
-                  "{} is owned by {}; stop it or choose another directory", dir.native(), owner);
-  }
-  // Not before: the owner that was just named may have a group.
-  if (group.empty()) DW_RETURN_IF_ERROR(KeepToOneself(dir));
-  DW_RETURN_IF_ERROR(WritePid(lock.fd_, file));
+  lock.dir_ = dir;
+  DW_ASSIGN_OR_RETURN(lock.dir_fd_, OpenOwnDirectory(dir));
+  // Up to here nothing that was there is changed.
+  DW_RETURN_IF_ERROR(CheckMayTake(lock.dir_fd_.get(), dir));
+  DW_RETURN_IF_ERROR(lock.TakeLock());
+  // Not before: the owner that TakeLock would name may have a group.
+  DW_RETURN_IF_ERROR(group.empty() ? KeepToOneself(lock.dir_fd_.get(), dir)
+                                   : GiveGroup(lock.dir_fd_.get(), dir, group, members));
+  DW_RETURN_IF_ERROR(WritePid(lock.fd_.get(), dir / kFileName));
   return lock;
 }
 
-DirLock::DirLock(DirLock&& other) noexcept
-    : file_(std::move(other.file_)), fd_(std::exchange(other.fd_, -1)) {}
-
-DirLock& DirLock::operator=(DirLock&& other) noexcept {
-  std::swap(file_, other.file_);
-  std::swap(fd_, other.fd_);
-  return *this;
+Status DirLock::TakeLock() {
+  const std::filesystem::path file = dir_ / kFileName;
+  UniqueFd fd(::openat(dir_fd_.get(), kFileName, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (fd.get() < 0) return ErrnoError(fmt::format("open {}", file.native()));
+  DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd.get(), file));
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid() || info.st_nlink != 1) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} is not a file that deltawire made; remove it or choose another directory",
+                  file.native());
+  }
+  int rc;
+  do {
+    rc = ::flock(fd.get(), LOCK_EX | LOCK_NB);
+  } while (rc != 0 && errno == EINTR);
+  if (rc == 0) {
+    fd_ = std::move(fd);
+    return absl::OkStatus();
+  }
+  if (errno != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", file.native()));
+  return Errorf(StatusCode::kAlreadyExists,
+                "{} is owned by {}; stop it or choose another directory", dir_.native(),
+                DescribeOwner(fd.get()));
 }
 
 bool DirLock::IsInPlace() const {
-  struct stat locked, found;
-  return ::fstat(fd_, &locked) == 0 && ::stat(file_.c_str(), &found) == 0 &&
+  // A link that leads to the directory does not count: Acquire would refuse it.
+  struct stat ours, named, locked, found;
+  return ::fstat(dir_fd_.get(), &ours) == 0 && ::lstat(dir_.c_str(), &named) == 0 &&
+         ours.st_dev == named.st_dev && ours.st_ino == named.st_ino &&
+         ::fstat(fd_.get(), &locked) == 0 &&
+         ::fstatat(dir_fd_.get(), kFileName, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
          locked.st_dev == found.st_dev && locked.st_ino == found.st_ino;
 }
 
 DirLock::~DirLock() {
-  if (fd_ < 0) return;
   // The file stays: removing it could remove a file that another process has just locked.
-  [[maybe_unused]] const int rc = ::ftruncate(fd_, 0);
-  ::close(fd_);
+  if (fd_.get() >= 0) [[maybe_unused]]
+    const int rc = ::ftruncate(fd_.get(), 0);
 }
 
 }  // namespace deltawire

@@ -2,7 +2,7 @@
 // holds the owner's pid. Held until destruction or process end (the kernel releases it, also on
 // SIGKILL). Also sets who may read the directory. Threads: any, one at a time. Errors:
 // kAlreadyExists names the owner's pid and the directory, kPermissionDenied the directory and both
-// users.
+// users, kFailedPrecondition what makes the directory another's.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/base/unique_fd.h"
 
 namespace deltawire {
 
@@ -21,22 +22,22 @@ class DirLock {
  public:
   static constexpr const char* kFileName = ".deltawire.lock";
   /// Creates `dir` if needed and takes its lock without waiting. The directory's mode is 0700, or
-  /// 02750 with a `group`, whose members may then read it; a directory that was open to others
-  /// before, and our files in it, are closed to them. kPermissionDenied when the directory or its
-  /// parent belongs neither to this process's user nor to root, or when others may write into the
-  /// directory and that cannot be changed: they could put other files in place of ours.
+  /// 02750 with a `group`, whose members may then read it. Refuses, and leaves as it is: a link, a
+  /// sticky directory, another user's or one in another user's; and unless it has a `.deltawire.*`
+  /// of this user, one with other files or that others may write.
   static StatusOr<DirLock> Acquire(const std::filesystem::path& dir, const std::string& group = "");
-  DirLock(DirLock&&) noexcept;
-  DirLock& operator=(DirLock&&) noexcept;
+  DirLock(DirLock&&) noexcept = default;
+  DirLock& operator=(DirLock&&) noexcept = default;
   ~DirLock();
-  /// False once the lock's file has left its path: somebody removed or moved the directory. Another
-  /// process may then make it, and own it.
+  /// False once the directory or the lock's file has left its path, also where a link leads there
+  /// now. Another process may then make the directory, and own it.
   bool IsInPlace() const;
 
  private:
   DirLock() = default;
-  std::filesystem::path file_;
-  int fd_ = -1;
+  Status TakeLock();
+  std::filesystem::path dir_;
+  UniqueFd dir_fd_, fd_;  // the directory and the lock's file
 };
 
 }  // namespace deltawire

@@ -50,7 +50,8 @@ class StateFile {
 
   const Shape& shape() const { return shape_; }
 
-  /// Which slot is the active one (the sender's published half, the receiver's named file).
+  /// Which slot is the active one: the sender's published half, or the receiver's named file, which
+  /// gets its name first.
   uint32_t active() const;
   void set_active(uint32_t slot);
   /// The highest version that a sender has published in this lineage; 0: none, or not recorded.

@@ -1,5 +1,7 @@
 #include "receiver/engine_client/engine_weights.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -139,8 +141,15 @@ StatusOr<std::unique_ptr<EngineWeights>> EngineWeights::Open(const fs::path& dir
 }
 
 Identity EngineWeights::committed() const {
-  const StateReader::Slot slot = state_.slot(state_.active());
-  return slot.phase == SlotPhase::kWhole && state_.IsCurrent() ? slot.identity : Identity{};
+  // As HeldBuffer goes by the name.
+  struct stat named;
+  if (::stat((directory_ / HeldBuffer::kFileName).c_str(), &named) != 0 || !state_.IsCurrent())
+    return {};
+  for (uint32_t s = 0; s < state_.shape().slots; ++s) {
+    const StateReader::Slot slot = state_.slot(s);
+    if (slot.inode == named.st_ino && slot.phase == SlotPhase::kWhole) return slot.identity;
+  }
+  return {};
 }
 
 Status EngineWeights::RefuseOtherBuffer() const {

@@ -8,7 +8,6 @@
 namespace deltawire::engine {
 namespace {
 
-constexpr const char* kWeights = "model.safetensors";
 /// Each try has met a commit in its middle.
 constexpr int kTries = 100;
 
@@ -16,7 +15,7 @@ constexpr int kTries = 100;
 
 StatusOr<HeldBuffer> HeldBuffer::Open(const std::filesystem::path& directory,
                                       const StateReader& state) {
-  const std::filesystem::path path = directory / kWeights;
+  const std::filesystem::path path = directory / kFileName;
   for (int i = 0; i < kTries; ++i) {
     HeldBuffer held;
     held.state_ = &state;
@@ -35,7 +34,7 @@ StatusOr<HeldBuffer> HeldBuffer::Open(const std::filesystem::path& directory,
       held.slot_ = state.slot(held.index_);
       if (held.slot_.inode == file.st_ino) break;
     }
-    // Between a commit's word in the state file and its rename the name is still the old file's.
+    // The name says which version is committed, and the state file's active slot follows it.
     if (held.index_ == state.shape().slots || !held.StillHolds()) continue;
     const auto bytes = static_cast<uint64_t>(file.st_size);
     DW_ASSIGN_OR_RETURN(held.map_, Mapping::Map(held.fd_.get(), bytes, false, path));

@@ -19,6 +19,7 @@ namespace deltawire::engine {
 
 class HeldBuffer {
  public:
+  static constexpr const char* kFileName = "model.safetensors";
   /// What is committed in `directory` now.
   static StatusOr<HeldBuffer> Open(const std::filesystem::path& directory,
                                    const StateReader& state);

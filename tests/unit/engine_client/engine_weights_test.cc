@@ -26,6 +26,29 @@ TEST_CASE("engine weights: memory that holds the committed bytes is adopted, oth
   CHECK(other->bytes == 1000 + 1000 + 1000 + 400 + 1000 + 100);
 }
 
+TEST_CASE("engine weights: the version is that of the file that has the name") {
+  Pair p;
+  p.rig.Publish({1, 2}, receiver::FakeAgent::Step(p.now, 2));
+  REQUIRE(p.rig.Pull() == absl::OkStatus());
+  REQUIRE(p.weights->committed().id.version == 2);
+  // A commit gives the name first, and another process may look before the state file follows.
+  auto state = StateFile::Open(p.rig.dir.path() / ".deltawire.state");
+  REQUIRE(state.ok());
+  state->set_active(1 - state->active());
+  CHECK(p.weights->committed() == p.rig.buffer->committed());
+}
+
+TEST_CASE("engine weights: a version whose commit failed behind its last byte is not committed") {
+  Pair p;
+  std::filesystem::remove(p.rig.dir.path() / "config.json");
+  std::filesystem::create_directories(p.rig.dir.path() / "config.json" / "full");
+  const auto before = p.rig.buffer->committed();
+  p.rig.Publish({1, 2}, receiver::FakeAgent::Step(p.now, 2), 200);
+  const auto round = p.rig.Round(p.rig.Newest());
+  REQUIRE(p.rig.Run(*round) != absl::OkStatus());
+  CHECK(p.weights->committed() == before);
+}
+
 TEST_CASE("engine weights: the changes of each delta reach every place that the engine has") {
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);

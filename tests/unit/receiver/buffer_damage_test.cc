@@ -1,6 +1,7 @@
 // What a commit refuses, and that the buffer notices and repairs what others do to its files.
 #include "receiver/buffer.h"
 #include "receiver/buffer_names.h"
+#include "tests/support/snapshot.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
 namespace deltawire::receiver::buffer_damage_test {
@@ -85,11 +86,36 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
   }
 }
 
+TEST_CASE("what lies where the directory was is left alone") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const fs::path away = s.dir.path().native() + "-away";
+  fs::rename(s.dir.path(), away);
+  fs::create_directory(s.dir.path());
+  for (const char* name : {"model.safetensors", ".model.safetensors.partial",
+                           ".model.safetensors.partial2", "config.json"}) {
+    std::ofstream(s.dir.path() / name) << "another's";
+  }
+  const auto before = testing::SnapshotOf(s.dir.path());
+  CHECK(s.buffer->Check().status().code() == StatusCode::kFailedPrecondition);
+  CHECK_FALSE(s.Update(2, {{"config.json", "two"}}).ok());
+  CHECK((buffers == 1 || !s.buffer->CatchUp({}, [] { return false; }).ok()));
+  s.buffer->RemoveFiles();
+  s.buffer.reset();
+  CHECK(testing::SnapshotOf(s.dir.path()) == before);
+  fs::remove_all(s.dir.path());
+  fs::rename(away, s.dir.path());
+  s.Restart();
+  CHECK(s.buffer->last_whole() == BufferRig::At(*s.buffer, 1));
+}
+
 TEST_CASE("two files: after a commit that failed the named version is the one that is whole") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
   fs::create_directories(s.dir.path() / "config.json" / "full");
   REQUIRE(s.Update(2, {{"config.json", "two"}}) != absl::OkStatus());
+  SECTION("the failure has just been reported") {}
   SECTION("the version is given up") { s.buffer->Discard(); }
   SECTION("another one comes") { REQUIRE(*s.buffer->BeginUpdate()); }
   const auto state = StateReader::Open(s.dir.path() / kState);

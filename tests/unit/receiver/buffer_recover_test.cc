@@ -40,13 +40,59 @@ TEST_CASE("a receiver's own directory without its state file is taken over and n
   CHECK_FALSE(fs::exists(s.weights()));
 
   const TempDir foreign;
-  std::ofstream(foreign.path() / "model.safetensors") << "somebody's model";
   auto lock = std::make_shared<DirLock>(*DirLock::Acquire(foreign.path()));
+  std::ofstream(foreign.path() / "model.safetensors") << "somebody's model";
   for (int i = 0; i < 2; ++i) {
     CHECK(Buffer::Create(foreign.path(), lock, MakeLayout(), kSeed, s.options).status().code() ==
           StatusCode::kFailedPrecondition);
     CHECK(ReadFile(foreign.path() / "model.safetensors") == "somebody's model");
   }
+}
+
+TEST_CASE("the file that has the name is taken up though the state file has not followed yet") {
+  BufferRig s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  REQUIRE(s.Update(2, {{"config.json", "two"}}) == absl::OkStatus());
+  s.buffer.reset();
+  {  // as a SIGKILL leaves it between the two
+    auto state = StateFile::Open(s.dir.path() / ".deltawire.state");
+    REQUIRE(state.ok());
+    state->set_active(1 - state->active());
+  }
+  s.Restart();
+  CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 2));
+  CHECK(ReadFile(s.dir.path() / "config.json") == "two");
+  CHECK(StateFile::Open(s.dir.path() / ".deltawire.state")->identity(0).id.version == 1);
+  REQUIRE(s.Update(3) == absl::OkStatus());
+}
+
+TEST_CASE("weights that cannot be checked at the start have no name from then on") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  s.buffer.reset();
+  const fs::path state = s.dir.path() / ".deltawire.state";
+  StatusCode code = StatusCode::kDataLoss;
+  SECTION("the state file is damaged") {
+    std::fstream(state, std::ios::in | std::ios::out).seekp(72) << "zap";
+  }
+  SECTION("it is gone") {
+    fs::remove(state);
+    code = StatusCode::kNotFound;
+  }
+  SECTION("it is of other weight files") {
+    fs::copy_file(s.weights(), s.dir.path() / "copy");
+    fs::rename(s.dir.path() / "copy", s.weights());
+    if (buffers == 2) {
+      fs::remove(s.dir.path() / ".model.safetensors.partial");
+      fs::remove(s.dir.path() / ".model.safetensors.partial2");
+    }
+  }
+  CHECK(Buffer::Recover(s.dir.path(), s.Lock(), s.options).status().code() == code);
+  CHECK_FALSE(fs::exists(s.weights()));
+  s.buffer = *Buffer::Create(s.dir.path(), s.Lock(), MakeLayout(), kSeed, s.options);
+  REQUIRE(s.Update(3) == absl::OkStatus());
 }
 
 TEST_CASE("a buffer goes on in the other mode") {
