@@ -8,6 +8,7 @@
 
 #include "common/shm/delta_file.h"
 #include "common/shm/dir_lock.h"
+#include "common/shm/own_directory.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -51,15 +52,10 @@ Status DeltaFiles::Start(const Buffer& buffer) {
     fs::remove_all(directory_, error);
     return absl::OkStatus();
   }
-  if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoError(fmt::format("make {}", directory_.native()));
-  }
   // Who may read the weights may read what changes them: with the set-group-id bit the files in it
   // are the group's, too.
   const mode_t mode = FileModeIn(directory_.parent_path()) == 0600 ? 0700 : 02750;
-  if (::chmod(directory_.c_str(), mode) != 0) {
-    return ErrnoError(fmt::format("set the mode of {}", directory_.native()));
-  }
+  DW_RETURN_IF_ERROR(MakeOwnDirectory(directory_, mode));
   for (const auto& entry : fs::directory_iterator(directory_, error)) {
     const std::string name = entry.path().filename().native();
     uint64_t serial = 0;

@@ -41,6 +41,7 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
                                                   CoderRates& rates) {
+  DW_RETURN_IF_ERROR(Buffer::CheckDirectory(options.directory));
   DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory, options.file_group));
   auto lock = std::make_shared<DirLock>(std::move(acquired));
   auto buffer = Buffer::Recover(options.directory, lock, BufferOptionsOf(options, pool));
@@ -149,8 +150,14 @@ void Replica::Run() {
 }
 
 bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
+  if (buffer_ != nullptr && !describe_) {
+    lock.unlock();  // the file system may be slow
+    const bool there = HasItsDirectory();
+    lock.lock();
+    if (stopping_) return true;
+    if (!there && !describe_) LoseDirectory();
+  }
   const auto now = Clock::now();
-  if (buffer_ != nullptr && !describe_ && !HasItsDirectory()) LoseDirectory();
   if (!follower_.attached()) {
     if (!requests_.waiting()) return DoUpkeep(lock, now, again) || VerifySome(lock);
     Answer(lock, requests_.Take(), WhyNoSender());

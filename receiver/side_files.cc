@@ -17,6 +17,7 @@
 #include "common/base/log.h"
 #include "common/base/write_error.h"
 #include "common/shm/dir_lock.h"
+#include "common/shm/own_directory.h"
 
 namespace deltawire::receiver {
 namespace fs = std::filesystem;
@@ -63,15 +64,10 @@ InstalledSideFiles::InstalledSideFiles(fs::path dir) : dir_(std::move(dir)), kep
 
 bool InstalledSideFiles::Marks(const fs::path& dir) {
   std::error_code ec;
-  return fs::is_directory(dir / kKept, ec);
+  return fs::is_directory(fs::symlink_status(dir / kKept, ec));
 }
 
-Status InstalledSideFiles::Prepare() {
-  if (::mkdir(kept_.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoError("create " + kept_.native());
-  }
-  return absl::OkStatus();
-}
+Status InstalledSideFiles::Prepare() { return MakeOwnDirectory(kept_, 0700); }
 
 fs::path InstalledSideFiles::ContentPath(const Entry& entry) const {
   return kept_ / fmt::format("{:016x}", entry.hash);

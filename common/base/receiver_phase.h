@@ -21,7 +21,7 @@ enum class ReceiverPhase : uint8_t {
   kApplying,
   kPaused,
   kFailed,
-  kWaitingForVersion,  ///< the sender has no version of the model yet
+  kWaitingForVersion,  ///< no version is published by all agents: none yet, or of no common attempt
   kWaitingForReader,
   kPrepared,  ///< holds a state ready for its group's word
   // Only for a sync: asked for, then ended as kCommitted or kFailed.

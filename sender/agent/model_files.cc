@@ -77,9 +77,7 @@ Status RemoveSideFiles(const fs::path& side, uint64_t& freed) {
 
 StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& group) {
   RemovedModel removed;
-  // It may be a link to a directory, as where models are taken up; then the link stays.
-  std::error_code unknown;
-  if (!fs::is_directory(dir, unknown)) return removed;
+  if (!IsRealDirectory(dir)) return removed;
   DW_ASSIGN_OR_RETURN(const DirLock lock, DirLock::Acquire(dir, group));
   const std::string half[] = {Halves::PathOf(dir, 0).filename(), Halves::PathOf(dir, 1).filename()};
   for (const std::string& name : {std::string(Halves::kStateName), half[0], half[1],
@@ -95,9 +93,11 @@ StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& 
     if (name == DirLock::kFileName || removed.left.size() >= kMostLeft) continue;
     removed.left.push_back(name);
   }
+  // Beside files of others the lock's file stays: it marks the directory as one of ours.
+  if (!removed.left.empty()) return removed;
   // While this process holds the lock, nobody else can begin to use the directory.
   DW_RETURN_IF_ERROR(RemoveRegularFile(dir / DirLock::kFileName, removed.freed_bytes));
-  if (removed.left.empty()) DW_RETURN_IF_ERROR(RemoveEmptyDirectory(dir));
+  DW_RETURN_IF_ERROR(RemoveEmptyDirectory(dir));
   return removed;
 }
 

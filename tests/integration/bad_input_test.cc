@@ -21,6 +21,40 @@ namespace {
 
 constexpr const char* kModel = "m";
 
+/// A control group of this test's own, of version 2 or 1, whose processes get so many bytes of
+/// memory.
+class ControlGroup {
+ public:
+  explicit ControlGroup(uint64_t bytes) {
+    for (const auto& [mount, limit] :
+         {std::pair{"/sys/fs/cgroup", "memory.max"},
+          std::pair{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}}) {
+      path_ = std::filesystem::path(mount) / fmt::format("deltawire-test-{}", getpid());
+      std::error_code error;
+      if (!std::filesystem::create_directory(path_, error)) continue;
+      made_ = Write(limit, bytes);
+      if (made_) return;
+      std::filesystem::remove(path_, error);
+    }
+  }
+  ~ControlGroup() {
+    // Its processes have just been killed, and may still be in it.
+    if (made_) Eventually([this] { return ::rmdir(path_.c_str()) == 0; });
+  }
+  bool made() const { return made_; }
+  bool Take(pid_t process) const { return Write("cgroup.procs", static_cast<uint64_t>(process)); }
+
+ private:
+  bool Write(const char* file, uint64_t number) const {
+    if (!std::filesystem::exists(path_ / file)) return false;
+    std::ofstream out(path_ / file);
+    out << number;
+    return static_cast<bool>(out.flush());
+  }
+  std::filesystem::path path_;
+  bool made_ = false;
+};
+
 // A connection to the bulk port that sends whatever a test gives it, valid or not.
 class RawStream {
  public:
@@ -295,7 +329,7 @@ TEST_CASE("too little memory is an error at the start, by name and number") {
   ShmDir root;
   const auto small = root.path() / "small";
   std::filesystem::create_directories(small);
-  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=3m") != 0) {
+  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=3m,mode=755") != 0) {
     std::puts("SKIPPED: mounting a small tmpfs needs CAP_SYS_ADMIN");
     return;
   }
@@ -319,6 +353,29 @@ TEST_CASE("too little memory is an error at the start, by name and number") {
     CHECK(roomy.child().Running());
   }
   CHECK(umount2(small.c_str(), MNT_DETACH) == 0);
+}
+
+TEST_CASE("a receiver whose control group has room for one and a half models keeps one file") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 192, 37);
+  const ControlGroup group(trainer.layout().total_bytes() * 3 / 2);
+  if (!group.made()) {
+    std::puts("SKIPPED: no control group with a limit of memory can be made here");
+    return;
+  }
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(group.Take(receiver.child().pid()));
+  for (uint64_t v = 1; v <= 3; ++v) {
+    REQUIRE(trainer.Publish(v).ok());
+    REQUIRE(Eventually(
+        [&] { return !receiver.child().Running() || receiver.Status().committed().version() == v; },
+        std::chrono::seconds(60)));
+    REQUIRE(receiver.child().Running());
+    trainer.Step();
+  }
+  CHECK(receiver.Status().buffers() == 1);
+  CHECK(receiver.Verify(false)->bad_chunks() == 0);
 }
 
 TEST_CASE("daemons that cannot start say why and exit") {

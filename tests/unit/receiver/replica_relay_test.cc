@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "receiver/buffer_names.h"
 #include "receiver/failover_upstream.h"
 #include "receiver/replica.h"
 #include "tests/support/eventually.h"
@@ -102,6 +103,7 @@ TEST_CASE("what fails at the receiver itself does not send it to its next upstre
   // The commit fails: somebody's directory has the name of a side file.
   const auto in_the_way = s.dir.path() / "config.json" / "of-somebody";
   std::filesystem::create_directories(in_the_way);
+  std::ofstream(s.dir.path() / kState) << "";  // an earlier run's, so that the directory is ours
   s.Start({}, true);
   REQUIRE(Eventually([&] { return s.replica->status().pull_failures >= 3; }));
   CHECK(s.agent(1).counts().attaches == 0);

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "tests/support/forked.h"
+#include "tests/support/snapshot.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::dir_lock_test {
@@ -47,6 +48,11 @@ TEST_CASE("a lock knows when its directory was removed, moved or made by somebod
     fs::rename(temp.path() / "elsewhere", dir);
     CHECK(lock->IsInPlace());
   }
+  SECTION("moved, with a link in its place") {
+    fs::rename(dir, temp.path() / "elsewhere");
+    fs::create_symlink(temp.path() / "elsewhere", dir);
+    CHECK_FALSE(lock->IsInPlace());
+  }
   SECTION("removed, and made by another owner") {
     fs::remove_all(dir);
     CHECK_FALSE(lock->IsInPlace());
@@ -85,6 +91,7 @@ TEST_CASE("a directory that was open to others is its owner's alone without a gr
   const mode_t before = GENERATE(02750, 0775, 0755, 02700);
   CAPTURE(before);
   fs::create_directory(dir);
+  std::ofstream(dir / ".deltawire.state") << "x";
   std::ofstream(dir / "half-0.safetensors") << "x";
   std::ofstream(temp.path() / "foreign") << "x";
   fs::create_symlink(temp.path() / "foreign", dir / "link");
@@ -96,7 +103,7 @@ TEST_CASE("a directory that was open to others is its owner's alone without a gr
   CHECK((ModeOf(dir) & 0777) == 0700);
   CHECK(FileModeIn(dir) == 0600);
   CHECK(ModeOf(temp.path() / "foreign") == 0640);
-  if (before != 02700) CHECK(ModeOf(dir / "half-0.safetensors") == 0600);
+  CHECK(ModeOf(dir / "half-0.safetensors") == 0640);  // nobody else gets to it
   // The parent may hold directories that other users have to reach.
   REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
   REQUIRE(DirLock::Acquire(dir).ok());
@@ -113,30 +120,100 @@ TEST_CASE("an owner with a group is not disturbed by who finds it there") {
   CHECK(ModeOf(temp.path() / "model") == 02750);
 }
 
-TEST_CASE("root's directory into which others may write is refused where that must stay so") {
+TEST_CASE("a directory that is not for us alone is refused, and nothing in it changes") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "there";
+  fs::create_directory(dir);
+  std::string refused_for;
+  mode_t mode = 0755;
+  bool file = true;
+  SECTION("a checkpoint") { refused_for = "holds model.safetensors"; }
+  SECTION("a checkpoint that a group may write") {
+    refused_for = "holds model.safetensors";
+    mode = 0775;
+  }
+  SECTION("a directory of many users") {
+    refused_for = "has mode 1777";
+    mode = 01777;
+  }
+  SECTION("an empty one that others may write") {
+    refused_for = "has mode 0777";
+    mode = 0777;
+    file = false;
+  }
+  SECTION("one of many users in which an earlier run has left its files") {
+    refused_for = "has mode 1777";
+    mode = 01777;
+    std::ofstream(dir / ".deltawire.state") << "x";
+  }
+  if (file) {
+    std::ofstream(dir / "model.safetensors") << "a stranger's";
+    REQUIRE(::chmod((dir / "model.safetensors").c_str(), 0644) == 0);
+  }
+  REQUIRE(::chmod(dir.c_str(), mode) == 0);
+  const auto before = testing::SnapshotOf(temp.path());
+  const struct group* mine = ::getgrgid(::getegid());
+  REQUIRE(mine != nullptr);
+  for (const std::string& group : {std::string(), std::string(mine->gr_name)}) {
+    const Status refused = DirLock::Acquire(dir, group).status();
+    CHECK_FALSE(refused.ok());
+    CHECK(std::string(MessageOf(refused)).find(dir.native() + " " + refused_for) !=
+          std::string::npos);
+    CHECK(testing::SnapshotOf(temp.path()) == before);
+  }
+}
+
+TEST_CASE("a link as the directory is refused, and nothing changes behind it") {
+  const TempDir temp;
+  const bool ours = GENERATE(true, false);
+  const auto slash = GENERATE(as<std::string>(), "", "/");
+  fs::create_directory(temp.path() / "target");
+  if (ours) std::ofstream(temp.path() / "target" / ".deltawire.state") << "x";
+  REQUIRE(::chmod((temp.path() / "target").c_str(), 0755) == 0);
+  fs::create_symlink(temp.path() / "target", temp.path() / "link");
+  fs::create_symlink(temp.path() / "nowhere", temp.path() / "dangling");
+  const auto before = testing::SnapshotOf(temp.path());
+  for (const char* name : {"link", "dangling"}) {
+    const Status refused = DirLock::Acquire((temp.path() / name).native() + slash).status();
+    CHECK(refused.code() == StatusCode::kFailedPrecondition);
+    CHECK(std::string(MessageOf(refused)).find("is a link") != std::string::npos);
+  }
+  CHECK(testing::SnapshotOf(temp.path()) == before);
+  // A link of our own on the way is as good as its target.
+  CHECK(DirLock::Acquire(temp.path() / "link" / "model").ok());
+}
+
+TEST_CASE("a path through a link that another user owns is refused") {
   if (::geteuid() != 0) {
-    WARN("SKIPPED: only root can leave a directory that others cannot change");
+    WARN("SKIPPED: only root can give a link away");
     return;
   }
   const TempDir temp;
-  for (const auto& [name, mode] : {std::pair{"open", 0777}, std::pair{"ours", 0755}}) {
-    fs::create_directory(temp.path() / name);
-    REQUIRE(::chmod((temp.path() / name).c_str(), mode) == 0);
+  fs::create_directory(temp.path() / "target");
+  fs::create_symlink(temp.path() / "target", temp.path() / "link");
+  REQUIRE(::lchown((temp.path() / "link").c_str(), 12345, 12345) == 0);
+  const auto before = testing::SnapshotOf(temp.path());
+  for (const char* dir : {"link", "link/model", "link/a/model"}) {
+    const Status refused = DirLock::Acquire(temp.path() / dir).status();
+    CHECK(refused.code() == StatusCode::kPermissionDenied);
+    CHECK(std::string(MessageOf(refused)).find("link belongs to") != std::string::npos);
   }
-  // The lock's file is there, since nobody else may make it.
-  std::ofstream(temp.path() / "ours" / ".deltawire.lock") << "";
-  REQUIRE(::chmod((temp.path() / "ours" / ".deltawire.lock").c_str(), 0666) == 0);
-  REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
-  testing::Forked daemon([&] {
-    if (::setgroups(0, nullptr) != 0 || ::setgid(12345) != 0 || ::setuid(12345) != 0) ::_exit(1);
-    const Status refused = DirLock::Acquire(temp.path() / "open").status();
-    if (refused.code() != StatusCode::kPermissionDenied) ::_exit(2);
-    if (MessageOf(refused).find("0777") == std::string_view::npos) ::_exit(3);
-    if (!DirLock::Acquire(temp.path() / "ours").ok()) ::_exit(4);
-  });
-  const int ended = daemon.Wait();
-  REQUIRE(WIFEXITED(ended));
-  CHECK(WEXITSTATUS(ended) == 0);
+  CHECK(testing::SnapshotOf(temp.path()) == before);
+}
+
+TEST_CASE("a lock's file that we did not make is left alone") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "model";
+  REQUIRE(DirLock::Acquire(dir).ok());
+  std::ofstream(temp.path() / "other") << "another's";
+  fs::remove(dir / ".deltawire.lock");
+  SECTION("a second name of another file") {
+    fs::create_hard_link(temp.path() / "other", dir / ".deltawire.lock");
+  }
+  SECTION("a link") { fs::create_symlink(temp.path() / "other", dir / ".deltawire.lock"); }
+  const auto before = testing::SnapshotOf(temp.path());
+  CHECK_FALSE(DirLock::Acquire(dir).ok());
+  CHECK(testing::SnapshotOf(temp.path()) == before);
 }
 
 TEST_CASE("a directory that is the group's already stays so, and another one is not given away") {
