@@ -75,7 +75,7 @@ struct EngineAnswer {
   bool out_of_step = false;
   /// Of kUnreachable: nobody listens there, so that the engine's process has ended.
   bool gone = false;
-  /// Of a done kProbe or kPause: it held its requests before.
+  /// Of kProbe and kPause: it held its requests before.
   bool paused = false;
   /// Of kAsleep: its weights are gone, and what is in their memory after it wakes is none.
   bool dropped = false;

@@ -338,13 +338,11 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     return;
   }
   AddTime(call, now);
+  if (call == EngineCall::kPause && answer.paused && LeftByAnother()) return Spoil(now);
   std::optional<EngineCall> next;
   if (answer.done()) {
     Learn(call, answer);
-    if (call == EngineCall::kPause) {
-      pause_lost_ = false;
-      if (answer.paused && LeftByAnother()) return Spoil(now);
-    }
+    if (call == EngineCall::kPause) pause_lost_ = false;
     if (call == EngineCall::kResume) return Resumed(now);
     if (condemned_) return Condemn(now);
     next = After(call);
