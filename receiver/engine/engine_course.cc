@@ -448,8 +448,9 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
     return EndCheck(std::exchange(totals_.error, {}));
   }
   const bool unsure = answer.result == Result::kUnsure;
-  // A hook that said no has changed nothing; an engine whose load failed may be at no version.
-  const bool unknown = traits_.pauses ? weights_.empty() : unsure;
+  // A hook that said no has changed nothing; an engine whose load failed may be at no version, and
+  // one that has read the directory is at another one.
+  const bool unknown = traits_.pauses ? !(weights_ == served_) : unsure;
   if (unknown) served_ = {};
   // An answer that was lost is no refusal: whatever the policy, the update is tried again.
   const bool repeats = policy_.failure == EngineFailure::kRetry || unsure;

@@ -348,11 +348,11 @@ TEST_CASE("what an engine still does when its caller has gone comes before what 
         CAPTURE(ToString(kind), ToString(failure), path);
         EngineRig rig;
         rig.settings.policy.failure = failure;
-        rig.settings.call_limit = milliseconds(150);
+        rig.settings.call_limit = milliseconds(600);
         StandIn& engine = Started(rig, kind);
         rig.Follow();
         REQUIRE(rig.Served());
-        engine.Set(path, {.kind = Fault::Kind::kSlow, .takes = milliseconds(220)});
+        engine.Set(path, {.kind = Fault::Kind::kSlow, .takes = milliseconds(800)});
         rig.Publish();
         REQUIRE(rig.Served());
         CHECK(rig.Holds(engine));
@@ -368,12 +368,12 @@ TEST_CASE(
   for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload}) {
     CAPTURE(ToString(kind));
     EngineRig rig;
-    rig.settings.call_limit = milliseconds(150);
+    rig.settings.call_limit = milliseconds(1000);
     rig.settings.policy.retries = 1;
     StandIn& engine = Started(rig, kind, "pause=wait");
     rig.Follow();
     REQUIRE(rig.Served());
-    engine.SetRequestTime(milliseconds(400));
+    engine.SetRequestTime(milliseconds(2500));
     rig.Publish();
     REQUIRE(rig.Reaches(EngineState::kBehind));
     CHECK(Eventually([&] { return !engine.paused(); }));
