@@ -191,8 +191,9 @@ class WeightManager:
         checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
-        given_metas, given_tied, said = metas_and_ties(tensors)
         model = base_of(tensors) if is_module(tensors) else None
+        with no_collections(not is_lazy(tensors)):
+            given_metas, given_tied, said = metas_and_ties(tensors)
         with no_collections():
             disk, compares = checkpoint_of(hf_dir)
             found = self._layout.reconciled(

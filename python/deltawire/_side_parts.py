@@ -48,11 +48,12 @@ class SideParts:
 
 
 @contextlib.contextmanager
-def no_collections() -> Iterator[None]:
+def no_collections(pauses: bool = True) -> Iterator[None]:
     """Pauses Python's search for cycles: while it runs, tens of thousands of new names would have
     it go through all that a trainer has, which takes longer than to reconcile them."""
     was = gc.isenabled()
-    gc.disable()
+    if pauses:
+        gc.disable()
     try:
         yield
     finally:
