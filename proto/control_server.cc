@@ -180,6 +180,20 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   if (!is_unix) {
     DW_ASSIGN_OR_RETURN(credentials, access.ForServer(IsLoopbackAddress(address)));
   }
+  const auto may_come = [is_unix, name = "control " + address](int fd) {
+    if (!is_unix) return true;
+    // The socket file's mode says the same, but a file can be given away.
+    ucred peer{};
+    socklen_t size = sizeof peer;
+    const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+    if (known && (peer.uid == ::geteuid() || peer.uid == 0)) return true;
+    static LogThrottle throttle;
+    if (throttle.Allow(name)) {
+      LogWarn("{}: refused process {} of user {}: this daemon serves user {} and root", name,
+              peer.pid, peer.uid, ::geteuid());
+    }
+    return false;
+  };
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
@@ -208,8 +222,9 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   const int listening = listener.get();
   control->acceptor_.emplace(
       std::move(listener), "control " + address, Acceptor::kReserve,
-      [handler = control->connections_.get(), limited = control->limited_, listening](int fd) {
-        if (limited != nullptr && !limited->Take(fd)) {
+      [handler = control->connections_.get(), limited = control->limited_, may_come,
+       listening](int fd) {
+        if (!may_come(fd) || (limited != nullptr && !limited->Take(fd))) {
           close(fd);
           return;
         }

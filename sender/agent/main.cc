@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "common/base/log.h"
+#include "common/base/trusted_place.h"
 #include "common/config/options.h"
 #include "common/daemon/lifetime.h"
 #include "common/metrics/stage_histograms.h"
@@ -64,6 +65,7 @@ Status Run(const SenderOptions& options) {
       options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
+  DW_RETURN_IF_ERROR(CheckTrustedPlace(std::filesystem::path(socket).parent_path()));
   DW_ASSIGN_OR_RETURN(auto trainer,
                       ControlServer::Start("unix:" + socket, {&trainer_service}, *access));
   DW_ASSIGN_OR_RETURN(

@@ -409,6 +409,41 @@ deltawire.WeightManager({self.cluster.endpoint!r}, "m", timeout=1).register([("a
         with self.assertRaisesRegex(deltawire.AbandonedError, "FileNotFoundError: no file w"):
             ranks[1].notify()
 
+    def test_a_forked_child_does_not_hide_that_its_rank_has_died(self):
+        layout = [("a", "F32", (3,)), ("b", "F32", (2,))]
+        zero = self.manager(rank=0, world=2, job="forks")
+        zero.register(layout)
+        first = zero.offload({"a": np.zeros(3, np.float32)}, 1)
+        script = f"""
+import os, sys, time
+import deltawire
+
+def tensors():
+    child = os.fork()  # as a data loader does
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    time.sleep(60)
+    yield
+
+one = deltawire.WeightManager(sys.argv[1], sys.argv[2], rank=1, world=2, job="forks")
+one.register({layout})
+one.offload(tensors, 1)
+"""
+        rank = subprocess.Popen([sys.executable, "-c", script, self.cluster.endpoint, self.model],
+                                stdout=subprocess.PIPE)
+        child = int(rank.stdout.readline())
+        try:
+            rank.kill()
+            killed = time.monotonic()
+            with self.assertRaisesRegex(deltawire.AbandonedError, "rank 1 of 2 has gone"):
+                first.wait()
+            self.assertLess(time.monotonic() - killed, 1)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            rank.communicate()
+
     def test_an_interpreter_that_ends_beside_a_waiting_thread(self):
         """Python gives a daemon thread the GIL no more by then."""
         self.manager().offload(weights(1), version=1).wait()

@@ -2,7 +2,8 @@
 // line per event on stdout:
 //   begun V | hanging V | ready V | published V | failed V SECONDS CODE MESSAGE
 //
-//   trainer_rank SOCKET MODEL RANK WORLD FIRST LAST JOB CONTENT [before|granted|begun|half|ready V]
+//   trainer_rank SOCKET MODEL RANK WORLD FIRST LAST JOB CONTENT
+//   [before|granted|begun|half|forked|ready V]
 // JOB: the job's name. The bytes of version V are those of number V + CONTENT. With the last two
 // arguments it stops for good at that point of version V: `granted` is between the grant of the
 // half and the call that attends. SECONDS: from the failed call to its answer.
@@ -27,6 +28,17 @@ using Clock = std::chrono::steady_clock;
 
 /// The version at which opening a half stops the process; 0: none.
 uint64_t hang_when_granted = 0;
+
+/// Forks a child that sleeps, as a data loader's worker does, and prints its process's number.
+void ForkSleeper() {
+  const pid_t child = fork();
+  if (child > 0) {
+    std::printf("forked %d\n", child);
+    return;
+  }
+  alarm(60);
+  while (true) pause();
+}
 
 [[noreturn]] void Hang(uint64_t version) {
   std::printf("hanging %lu\n", version);
@@ -58,7 +70,13 @@ struct Rank {
     HangIf("begun", version);
     const Layout& layout = *client.layout();
     for (size_t t = 0; t < layout.size(); ++t) {
-      if (t == layout.size() / 2) HangIf("half", version);
+      if (t == layout.size() / 2) {
+        if (HangsAt("forked", version)) {
+          ForkSleeper();
+          Hang(version);
+        }
+        HangIf("half", version);
+      }
       const uint64_t end = ShareBegin(layout.bytes(t), rank + 1, world);
       for (uint64_t i = ShareBegin(layout.bytes(t), rank, world); i < end; ++i) {
         (*offload)->data()[layout.offset(t) + i] =

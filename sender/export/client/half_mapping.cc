@@ -5,32 +5,41 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/unique_fd.h"
+#include "sender/export/client/sender_socket.h"
+
 namespace deltawire {
 
-StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path, bool populate) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return ErrnoError("open " + path);
+StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path, uid_t sender,
+                                                        bool populate) {
+  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0) return ErrnoError("open " + path);
+  DW_RETURN_IF_ERROR(CheckHalfOwner(fd.get(), path, sender));
   struct stat info {};
-  if (fstat(fd, &info) != 0) {
-    const Status error = ErrnoError("fstat " + path);
-    close(fd);
-    return error;
-  }
+  if (fstat(fd.get(), &info) != 0) return ErrnoError("fstat " + path);
   const auto size = static_cast<size_t>(info.st_size);
   // The agent allocated the pages; populating only fills this process's page tables, once per half.
   const int flags = MAP_SHARED | (populate ? MAP_POPULATE : 0);
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0);
-  const int err = errno;
-  close(fd);
-  if (base == MAP_FAILED) return ErrnoError("mmap " + path, err);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
+  if (base == MAP_FAILED) return ErrnoError("mmap " + path);
+  // Else the half would count as in use for as long as a child lives that the trainer has forked.
+  if (madvise(base, size, MADV_DONTFORK) != 0) {
+    const Status error = ErrnoError("madvise " + path);
+    munmap(base, size);
+    return error;
+  }
   auto mapping = std::shared_ptr<HalfMapping>(new HalfMapping);
   mapping->bytes_ = {static_cast<std::byte*>(base), size};
+  mapping->process_ = getpid();
   mapping->inode_ = info.st_ino;
   mapping->path_ = path;
   return mapping;
 }
 
-HalfMapping::~HalfMapping() { munmap(bytes_.data(), bytes_.size()); }
+HalfMapping::~HalfMapping() {
+  // A forked child may have other memory there.
+  if (getpid() == process_) munmap(bytes_.data(), bytes_.size());
+}
 
 bool HalfMapping::Current(const std::string& path) const {
   struct stat info {};

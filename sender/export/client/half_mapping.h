@@ -1,5 +1,6 @@
 // A writable mapping of one of the agent's halves, kept from offload to offload.
-// Owner: shared by the client and the offload that writes it; unmapped with the last.
+// Owner: shared by the client and the offload that writes it; unmapped with the last. Forked
+// children do not have it.
 // Threads: immutable. Errors name the file. Cost: page tables are filled once, at Map.
 #pragma once
 
@@ -16,8 +17,9 @@ namespace deltawire {
 class HalfMapping {
  public:
   /// `populate`: fill the page tables of the whole file. REQUIRES then: the file has no holes (the
-  /// half of an agent that owns a part has holes).
-  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, bool populate = true);
+  /// half of an agent that owns a part has holes). `sender`: its user, who owns the file.
+  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, uid_t sender,
+                                                    bool populate = true);
   ~HalfMapping();
 
   MutableBytes bytes() const { return bytes_; }
@@ -27,6 +29,7 @@ class HalfMapping {
  private:
   HalfMapping() = default;
   MutableBytes bytes_;
+  pid_t process_ = 0;
   ino_t inode_ = 0;
   std::string path_;
 };

@@ -19,6 +19,7 @@
 #include "proto/grpc_lifetime.h"
 #include "sender/export/client/half_mapping.h"
 #include "sender/export/client/held_stream.h"
+#include "sender/export/client/sender_socket.h"
 #include "sender/export/client/strided_copy.h"
 #include "sender/export/client/this_process.h"
 #include "sender/export/client/trainer_socket.h"
@@ -126,6 +127,7 @@ struct TrainerClient::Impl {
   std::function<bool()> gone;
   std::function<void(const std::string&)> notice;
   bool noticed = false;  // that nobody listens, and nobody has since
+  std::optional<SenderPeer> sender;  // as last looked at; null: not yet, or it was started anew
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
   std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
@@ -143,6 +145,7 @@ struct TrainerClient::Impl {
     if (::getpid() == process) return;
     (void)use.release();
     (void)stub.release();
+    (void)copiers.release();
   }
 
   void Prepare(grpc::ClientContext& context) const {
@@ -169,10 +172,19 @@ struct TrainerClient::Impl {
     }
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
   }
+  // Looks at who listens at the socket, once for each of the sender's processes. OK if nobody does
+  // yet, unless `answered` says that somebody has.
+  Status CheckSender(bool answered) {
+    if (sender) return absl::OkStatus();
+    DW_ASSIGN_OR_RETURN(sender, LookAtSender(socket));
+    if (sender) CloseInForkedChildren(sender->bound);
+    if (sender || !answered) return absl::OkStatus();
+    return Errorf(StatusCode::kUnavailable, "the sender at {} has gone; try again", socket);
+  }
   // Shows that this process uses the model. Returns when the agent has noted it, or cannot: an
   // agent of an older release does not know the call, and then the stream ends at once, which does
-  // no harm.
-  void ShowUse(std::chrono::milliseconds noted_within) {
+  // no harm. kNotFound: the model is being unregistered.
+  Status ShowUse(std::chrono::milliseconds noted_within) {
     v1::AttendModelRequest request;
     request.set_model(model);
     request.set_rank(rank);
@@ -181,8 +193,10 @@ struct TrainerClient::Impl {
     auto fresh = std::make_unique<ModelUse>();
     fresh->Open(std::move(request), true,
                 [this](auto*... call) { stub->async()->AttendModel(call...); });
-    (void)fresh->AwaitNoted(noted_within, gone);
+    const grpc::Status noted = fresh->AwaitNoted(noted_within, gone);
     use = std::move(fresh);  // only now, so that the agent knows at all times that this one lives
+    if (noted.error_code() != grpc::StatusCode::NOT_FOUND) return absl::OkStatus();
+    return Check(noted, "AttendModel");
   }
   bool Owns(uint64_t chunk_offset) const {
     const auto after =
@@ -204,7 +218,8 @@ struct TrainerClient::Impl {
       if (m->Current(path)) return m;
     }
     if (mappings.size() >= 2) mappings.clear();
-    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path, owned.empty()));
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh,
+                        HalfMapping::Map(path, sender->uid, owned.empty()));
     mappings.push_back(fresh);
     return fresh;
   }
@@ -279,7 +294,10 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   const auto start = [&](std::function<void(grpc::Status)> done) {
     impl_->stub->async()->RegisterModel(&context, &request, &response, std::move(done));
   };
+  impl_->sender.reset();
+  DW_RETURN_IF_ERROR(impl_->CheckSender(false));
   DW_RETURN_IF_ERROR(impl_->Check(Await(context, impl_->gone, start), "RegisterModel"));
+  DW_RETURN_IF_ERROR(impl_->CheckSender(true));
   if (response.fingerprint() != layout.fingerprint().Hex()) {
     return Errorf(StatusCode::kInternal,
                   "sender at {} computes another fingerprint ({} against {}); "
@@ -291,7 +309,7 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
   impl_->chunks = std::move(chunks);
   // Anew each time, since the agent may have another model under this name now.
-  impl_->ShowUse(std::min(impl_->timeout, kNotedWithin));
+  DW_RETURN_IF_ERROR(impl_->ShowUse(std::min(impl_->timeout, kNotedWithin)));
   return FromProto(response.published());
 }
 
@@ -312,7 +330,11 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_job(impl_->job);
   // Where the agent was started anew. It is sent before the call, so that the agent notices from
   // the grant on if this process dies.
-  if (impl_->use->done()) impl_->ShowUse({});
+  if (impl_->use->done()) {
+    impl_->sender.reset();
+    DW_RETURN_IF_ERROR(impl_->CheckSender(false));
+    (void)impl_->ShowUse({});
+  }
   v1::BeginOffloadResponse response;
   impl_->SayIfAbsent();
   grpc::ClientContext context;
@@ -345,6 +367,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
 
 Status TrainerClient::Impl::MapAndAttend(const v1::BeginOffloadResponse& granted,
                                          Offload::State& state) {
+  DW_RETURN_IF_ERROR(CheckSender(true));
   DW_ASSIGN_OR_RETURN(state.half, MapHalf(granted.half_path()));
   const MutableBytes file = state.half->bytes();
   if (granted.data_offset() + layout->total_bytes() > file.size()) {
@@ -436,7 +459,10 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
 }
 
 TrainerClient::Offload::Offload(std::unique_ptr<State> state) : state_(std::move(state)) {}
-TrainerClient::Offload::~Offload() = default;
+TrainerClient::Offload::~Offload() {
+  // As in ~Impl: nothing would end there.
+  if (state_ != nullptr && ::getpid() != state_->client->process) (void)state_.release();
+}
 
 double TrainerClient::Offload::waited_seconds() const { return state_->waited; }
 

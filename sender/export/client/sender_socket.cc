@@ -1,0 +1,126 @@
+#include "sender/export/client/sender_socket.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "common/base/trusted_place.h"
+#include "common/base/unique_fd.h"
+
+namespace deltawire {
+namespace {
+
+// Accounts below belong to services, such as the packages' "deltawire", and not to people.
+constexpr uid_t kFirstPerson = 1000;
+
+bool IsTrusted(uid_t uid) { return IsOwnOrRoot(uid) || (::geteuid() == 0 && uid < kFirstPerson); }
+
+// The paths whose connections forked children close. Never destroyed: a fork may come at any time.
+struct Closed {
+  std::mutex mu;
+  std::vector<std::string> paths;
+};
+Closed& ClosedPaths() {
+  static auto* const closed = new Closed;
+  return *closed;
+}
+
+bool IsConnectedTo(int fd, const std::vector<std::string>& paths) {
+  sockaddr_un peer{};
+  socklen_t size = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+  return peer.sun_family == AF_UNIX &&
+         std::ranges::find(paths, std::string_view(peer.sun_path)) != paths.end();
+}
+
+// Runs in the child, whose only thread this is. gRPC's objects there still have the numbers, and so
+// each number stays taken.
+void CloseConnections() {
+  Closed& closed = ClosedPaths();
+  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (DIR* const all = ::opendir("/proc/self/fd"); all != nullptr) {
+    while (const dirent* const entry = ::readdir(all)) {
+      const int fd = std::atoi(entry->d_name);
+      if (fd == ::dirfd(all) || !IsConnectedTo(fd, closed.paths)) continue;
+      if (nothing.get() < 0 || ::dup3(nothing.get(), fd, O_CLOEXEC) < 0) ::close(fd);
+    }
+    ::closedir(all);
+  }
+  closed.mu.unlock();
+}
+
+}  // namespace
+
+StatusOr<std::optional<SenderPeer>> LookAtSender(const std::string& socket) {
+  sockaddr_un address{};
+  if (socket.size() >= sizeof address.sun_path) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "socket path {} is longer than {} bytes; set the sender's --trainer-socket to a "
+                  "shorter one",
+                  socket, sizeof address.sun_path - 1);
+  }
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return ErrnoError("socket");
+  address.sun_family = AF_UNIX;
+  socket.copy(address.sun_path, socket.size());
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return std::nullopt;
+  }
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return ErrnoError("ask who listens at " + socket);
+  }
+  if (!IsTrusted(peer.uid)) {
+    return Errorf(StatusCode::kPermissionDenied,
+                  "the process {} that listens at {} runs as user {}, and this one as user {}: it "
+                  "would get the weights; run the trainer as the sender's user, or name the "
+                  "sender's socket",
+                  peer.pid, socket, peer.uid, ::geteuid());
+  }
+  DW_RETURN_IF_ERROR(CheckTrustedPlace(socket, IsTrusted));
+  SenderPeer found{.uid = peer.uid, .bound = {}};
+  sockaddr_un bound{};
+  size = sizeof bound;
+  if (::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0) {
+    found.bound = bound.sun_path;
+  }
+  return found;
+}
+
+Status CheckHalfOwner(int fd, const std::string& path, uid_t sender) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return ErrnoError("stat " + path);
+  if (S_ISREG(info.st_mode) &&
+      (info.st_uid == sender || info.st_uid == 0 || info.st_uid == ::geteuid())) {
+    return absl::OkStatus();
+  }
+  return Errorf(StatusCode::kPermissionDenied,
+                "{} is not a regular file of the sender's user ({}), but of user {}; restart the "
+                "sender",
+                path, sender, info.st_uid);
+}
+
+void CloseInForkedChildren(const std::string& bound) {
+  if (bound.empty()) return;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ::pthread_atfork([] { ClosedPaths().mu.lock(); }, [] { ClosedPaths().mu.unlock(); },
+                     CloseConnections);
+  });
+  Closed& closed = ClosedPaths();
+  const std::lock_guard lock(closed.mu);
+  if (std::ranges::find(closed.paths, bound) == closed.paths.end()) closed.paths.push_back(bound);
+}
+
+}  // namespace deltawire
