@@ -11,6 +11,31 @@
 #include "common/shm/mapped_file.h"
 
 namespace deltawire::sender {
+namespace {
+
+/// Frees what a crash has left of a model that was being registered or unregistered: halves that no
+/// state file goes with.
+void RemoveLeftOvers(const std::string& name, const std::filesystem::path& dir,
+                     const std::string& group) {
+  std::error_code unknown;
+  const bool real =
+      std::filesystem::symlink_status(dir, unknown).type() == std::filesystem::file_type::directory;
+  if (!real || !std::filesystem::exists(dir / DirLock::kFileName, unknown) ||
+      std::filesystem::exists(dir / Halves::kStateName, unknown)) {
+    return;
+  }
+  const auto removed = RemoveModelFiles(dir, group);
+  if (!removed.ok()) {
+    LogWarn("model {}: what a crash has left of it in {} cannot be removed: {}", name, dir.native(),
+            MessageOf(removed.status()));
+  } else if (removed->freed_bytes > 0) {
+    LogWarn("model {}: {} that a crash has left of it in {} are freed", name,
+            HumanBytes(removed->freed_bytes), dir.native());
+  }
+}
+
+}  // namespace
+
 Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits,
              StageObserver stages)
     : options_(options),
@@ -119,7 +144,7 @@ void Agent::Stop() {
   users_.Stop();
   groups_.Stop(Stopping("sender"));
   desk_.Stop(Stopping("sender"));
-  for (auto& model : models) model->Stop();
+  for (auto& model : models) model->Stop(Stopping("sender"));
 }
 
 std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
@@ -207,7 +232,10 @@ Status Agent::RecoverModels() {
     std::error_code unknown;
     if (!it->is_directory(unknown) || !CheckModelName(name).ok()) continue;
     auto model = Model::Recover(name, directory, model_options_, pool_);
-    if (absl::IsNotFound(model.status())) continue;
+    if (absl::IsNotFound(model.status())) {
+      RemoveLeftOvers(name, directory, options_.file_group);
+      continue;
+    }
     if (absl::IsAlreadyExists(model.status())) return model.status();
     if (!model.ok()) {
       LogWarn("model {}: not taken up, a trainer must register it anew: {}", name,
@@ -239,14 +267,61 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   // Every rank of a trainer registers, so one at a time: the second rank finds what the first made.
   DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
   DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
-  if (known != nullptr) {
+  if (known != nullptr && known->IsInPlace()) {
     if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
     Changed(*known);
     return known;
   }
-  const bool replaces = Find(name).ok();
+  const bool replaces = known == nullptr && Find(name).ok();
+  if (known != nullptr) {
+    DW_RETURN_IF_ERROR(MayRenew(*known));
+    if (keep_side_files) side_files = known->next_side_files()->files;
+    known.reset();
+  }
   DW_RETURN_IF_ERROR(LetGo(name));
   return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::FindInPlace(const std::string& name) {
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
+  if (model->IsInPlace()) return model;
+  model.reset();
+  DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
+  DW_ASSIGN_OR_RETURN(model, Find(name));
+  if (model->IsInPlace()) return model;  // another rank was first
+  DW_RETURN_IF_ERROR(MayRenew(*model));
+  Layout layout = model->layout();
+  Coverage part = model->owned();
+  std::vector<SideFile> side_files = model->next_side_files()->files;
+  model.reset();
+  DW_RETURN_IF_ERROR(LetGo(name));
+  return Make(name, std::move(layout), std::move(part), std::move(side_files), false);
+}
+
+Status Agent::MayRenew(const Model& lost) {
+  std::error_code unknown;
+  const auto type = std::filesystem::symlink_status(lost.directory(), unknown).type();
+  if (type != std::filesystem::file_type::directory &&
+      type != std::filesystem::file_type::not_found) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": its directory {} was removed, and {} has its name now; remove that, "
+        "and offload again",
+        lost.name(), lost.directory().native(),
+        type == std::filesystem::file_type::symlink ? "a link" : "a file");
+  }
+  LogWarn(
+      "model {}: its files in {} were removed, and so it is made anew under another lineage, with "
+      "nothing published; see what cleans that directory",
+      lost.name(), lost.directory().native());
+  return absl::OkStatus();
+}
+
+Status Agent::CheckStays(const std::string& name) const {
+  std::lock_guard lock(mu_);
+  if (!unregistering_.contains(name)) return absl::OkStatus();
+  return Errorf(StatusCode::kNotFound,
+                "model \"{}\" is being unregistered from this sender; register it again", name);
 }
 
 StatusOr<std::shared_ptr<void>> Agent::TakeTurn(const std::string& name) {
@@ -263,26 +338,42 @@ StatusOr<std::shared_ptr<void>> Agent::TakeTurn(const std::string& name) {
   });
 }
 
+Status Agent::Retire(Model& model, const Status& ended) const {
+  if (const auto users = users_.Of(model.name()); !users.empty()) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": {}{} has registered it and is alive; end that trainer first",
+                  model.name(), users.front(),
+                  users.size() == 1 ? "" : fmt::format(" and {} more", users.size() - 1));
+  }
+  return model.Retire(ended);
+}
+
 StatusOr<Agent::Unregistered> Agent::Unregister(const std::string& name) {
   DW_RETURN_IF_ERROR(CheckModelName(name));  // it is a directory's name, too
   DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
+  const Status ended =
+      Errorf(StatusCode::kNotFound, "model \"{}\" was unregistered from this sender", name);
+  Unregistered done{.directory = std::filesystem::path(options_.data_dir) / name, .files = {}};
   if (auto model = Find(name); model.ok()) {
-    if (const std::vector<std::string> users = users_.Of(name); !users.empty()) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\": {}{} has registered it and is alive; end that trainer first",
-                    name, users.front(),
-                    users.size() == 1 ? "" : fmt::format(" and {} more", users.size() - 1));
+    {
+      // Before the look at its users, so that who comes after that look is refused.
+      std::lock_guard lock(mu_);
+      unregistering_.insert(name);
     }
-    DW_RETURN_IF_ERROR((*model)->Retire());
-    std::lock_guard lock(mu_);
-    unregistering_.insert(name);
+    const Status retired = Retire(**model, ended);
+    if (!retired.ok()) {
+      std::lock_guard lock(mu_);
+      unregistering_.erase(name);
+      return retired;
+    }
+    // Now, so that a crash from here on does not bring the model back.
+    std::error_code ignored;
+    std::filesystem::remove(done.directory / Halves::kStateName, ignored);
   } else {
     std::lock_guard lock(mu_);
     if (!unregistering_.contains(name)) return model.status();
   }
-  DW_RETURN_IF_ERROR(LetGo(
-      name, Errorf(StatusCode::kNotFound, "model \"{}\" was unregistered from this sender", name)));
-  Unregistered done{.directory = std::filesystem::path(options_.data_dir) / name, .files = {}};
+  DW_RETURN_IF_ERROR(LetGo(name, ended));
   DW_ASSIGN_OR_RETURN(done.files, RemoveModelFiles(done.directory, options_.file_group));
   {
     std::lock_guard lock(mu_);
@@ -333,7 +424,10 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
       std::lock_guard one_at_a_time(coming_mu_);
       desk_.attachments().Forget(name, ended);
     }
-    model->Drop();
+    model->Drop(ended.ok()
+                    ? absl::AbortedError(fmt::format(
+                          "model \"{}\" was replaced at the sender; register it again", name))
+                    : ended);
     desk_.Drop(*model, absl::AbortedError(ended.ok() ? "the model was replaced; describe it again"
                                                      : ended.message()));
   }

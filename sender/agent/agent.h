@@ -56,6 +56,13 @@ class Agent : public net::PullSource, public PullHost {
   /// use the model. kDeadlineExceeded: it is not served any more but still in use; call again.
   StatusOr<Unregistered> Unregister(const std::string& name);
   StatusOr<std::shared_ptr<Model>> Find(const std::string& name) const;
+  /// The same for a trainer, which opens the model's files by name. If they were removed, the model
+  /// is made anew, under a new lineage and with nothing published. kFailedPrecondition if its
+  /// directory's name is now that of something else.
+  StatusOr<std::shared_ptr<Model>> FindInPlace(const std::string& name);
+  /// kNotFound while the model is about to be unregistered, even if that will be refused. A trainer
+  /// that has entered users() before it asks is seen by Unregister, or sees it.
+  Status CheckStays(const std::string& name) const;
   std::vector<std::shared_ptr<Model>> Models() const;
 
   // Pulls.
@@ -122,9 +129,13 @@ class Agent : public net::PullSource, public PullHost {
   /// Waits until no other thread registers or unregisters `name`; that name is the caller's until
   /// the result is dropped.
   StatusOr<std::shared_ptr<void>> TakeTurn(const std::string& name);
+  /// Has a model that nobody uses begin no offload any more.
+  Status Retire(Model& model, const Status& ended) const;
   /// Takes the model out of use and waits until nobody holds a reference to it. `ended`: why there
   /// is no model of that name any more; OK: another one takes its place.
   Status LetGo(const std::string& name, const Status& ended = absl::OkStatus());
+  /// Whether the model, whose files are gone, may be made anew; says so in the log.
+  static Status MayRenew(const Model& lost);
   StatusOr<std::shared_ptr<Model>> Make(const std::string& name, Layout layout, Coverage part,
                                         std::vector<SideFile> side_files, bool replaces);
 
@@ -148,7 +159,8 @@ class Agent : public net::PullSource, public PullHost {
   std::map<std::string, Entry> models_;
   std::map<std::string, std::shared_ptr<Leaving>> leaving_;
   std::set<std::string> registering_;
-  std::set<std::string> unregistering_;  // models without a name whose files are still there
+  // Models that are about to lose their name, or have lost it while their files are still there.
+  std::set<std::string> unregistering_;
   const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
   Thread thread_;
 };

@@ -180,7 +180,7 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
   std::unique_lock lock(mu_);
   Half& h = halves_[half];
   h.use = HalfUse::kTaken;
-  const auto free = [&] { return stopping_ || h.readers == 0; };
+  const auto free = [&] { return !stopped_.ok() || h.readers == 0; };
   const std::chrono::milliseconds undisturbed = grace - CutTime(grace);
   if (!cv_.wait_for(lock, undisturbed, free)) {
     LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", context_.model,
@@ -197,9 +197,9 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
     }
   }
   *waited_seconds = SecondsSince(start);
-  if (!stopping_) return absl::OkStatus();
+  if (stopped_.ok()) return absl::OkStatus();
   h.use = HalfUse::kIdle;
-  return Stopping("sender");
+  return stopped_;
 }
 
 void Halves::GiveBack(uint32_t half) {
@@ -267,9 +267,9 @@ void Halves::Commit(uint32_t half, const Identity& id, std::span<const uint64_t>
   halves_[half].holds = id;
 }
 
-void Halves::Stop() {
+void Halves::Stop(const Status& why) {
   std::lock_guard lock(mu_);
-  stopping_ = true;
+  if (stopped_.ok()) stopped_ = why;
   cv_.notify_all();
 }
 

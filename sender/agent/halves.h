@@ -97,7 +97,7 @@ class Halves {
     return CutTime(grace) * 4 / 5;
   }
   /// Waits until nobody reads `half`, for `grace` in all: when CutTime of it is left, calls `cut`.
-  /// From here on Lease refuses the half. kUnavailable after Stop.
+  /// From here on Lease refuses the half. After Stop its reason.
   Status Drain(uint32_t half, std::chrono::milliseconds grace,
                const std::function<void(uint32_t)>& cut, double* waited_seconds);
   /// Undoes a Drain. REQUIRES: nobody has written to the half since.
@@ -110,7 +110,7 @@ class Halves {
   /// Records that the half holds `id`, with these digests, and makes it the active one.
   void Commit(uint32_t half, const Identity& id, std::span<const uint64_t> digests);
 
-  void Stop();
+  void Stop(const Status& why);
 
  private:
   Halves(Context context, StateFile state, std::vector<BufferFile> files, bool fresh);
@@ -128,7 +128,7 @@ class Halves {
 
   mutable Mutex mu_;
   CondVar cv_;
-  bool stopping_ = false;
+  Status stopped_;  // why; OK: it is not
   struct Half {
     HalfUse use = HalfUse::kIdle;
     Identity holds;

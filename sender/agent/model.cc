@@ -4,6 +4,7 @@
 
 #include <system_error>
 
+#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/layout/model_dir.h"
@@ -64,7 +65,7 @@ Model::Model(Parts parts, uint64_t first_lease, ThreadPool& pool)
 }
 
 Model::~Model() {
-  Stop();
+  Stop(Stopping("sender"));
   if (publisher_.joinable()) publisher_.join();
   if (job_ != nullptr) {
     job_->Cancel();
@@ -211,6 +212,11 @@ Status Model::KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const 
   return side_store_.Keep(use, set);
 }
 
+std::shared_ptr<const SideFileSet> Model::next_side_files() const {
+  std::lock_guard lock(mu_);
+  return next_side_files_;
+}
+
 Status Model::SetSideFiles(std::vector<SideFile> files) {
   DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
   DW_RETURN_IF_ERROR(KeepSideFiles(SideFileStore::Use::kNext, set));
@@ -260,29 +266,43 @@ uint64_t Model::damaged_chunks() const {
   return n;
 }
 
-void Model::Stop() {
-  halves_->Stop();
+bool Model::IsInPlace() const {
+  const auto is_file = [](const fs::path& path) {
+    std::error_code unknown;
+    return fs::symlink_status(path, unknown).type() == fs::file_type::regular;
+  };
+  for (uint32_t h = 0; h < 2; ++h) {
+    if (!is_file(halves_->path(h))) return false;
+  }
+  // Without the lock's file they may still be ours, and with another one they are not.
+  std::error_code unknown;
+  return is_file(dir_ / Halves::kStateName) &&
+         (dir_lock_.IsInPlace() || !fs::exists(dir_ / DirLock::kFileName, unknown));
+}
+
+void Model::Stop(const Status& why) {
+  halves_->Stop(why);
   {
     std::lock_guard lock(mu_);
-    stopping_ = true;
+    if (stopped_.ok()) stopped_ = why;
     cv_.notify_all();
   }
   offload_listeners_.Call();
 }
 
-Status Model::Retire() {
+Status Model::Retire(const Status& why) {
   {
     std::lock_guard lock(mu_);
     DW_RETURN_IF_ERROR(session_.MayUnregister(SteadyClock::now()));
-    stopping_ = true;
+    if (stopped_.ok()) stopped_ = why;
     cv_.notify_all();
   }
-  Stop();
+  Stop(why);
   return absl::OkStatus();
 }
 
-void Model::Drop() {
-  Stop();
+void Model::Drop(const Status& why) {
+  Stop(why);
   std::shared_ptr<PublishJob> job;
   {
     std::lock_guard lock(mu_);

@@ -109,6 +109,8 @@ class Model : public StateSource {
 
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
+  /// Those that will belong to the next version.
+  std::shared_ptr<const SideFileSet> next_side_files() const;
   /// `files` will belong to the next version that is published.
   Status SetSideFiles(std::vector<SideFile> files);
 
@@ -192,14 +194,19 @@ class Model : public StateSource {
   EncodedCache::Counts early_encoded() const { return early_encoded_->counts(); }
   GpuDiff::Counts gpu_counts() const;
 
-  /// Wakes everything that waits. A publish that is running finishes, and no other begins.
-  void Stop();
+  /// False if its files are not in its directory any more: whoever opens them by name finds none,
+  /// or others.
+  bool IsInPlace() const;
+
+  /// Wakes everything that waits, with `why`. A publish that is running finishes, and no other
+  /// begins. The first reason stays.
+  void Stop(const Status& why);
   /// Stop, for a model that is about to be unregistered: no offload begins any more.
   /// kFailedPrecondition, and no change, while an offload is under way.
-  Status Retire();
+  Status Retire(const Status& why);
   /// Stop, for a model that another takes the place of: a publish that is running is given up too,
   /// since nobody could ever pull what it makes.
-  void Drop();
+  void Drop(const Status& why);
 
  private:
   /// What Create and Recover put together.
@@ -310,7 +317,7 @@ class Model : public StateSource {
   mutable Mutex mu_;
   CondVar cv_;
   Listeners offload_listeners_;  // not under mu_
-  bool stopping_ = false;
+  Status stopped_;               // why it has stopped; OK: it has not
   OffloadSession session_;
   std::shared_ptr<PublishJob> job_;  // of the session's offload, or of one that has ended
   uint64_t job_lease_ = 0;

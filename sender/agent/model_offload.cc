@@ -41,7 +41,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
   {
     std::unique_lock lock(mu_);
     while (true) {
-      if (stopping_) return Stopping("sender");
+      if (!stopped_.ok()) return stopped_;
       const auto newest = store_->newest();
       auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
                                  SteadyClock::now());
@@ -185,7 +185,7 @@ StatusOr<bool> Model::Attended(uint64_t lease, uint32_t rank) const {
 }
 
 StatusOr<bool> Model::AttendedNow(uint64_t lease, uint32_t rank) const {
-  if (stopping_) return Stopping("sender");
+  if (!stopped_.ok()) return stopped_;
   return session_.Attended(lease, rank);
 }
 
@@ -309,7 +309,7 @@ std::optional<StatusOr<VersionInfo>> Model::OutcomeNow(uint64_t version, uint64_
                                                        uint64_t attempt) const {
   const auto newest = store_->newest();
   auto outcome = session_.Outcome(version, lease, newest ? newest->info : VersionInfo{}, attempt);
-  if (!outcome && stopping_) outcome = Stopping("sender");
+  if (!outcome && !stopped_.ok()) outcome = stopped_;
   return outcome;
 }
 

@@ -32,7 +32,7 @@ void Model::PublisherLoop() {
   constexpr auto kNever = Clock::time_point::max();
   std::unique_lock lock(mu_);
   auto scrub_at = options_.scrub_bytes_per_s == 0 ? kNever : Clock::now();
-  while (!stopping_) {
+  while (stopped_.ok()) {
     const auto now = Clock::now();
     if (session_.phase() == OffloadPhase::kPublishing && session_.lease() != 0) {
       const ToPublish what = NextPublish();

@@ -135,16 +135,17 @@ grpc::ServerWriteReactor<v1::AttendModelEvent>* TrainerServiceImpl::AttendModel(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_ASSIGN_OR_RETURN(const auto model, agent_.Find(request->model()));
         ModelUsers& users = agent_.users();
-        return std::make_unique<UseSource>(
-            users, users.Enter(request->model(), request->rank(), request->publisher()), model,
-            request->client(), std::move(news));
+        auto use = users.Enter(request->model(), request->rank(), request->publisher());
+        DW_RETURN_IF_ERROR(agent_.CheckStays(request->model()));
+        return std::make_unique<UseSource>(users, std::move(use), model, request->client(),
+                                           std::move(news));
       });
 }
 
 grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
                                               const v1::BeginOffloadRequest* request,
                                               v1::BeginOffloadResponse* response) {
-  auto model = agent_.Find(request->model());
+  auto model = agent_.FindInPlace(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   const std::string fingerprint = (*model)->layout().fingerprint().Hex();
   if (!request->fingerprint().empty() && request->fingerprint() != fingerprint) {

@@ -126,7 +126,7 @@ struct TrainerClient::Impl {
   std::unique_ptr<ModelUse> use;  // destroyed before the stub
   std::function<bool()> gone;
   std::function<void(const std::string&)> notice;
-  bool noticed = false;  // that nobody listens, and nobody has since
+  bool noticed = false;              // that nobody listens, and nobody has since
   std::optional<SenderPeer> sender;  // as last looked at; null: not yet, or it was started anew
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout

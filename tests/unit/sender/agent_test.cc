@@ -352,6 +352,51 @@ TEST_CASE("agent: what is still in use when it is unregistered is removed by the
   CHECK_FALSE(std::filesystem::exists(dir));
 }
 
+TEST_CASE("agent: an offload that races with unregistering is told of that") {
+  Host host({.letting_go = milliseconds(50)});
+  const auto model = *host.agent().Find("m");  // as a call that found it before
+  CHECK(absl::IsDeadlineExceeded(host.agent().Unregister("m").status()));
+  const Status told = model->BeginOffload({.version = 2}, [] { return false; }).status();
+  CHECK(absl::IsNotFound(told));
+  CHECK(told.message().find("was unregistered from this sender") != std::string::npos);
+}
+
+TEST_CASE("agent: a trainer that comes meanwhile is seen by unregistering, or sees it") {
+  Host host;
+  Agent& agent = host.agent();
+  for (int round = 0; round < 300; ++round) {
+    REQUIRE(host.Register(1, true).ok());
+    ModelUsers::Use use;
+    Status stays;
+    Thread trainer([&] {
+      use = agent.users().Enter("m", 0, "trainer");
+      stays = agent.CheckStays("m");
+    });
+    const bool unregistered = agent.Unregister("m").ok();
+    trainer.join();
+    if (!unregistered) continue;
+    // It has come after the model was gone, or is refused.
+    if (stays.ok()) CHECK(absl::IsNotFound(agent.Find("m").status()));
+  }
+}
+
+TEST_CASE("agent: a crash while a model is unregistered leaves no model and no memory") {
+  Host host({.letting_go = milliseconds(50)});
+  const std::filesystem::path dir = std::filesystem::path(host.Options().data_dir) / "m";
+  std::atomic<bool> cut{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  REQUIRE(absl::IsDeadlineExceeded(host.agent().Unregister("m").status()));
+  session.reset();
+  ThreadPool pool(1);
+  Agent next(host.Options(), pool);
+  // The first one's model goes on a thread of its own.
+  REQUIRE(Soon([&] {
+    REQUIRE(next.RecoverModels().ok());
+    return !std::filesystem::exists(dir);
+  }));
+  CHECK(absl::IsNotFound(next.Find("m").status()));
+}
+
 TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
   auto host = std::make_unique<Host>();
   std::atomic<bool> cut{false};

@@ -103,7 +103,7 @@ TEST_CASE("draining cuts readers that stay beyond the grace, and waits for them"
   CHECK(cut == 0);
   f->GiveBack(0);
   lease = f->Lease(0, Fixture::Id(1));
-  f->Stop();
+  f->Stop(absl::UnavailableError("the test stops"));
   CHECK(absl::IsUnavailable(f.Drain(0)));
   CHECK(f->holds(0) == Fixture::Id(1));
 }

@@ -188,7 +188,7 @@ TEST_CASE(
   }
   SECTION("the sender stops") {
     const int before = news;
-    m->Stop();
+    m->Stop(absl::UnavailableError("the test stops"));
     CHECK(told(before));
     CHECK(absl::IsUnavailable(m->Attended(zero->lease, 0).status()));
     CHECK(absl::IsUnavailable(m->Outcome(1, zero->lease, 0)->status()));
