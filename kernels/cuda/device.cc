@@ -30,9 +30,14 @@ GpuStatus Check(cudaError_t error, const char* what) {
                     cudaGetErrorName(error) + ")"};
 }
 
+void Ignore(cudaError_t error) {
+  if (error != cudaSuccess) (void)cudaGetLastError();
+}
+
 }  // namespace gpu
 
 using gpu::Check;
+using gpu::Ignore;
 
 GpuStatus FindGpu(int device, GpuInfo* info) {
   int devices = 0;
@@ -68,7 +73,7 @@ GpuStatus GpuBuffer::Create(size_t bytes, std::unique_ptr<GpuBuffer>* buffer) {
   return {};
 }
 
-GpuBuffer::~GpuBuffer() { (void)cudaFree(bytes_.data()); }
+GpuBuffer::~GpuBuffer() { Ignore(cudaFree(bytes_.data())); }
 
 GpuStatus GpuCopy(MutableBytes to, Bytes from) {
   if (to.size() != from.size()) return {GpuError::kArgument, "a copy between unequal sizes"};
@@ -83,10 +88,11 @@ GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes 
   const auto* from = reinterpret_cast<const uint8_t*>(src.data());
   auto* to = reinterpret_cast<uint8_t*>(dst.data());
   for (const StridedCopy& copy : copies) {
-    gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
-                                    reinterpret_cast<uintptr_t>(to)),
-                     from, to, nullptr);
-    DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a strided copy"));
+    DW_GPU_RETURN_IF_ERROR(gpu::Start("starting a strided copy", [&] {
+      gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
+                                      reinterpret_cast<uintptr_t>(to)),
+                       from, to, nullptr);
+    }));
   }
   return Check(cudaDeviceSynchronize(), "a strided copy");
 }
@@ -100,6 +106,6 @@ GpuStatus GpuPin::Create(Bytes memory, std::unique_ptr<GpuPin>* pin) {
   return {};
 }
 
-GpuPin::~GpuPin() { (void)cudaHostUnregister(const_cast<void*>(memory_)); }
+GpuPin::~GpuPin() { Ignore(cudaHostUnregister(const_cast<void*>(memory_))); }
 
 }  // namespace deltawire::kernels

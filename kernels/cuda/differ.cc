@@ -190,9 +190,10 @@ GpuStatus GpuDiffer::Impl::QueueDigests(Slab& slab) {
   DW_GPU_RETURN_IF_ERROR(
       Check(cudaMemsetAsync(slab.digests.data(), 0, n * sizeof(uint64_t), stream.get()),
             "clearing the digests"));
-  gpu::LaunchDigest(slab.chunks.data(), static_cast<uint32_t>(n), key_view, slab.digests.data(),
-                    stream.get());
-  DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a digest"));
+  DW_GPU_RETURN_IF_ERROR(gpu::Start("starting a digest", [&] {
+    gpu::LaunchDigest(slab.chunks.data(), static_cast<uint32_t>(n), key_view, slab.digests.data(),
+                      stream.get());
+  }));
   return stream.Copy(slab.host_digests.data(), slab.digests.data(), n * sizeof(uint64_t));
 }
 
@@ -227,8 +228,8 @@ GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, Bytes after,
   batch.results = slab.results.data();
   batch.out = slab.payloads.data();
   batch.key = key_view;
-  gpu::LaunchEncode(batch, stream.get());
-  DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a diff"));
+  DW_GPU_RETURN_IF_ERROR(
+      gpu::Start("starting a diff", [&] { gpu::LaunchEncode(batch, stream.get()); }));
   DW_GPU_RETURN_IF_ERROR(
       stream.Copy(slab.host_results.data(), slab.results.data(), n * sizeof(gpu::ChunkOut)));
   DW_GPU_RETURN_IF_ERROR(QueueDigests(slab));
@@ -325,8 +326,8 @@ GpuStatus GpuDiffer::Impl::StartApply(Slab& slab, Bytes half, std::span<GpuApply
   batch.payloads = slab.payloads.data();
   batch.results = slab.apply_out.data();
   batch.key = key_view;
-  gpu::LaunchApply(batch, stream.get());
-  DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting to apply"));
+  DW_GPU_RETURN_IF_ERROR(
+      gpu::Start("starting to apply", [&] { gpu::LaunchApply(batch, stream.get()); }));
   return stream.Copy(slab.host_apply_out.data(), slab.apply_out.data(),
                      slab.blocks_used * sizeof(gpu::ApplyBlockOut));
 }

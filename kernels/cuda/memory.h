@@ -12,6 +12,17 @@
 namespace deltawire::kernels::gpu {
 
 GpuStatus Check(cudaError_t error, const char* what);
+/// Of calls that nobody can answer for: takes the error out of CUDA's record, where whoever calls
+/// next in this thread would find it and take it for its own.
+void Ignore(cudaError_t error);
+/// Starts a kernel by `launch`. How that went stands only in CUDA's record, so what somebody else
+/// left there is dropped first.
+template <typename F>
+GpuStatus Start(const char* what, F launch) {
+  (void)cudaGetLastError();
+  launch();
+  return Check(cudaGetLastError(), what);
+}
 
 /// Returns from the function with the status unless it is ok.
 #define DW_GPU_RETURN_IF_ERROR(expression)                                         \
@@ -25,10 +36,10 @@ GpuStatus Check(cudaError_t error, const char* what);
 class OnDevice {
  public:
   explicit OnDevice(int device) {
-    (void)cudaGetDevice(&before_);
+    Ignore(cudaGetDevice(&before_));
     status_ = Check(cudaSetDevice(device), "choosing the device");
   }
-  ~OnDevice() { (void)cudaSetDevice(before_); }
+  ~OnDevice() { Ignore(cudaSetDevice(before_)); }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
   const GpuStatus& status() const { return status_; }
@@ -54,7 +65,7 @@ class Array {
   }
   ~Array() {
     if (data_ == nullptr) return;
-    (void)(kWhere == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
+    Ignore(kWhere == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
   }
 
   GpuStatus Make(size_t size) {
@@ -91,7 +102,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   ~Stream() {
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    if (stream_ != nullptr) Ignore(cudaStreamDestroy(stream_));
   }
   GpuStatus Make() {
     return Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");

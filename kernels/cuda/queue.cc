@@ -62,10 +62,11 @@ GpuStatus GpuQueue::Place(const StridedCopy& copy, Bytes src, MutableBytes dst,
   DW_GPU_RETURN_IF_ERROR(here.status());
   const auto* from = reinterpret_cast<const uint8_t*>(src.data());
   auto* to = reinterpret_cast<uint8_t*>(dst.data());
-  gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
-                                  reinterpret_cast<uintptr_t>(to)),
-                   from, to, impl_->stream.get());
-  return Check(cudaGetLastError(), "starting a strided copy");
+  return gpu::Start("starting a strided copy", [&] {
+    gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
+                                    reinterpret_cast<uintptr_t>(to)),
+                     from, to, impl_->stream.get());
+  });
 }
 
 GpuStatus GpuQueue::Wait() {

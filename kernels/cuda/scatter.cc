@@ -213,8 +213,8 @@ GpuStatus GpuScatter::Queue(bool backwards, void* stream) {
   for (const Impl::Round& round : impl.rounds) {
     batch.blocks = impl.blocks.data() + round.first;
     batch.block_count = static_cast<uint32_t>(round.count);
-    gpu::LaunchScatter(batch, on);
-    DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting to scatter"));
+    DW_GPU_RETURN_IF_ERROR(
+        gpu::Start("starting to scatter", [&] { gpu::LaunchScatter(batch, on); }));
   }
   return {};
 }

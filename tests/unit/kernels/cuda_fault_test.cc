@@ -1,6 +1,9 @@
 // What kernels/gpu.h does when any one of its CUDA calls fails, on the fake runtime of
 // fake_cuda.cc.
+#include <cuda_runtime_api.h>
+
 #include <catch2/catch.hpp>
+#include <vector>
 
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/gpu_model.h"
@@ -46,6 +49,66 @@ TEST_CASE("A CUDA error anywhere in a diff is reported and the next diff is righ
     }
     CHECK(failures > 10);
   }
+}
+
+TEST_CASE("After a CUDA error that sticks, every call is answered by it, and nothing hangs") {
+  const unsigned seed = GENERATE(1u, 2u);
+  CAPTURE(seed);
+  SeedCuda(seed);
+  Random random(seed);
+  GpuModel model = GpuModel::Crumbs(300, random);
+  const auto all = model.AllChunks();
+  size_t failures = 0;
+  for (int at = 0;; at += 1 + at / 3) {
+    CAPTURE(at);
+    std::unique_ptr<GpuDiffer> differ;
+    std::unique_ptr<GpuPin> pin;
+    const GpuModel::Version next = model.Mutated(0.05, Change::kSmall, random);
+    StickCudaErrors(true);
+    FailCudaCallIn(at);
+    const auto diff = [&] {
+      return differ->Diff(model.current().data, next.data, all, model.current().digests,
+                          [](uint32_t, const EncodeResult&, Bytes) {});
+    };
+    GpuStatus status =
+        GpuDiffer::Create(Options(GpuMode::kResident), model.key(), model.chunks(), &differ);
+    const bool made = status.ok();
+    if (made) status = GpuPin::Create(next.data, &pin);
+    if (status.ok()) status = diff();
+    // A lack of memory does not stick.
+    const bool sticks = !status.ok() && status.error == GpuError::kDevice;
+    if (sticks && made) CHECK(diff().error == GpuError::kDevice);
+    pin.reset();
+    differ.reset();
+    FailCudaCallIn(-1);
+    StickCudaErrors(false);
+    if (status.ok()) break;
+    ++failures;
+  }
+  CHECK(failures > 10);
+}
+
+TEST_CASE("An error that somebody else has left behind is not reported as one of ours") {
+  Random random(54);
+  GpuModel model = GpuModel::Crumbs(300, random);
+  const auto all = model.AllChunks();
+  std::unique_ptr<GpuDiffer> differ;
+  REQUIRE(
+      GpuDiffer::Create(Options(GpuMode::kResident), model.key(), model.chunks(), &differ).ok());
+  {
+    // As of a pin whose memory was unregistered by hand, or a stranger's call in this thread.
+    std::vector<std::byte> memory(4096);
+    std::unique_ptr<GpuPin> pin;
+    REQUIRE(GpuPin::Create(memory, &pin).ok());
+    CHECK(cudaHostUnregister(memory.data()) == cudaSuccess);
+    pin.reset();
+    CHECK(cudaGetLastError() == cudaSuccess);  // whoever calls next does not find it either
+  }
+  const GpuModel::Version next = model.Mutated(0.05, Change::kSmall, random);
+  model.CheckDiff(*differ, next, all);
+  CHECK(cudaSetDevice(99) == cudaErrorInvalidDevice);
+  model.Become(next);
+  model.CheckDiff(*differ, model.Mutated(0.05, Change::kSmall, random), all);
 }
 
 TEST_CASE("A CUDA error while a differ is made leaves no memory behind") {

@@ -1,18 +1,23 @@
 // A fake of the CUDA runtime for machines without a device, with two of them. "Device" memory is
 // filled with rubbish, and only queued work and cudaMemcpy can touch it; of strided copies, only
 // those of the same device, queued while it is the current one. Work that is queued on a stream
-// runs when somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided
-// copies may write only to registered host memory. So code around the kernels cannot break CUDA's
-// rules unseen.
+// runs in its order, and at any time: at once, during any later call, when somebody waits, or after
+// the stream was destroyed; streams get on in any order. A failure stays in cudaGetLastError until
+// that is asked, and some failures stay for good. Kernels are the CPU emulation; strided copies may
+// write only to registered host memory. So code around the kernels cannot break CUDA's rules
+// unseen.
 #include "tests/unit/kernels/fake_cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <mutex>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -28,7 +33,13 @@ struct CUstream_st {
 namespace deltawire::kernels::test {
 namespace {
 
+std::recursive_mutex mu;  // of all that follows
 int fail_in = -1, calls = 0;
+bool sticks = false;
+cudaError_t stuck = cudaSuccess;
+thread_local cudaError_t last_error = cudaSuccess;
+std::mt19937 chance(1);
+unsigned times_on = 0;  // since SeedCuda
 Wrong wrong = Wrong::kNothing;
 unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0;
@@ -38,13 +49,26 @@ constexpr int kDevices = 2;
 thread_local int current_device = 0;
 std::map<const uint8_t*, size_t> device_memory, registered;
 std::map<const uint8_t*, int> device_of;  // of the blocks of device_memory
-std::set<CUstream_st*> streams;
+std::vector<CUstream_st*> streams;        // in the order in which they were made
+std::vector<CUstream_st*> destroyed;      // those with work left
 CUstream_st null_stream;
+
+cudaError_t Say(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+void GetOn();
 
 /// The result of a call that can fail. FailCudaCallIn counts down to the call that does.
 cudaError_t Outcome() {
   ++calls;
-  return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown : cudaSuccess;
+  GetOn();
+  if (stuck == cudaSuccess && fail_in >= 0 && fail_in-- == 0) {
+    if (sticks) stuck = cudaErrorUnknown;
+    return Say(cudaErrorUnknown);
+  }
+  return Say(stuck);
 }
 
 CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
@@ -63,11 +87,56 @@ class OnTheDevice {
   }
 };
 
+/// REQUIRES: on the device.
+void RunSome(CUstream_st& stream, size_t steps) {
+  if (stuck != cudaSuccess) return stream.work.clear();
+  const auto end = stream.work.begin() + static_cast<long>(std::min(steps, stream.work.size()));
+  for (auto step = stream.work.begin(); step != end; ++step) (*step)();
+  stream.work.erase(stream.work.begin(), end);
+}
+
 void RunAll(CUstream_st& stream) {
   if (stream.work.empty()) return;
   const OnTheDevice here;
-  for (const auto& step : stream.work) step();
-  stream.work.clear();
+  RunSome(stream, stream.work.size());
+}
+
+void EndDestroyed() {
+  std::erase_if(destroyed, [](CUstream_st* stream) {
+    if (!stream->work.empty()) return false;
+    delete stream;
+    return true;
+  });
+}
+
+/// Time has gone by: some streams have got on, in any order.
+void GetOn() {
+  // Ever more seldom: to make the device's memory accessible takes long.
+  if (chance() % (8 + times_on / 2) != 0) return;
+  ++times_on;
+  std::vector<CUstream_st*> all = streams;
+  all.insert(all.end(), destroyed.begin(), destroyed.end());
+  all.push_back(&null_stream);
+  std::erase_if(all, [](const CUstream_st* stream) { return stream->work.empty(); });
+  if (all.empty()) return;
+  std::shuffle(all.begin(), all.end(), chance);
+  const OnTheDevice here;
+  for (CUstream_st* stream : all) {
+    if (chance() % 2 == 0) RunSome(*stream, 1 + chance() % 8);
+  }
+  EndDestroyed();
+}
+
+void RunEverything() {
+  RunAll(null_stream);
+  for (CUstream_st* stream : streams) RunAll(*stream);
+  for (CUstream_st* stream : destroyed) RunAll(*stream);
+  EndDestroyed();
+}
+
+void Queue(cudaStream_t stream, std::function<void()> step) {
+  Of(stream).work.push_back(std::move(step));
+  GetOn();
 }
 
 bool Holds(const std::map<const uint8_t*, size_t>& blocks, const uint8_t* p, size_t bytes) {
@@ -93,8 +162,17 @@ void CheckKernelMemory(int device, const uint8_t* p, size_t bytes) {
   }
 }
 
+/// A lack of memory does not stick.
+cudaError_t AllocationOutcome() {
+  const cudaError_t before = stuck;
+  const cudaError_t error = Outcome();
+  if (before != cudaSuccess || error == cudaSuccess) return error;
+  stuck = cudaSuccess;
+  return Say(cudaErrorMemoryAllocation);
+}
+
 cudaError_t Allocate(void** memory, size_t bytes) {
-  if (Outcome() != cudaSuccess) return cudaErrorMemoryAllocation;
+  if (const cudaError_t error = AllocationOutcome(); error != cudaSuccess) return error;
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*memory, 0xdb, bytes);
   ++allocations;
@@ -102,7 +180,7 @@ cudaError_t Allocate(void** memory, size_t bytes) {
 }
 
 cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
-  if (Outcome() != cudaSuccess) return cudaErrorMemoryAllocation;
+  if (const cudaError_t error = AllocationOutcome(); error != cudaSuccess) return error;
   constexpr size_t kPage = 4096;
   bytes = (bytes + kPage - 1) / kPage * kPage;
   void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -117,8 +195,11 @@ cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
 }
 
 cudaError_t FreeOnDevice(void* memory) {
+  if (memory == nullptr) return cudaSuccess;
+  if (stuck != cudaSuccess) return Say(stuck);
+  RunEverything();  // freeing waits for the device
   const auto block = device_memory.find(static_cast<uint8_t*>(memory));
-  if (block == device_memory.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  if (block == device_memory.end()) return Say(cudaErrorInvalidValue);
   munmap(memory, block->second);
   device_of.erase(block->first);
   device_memory.erase(block);
@@ -127,7 +208,10 @@ cudaError_t FreeOnDevice(void* memory) {
 }
 
 cudaError_t Free(void* memory) {
-  if (memory != nullptr) --allocations;
+  if (memory == nullptr) return cudaSuccess;
+  if (stuck != cudaSuccess) return Say(stuck);
+  RunEverything();
+  --allocations;
   std::free(memory);
   return cudaSuccess;
 }
@@ -272,6 +356,16 @@ void ScatterBlocks(const gpu::ScatterBatch& batch, int device) {
 }  // namespace
 
 void FailCudaCallIn(int after) { fail_in = after; }
+void StickCudaErrors(bool stick) {
+  const std::lock_guard lock(mu);
+  sticks = stick;
+  if (stick) return;
+  stuck = last_error = cudaSuccess;
+}
+void SeedCuda(unsigned seed) {
+  chance.seed(seed);
+  times_on = 0;
+}
 int CudaCalls() { return calls; }
 void PlantWrong(Wrong what, unsigned chunk) {
   wrong = what;
@@ -297,7 +391,9 @@ using namespace deltawire::kernels::test;  // NOLINT: the functions below stand 
 namespace deltawire::kernels::gpu {
 
 void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
-  Of(stream).work.push_back([batch] {
+  const std::lock_guard lock(mu);
+  if (Outcome() != cudaSuccess) return;
+  Queue(stream, [batch] {
     EncodeBlocks(batch);
     PlanChunks(batch);
     Gather(batch);
@@ -305,16 +401,22 @@ void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
   });
 }
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {
-  Of(stream).work.push_back([batch] { ApplyBlocks(batch); });
+  const std::lock_guard lock(mu);
+  if (Outcome() != cudaSuccess) return;
+  Queue(stream, [batch] { ApplyBlocks(batch); });
 }
 void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream) {
+  const std::lock_guard lock(mu);
+  if (Outcome() != cudaSuccess) return;
   const int device = stream == nullptr ? current_device : stream->device;  // each has a default one
   if (device != current_device) End("a kernel is started on a stream of another device");
-  Of(stream).work.push_back([batch, device] { ScatterBlocks(batch, device); });
+  Queue(stream, [batch, device] { ScatterBlocks(batch, device); });
 }
 void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key, uint64_t* digests,
                   cudaStream_t stream) {
-  Of(stream).work.push_back([=] {
+  const std::lock_guard lock(mu);
+  if (Outcome() != cudaSuccess) return;
+  Queue(stream, [=] {
     for (uint32_t i = 0; i < count * kSlices; ++i) {
       const DeviceChunk& chunk = chunks[i / kSlices];
       for (uint32_t lane = 0; lane < kDigestLanes; ++lane) {
@@ -324,9 +426,11 @@ void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key,
   });
 }
 void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaStream_t stream) {
+  const std::lock_guard lock(mu);
+  if (Outcome() != cudaSuccess) return;
   const int device = Of(stream).device;
   if (device != current_device) End("a kernel is started on a stream of another device");
-  Of(stream).work.push_back([=] {
+  Queue(stream, [=] {
     ++placements;
     for (uint64_t i = 0; i < plan.units; ++i) {
       const PlaceStep step = PlaceUnit(plan, i);
@@ -355,7 +459,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= kDevices) return Say(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -364,75 +468,105 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const std::lock_guard lock(mu);
   *free_bytes = size_t{3} << 30;
   *total_bytes = size_t{8} << 30;
   return Outcome();
 }
-cudaError_t cudaGetLastError() { return Outcome(); }
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = stuck;
+  return error;
+}
 const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
 
-cudaError_t cudaMalloc(void** memory, size_t bytes) { return AllocateOnDevice(memory, bytes); }
-cudaError_t cudaMallocHost(void** memory, size_t bytes) { return Allocate(memory, bytes); }
-cudaError_t cudaFree(void* memory) { return FreeOnDevice(memory); }
-cudaError_t cudaFreeHost(void* memory) { return Free(memory); }
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  const std::lock_guard lock(mu);
+  return AllocateOnDevice(memory, bytes);
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  const std::lock_guard lock(mu);
+  return Allocate(memory, bytes);
+}
+cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(mu);
+  return FreeOnDevice(memory);
+}
+cudaError_t cudaFreeHost(void* memory) {
+  const std::lock_guard lock(mu);
+  return Free(memory);
+}
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  if (refuse_pinning) return cudaErrorMemoryAllocation;
+  const std::lock_guard lock(mu);
+  if (refuse_pinning) return Say(cudaErrorMemoryAllocation);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
   registered[static_cast<uint8_t*>(memory)] = bytes;
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* memory) {
+  const std::lock_guard lock(mu);
   const auto known = registered.find(static_cast<uint8_t*>(memory));
   // The runtime looks at the pages, so they must still be there.
   if (known != registered.end()) {
     unpinned = static_cast<volatile uint8_t*>(memory)[0];
     unpinned = static_cast<volatile uint8_t*>(memory)[known->second - 1];
   }
-  return registered.erase(static_cast<uint8_t*>(memory)) == 1 ? cudaSuccess : cudaErrorInvalidValue;
+  const bool erased = registered.erase(static_cast<uint8_t*>(memory)) == 1;
+  return Say(stuck != cudaSuccess ? stuck : erased ? cudaSuccess : cudaErrorInvalidValue);
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  const std::lock_guard lock(mu);
   if (refuse_mapping || !Holds(registered, static_cast<uint8_t*>(host), 1)) {
-    return cudaErrorNotSupported;
+    return Say(cudaErrorNotSupported);
   }
   *device = host;
   return Outcome();
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const std::lock_guard lock(mu);
+  if (stuck != cudaSuccess) return Say(stuck);
   *stream = new CUstream_st{.device = current_device, .work = {}};
-  streams.insert(*stream);
+  streams.push_back(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  streams.erase(stream);
-  delete stream;
-  return cudaSuccess;
+  // Its work goes on.
+  const std::lock_guard lock(mu);
+  std::erase(streams, stream);
+  destroyed.push_back(stream);
+  GetOn();
+  return Say(stuck);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const std::lock_guard lock(mu);
   RunAll(Of(stream));
   return Outcome();
 }
 cudaError_t cudaDeviceSynchronize() {
-  RunAll(null_stream);
-  for (CUstream_st* stream : streams) RunAll(*stream);
+  const std::lock_guard lock(mu);
+  RunEverything();
   return Outcome();
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+  const std::lock_guard lock(mu);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
-  Of(stream).work.push_back([=] { std::memcpy(to, from, bytes); });
+  Queue(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  const std::lock_guard lock(mu);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
   const OnTheDevice here;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  const std::lock_guard lock(mu);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
-  Of(stream).work.push_back([=] { std::memset(to, value, bytes); });
+  Queue(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 

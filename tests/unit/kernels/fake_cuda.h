@@ -10,6 +10,11 @@ namespace deltawire::kernels::test {
 /// Of the calls that can fail, lets `calls` succeed and the next one fail, once. Negative: none
 /// fails.
 void FailCudaCallIn(int calls);
+/// Whether the next failure sticks, as that of a kernel that touched what it may not: every call
+/// fails from then on, and no work runs. False: also ends that, as only a new process does.
+void StickCudaErrors(bool stick);
+/// Draws anew when queued work runs.
+void SeedCuda(unsigned seed);
 /// How many calls so far could have failed.
 int CudaCalls();
 /// From now on the device gets this wrong in one chunk of every diff's batches.
