@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
+#include "common/base/log.h"
 #include "common/layout/chunks.h"
 #include "common/layout/safetensors.h"
 
@@ -249,13 +251,19 @@ Status BufferFile::Exchange(BufferFile& other) {
   if (errno != EINVAL && errno != ENOSYS) return failed("exchange");
   // The spare name keeps `other` alive when this file is renamed over its name.
   const std::filesystem::path mine = path_;
-  const std::filesystem::path spare = mine.native() + ".swap";
+  constexpr std::string_view kSwap = ".swap";
+  const bool swapped = mine.native().ends_with(kSwap);  // an exchange before was left so
+  const std::filesystem::path spare =
+      swapped ? mine.native().substr(0, mine.native().size() - kSwap.size())
+              : mine.native() + std::string(kSwap);
   ::unlink(spare.c_str());
   if (::link(other.path_.c_str(), spare.c_str()) != 0) return failed("link");
   if (::rename(mine.c_str(), other.path_.c_str()) != 0) return failed("rename");
   path_ = other.path_;
   other.path_ = spare;
-  return other.Rename(mine);
+  // From here on the two are exchanged, whatever else fails: the other file keeps the spare name.
+  if (const Status named = other.Rename(mine); !named.ok()) LogWarn("{}", MessageOf(named));
+  return {};
 }
 
 }  // namespace deltawire

@@ -48,7 +48,8 @@ class BufferFile {
   /// Renames within the directory (atomic); the mapping survives.
   Status Rename(const std::filesystem::path& to);
   /// Swaps the names of this file and `other`, in one step where the filesystem can. Elsewhere this
-  /// file takes `other`'s name first, and for a moment its own name leads to no file.
+  /// file takes `other`'s name first, and for a moment its own name leads to no file. After an
+  /// error nothing was exchanged.
   Status Exchange(BufferFile& other);
 
   /// Gives the file the name `path`, after somebody else removed or changed its name. kNotFound
