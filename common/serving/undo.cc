@@ -5,7 +5,7 @@
 namespace deltawire {
 namespace {
 
-struct Scratch {
+struct UndoScratch {
   ScratchMemory fold, negated;
 };
 
@@ -14,7 +14,7 @@ struct Scratch {
 kernels::DecodeStatus UndoDelta(const kernels::Backend& backend, const kernels::DigestKey& key,
                                 Bytes payload, unsigned width, MutableBytes bytes,
                                 uint64_t& digest) {
-  auto& scratch = OfThisThread<Scratch>();
+  auto& scratch = OfThisThread<UndoScratch>();
   const MutableBytes fold = scratch.fold.Sized(kernels::FoldScratchBytes(width));
   const MutableBytes negated = scratch.negated.Sized(kernels::MaxEncodedBytes(bytes.size(), width));
   size_t size = 0;
