@@ -1,5 +1,6 @@
 #include "tests/simulation/kernel_calls.h"
 
+#include <dirent.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -82,6 +83,8 @@ int __real_posix_fallocate(int fd, off_t at, off_t bytes);
 int __real_flock(int fd, int operation);
 ssize_t __real_pwrite(int fd, const void* from, size_t bytes, off_t at);
 ssize_t __real_write(int fd, const void* from, size_t bytes);
+int __real_openat(int dir, const char* path, int flags, ...);
+DIR* __real_fdopendir(int fd);
 ssize_t __real_getrandom(void* to, size_t bytes, unsigned flags);
 
 int __wrap_open(const char* path, int flags, ...) {
@@ -93,6 +96,23 @@ int __wrap_open(const char* path, int flags, ...) {
   const int fd = OpenUnlessLeased(path, flags, mode);
   if (Process* process = ThisProcess(); process != nullptr && fd >= 0) process->Opened(fd);
   return fd;
+}
+
+int __wrap_openat(int dir, const char* path, int flags, ...) {
+  va_list args;
+  va_start(args, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, mode_t) : 0;
+  va_end(args);
+  Step("openat");
+  const int fd = __real_openat(dir, path, flags, mode);
+  if (Process* process = ThisProcess(); process != nullptr && fd >= 0) process->Opened(fd);
+  return fd;
+}
+
+// The stream closes the descriptor, without a call that is seen here.
+DIR* __wrap_fdopendir(int fd) {
+  if (Process* process = ThisProcess()) process->Closed(fd);
+  return __real_fdopendir(fd);
 }
 
 int __wrap_close(int fd) {
