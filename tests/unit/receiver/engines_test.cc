@@ -74,7 +74,7 @@ TEST_CASE("however many requests a hold covers, it ends after twice the time of 
   const auto slow = [&](EngineCall call, const Identity&, milliseconds limit) -> EngineAnswer {
     if (call == EngineCall::kClear || call == EngineCall::kProbe) return {};
     EngineAnswer held;
-    held.held = Version(1);
+    held.held = Version(9);  // another one than what is committed
     if (call == EngineCall::kAsk) return held;
     const auto begin = Clock::now();
     if (begin + limit > source.held_since.load() + 2 * kLimit + milliseconds(20)) ++late;
