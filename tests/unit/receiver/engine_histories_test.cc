@@ -200,6 +200,8 @@ struct History {
         });
         return lost("cut, and done later");
       case 3:  // a gateway has sent it twice
+        // Of a plain vLLM whose first reload raised, nobody can know it then.
+        if (!plugin() && trouble.what == What::kTears) return lost("cut before it was done");
         (void)Do(call, to, trouble);
         return Do(call, to, {});
       default: {  // no connection, and the process is the same
@@ -335,7 +337,8 @@ void Anything(uint64_t seed, EngineKind kind, EngineFailure failure, Plant plant
   const bool blocked = h.engine->blocked();
   const bool out = left.state == EngineState::kOut || left.state == EngineState::kPaused;
   Expect(!out || left.served.empty(), "served, and left out or paused");
-  if (out || blocked || h.engine->spoiled) {
+  const bool says_so = left.error.find("start the engine anew") != std::string::npos;
+  if (out || blocked || says_so || h.engine->spoiled) {
     h.down = true;
     h.Run({}, 5);
     h.down = false;
