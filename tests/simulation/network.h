@@ -1,9 +1,7 @@
-// The simulated network: nodes, and connections that carry messages with latency and a rate.
-// Messages of one connection keep their order. A connection that breaks breaks at one end; the
-// other end hears of it later, and across a partition not before it heals. A partition holds all
-// messages back and tells nobody. A machine that died silently answers no dial. Owner: the world.
-// Threads: one. Cost: a queue per connection. Errors: kUnavailable (ended, refused),
-// kDeadlineExceeded.
+// The simulated network: nodes, and connections that carry messages in order, with latency and a
+// rate. A connection breaks at one end; the other end hears of it later, and across a partition not
+// before it heals. A partition holds all messages back and tells nobody. A machine that died
+// silently answers no dial. Errors: kUnavailable (ended, refused), kDeadlineExceeded.
 #pragma once
 
 #include <deque>

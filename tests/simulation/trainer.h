@@ -1,9 +1,8 @@
 // A trainer: a job of ranks, each a process with a client of its own, that makes versions and
 // offloads them to one or more agents. Ranks may die, at any step or at the worst ones, and the job
 // is then started anew; or stop, and write on later. It resumes from older versions, rolls back,
-// changes its layout, and registers a model anew that a sender has lost. Owner: the world. Threads:
-// one fiber drives it, each rank has its own. Cost: a process per rank and start of the job.
-// Errors: Step returns false; Scheduler::Fail for what a sender must not do to a rank.
+// changes its layout, and registers a model anew that a sender has lost. One fiber drives it, each
+// rank has its own. Errors: Step returns false; Scheduler::Fail for what a sender must not do.
 #pragma once
 
 #include <memory>
