@@ -359,7 +359,7 @@ class SourcesTest(unittest.TestCase):
             cluster.kill("deltawire-sender")
             one, other = offload(2)
             self.assertIsInstance(one, deltawire.Error)
-            self.assertRegex(str(other), "rank 0 of 2 has failed: .*sender at")
+            self.assertRegex(str(other), "rank 0 of 2 has failed: .*no sender listens at")
             cluster.start_sender(cluster.root / "s")
             one, other = offload(3)
             self.assertEqual(other.tensors, len(SHAPES), f"{one}, {other}")
