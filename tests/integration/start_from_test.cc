@@ -80,7 +80,7 @@ TEST_CASE("a directory that hangs holds up neither a receiver's end nor its othe
                            {"--model", fmt::format("other={}", directory.native()), "--start-from",
                             fmt::format("{}={}", kModel, (hung.path() / "model").native())});
   REQUIRE(Eventually([&] { return other.Compare(directory) == ""; }));
-  CHECK(Has(receiver, "taking its first bytes from"));
+  CHECK(Eventually([&] { return Has(receiver, "taking its first bytes from"); }));
   CHECK(receiver.Status().committed().version() == 0);
   receiver.child().Signal(SIGTERM);
   CHECK(receiver.child().Wait(std::chrono::seconds(30)) == 0);
