@@ -213,7 +213,7 @@ class Pair:
         self.publish_two_again()
 
     def publish_two_again(self) -> None:
-        watch = self.out.stream("publish", "publish", self.root / "steps", "--watch", "--model",
+        watch = self.out.stream("publish", "publish", self.root / "steps", "--watch", "--again", "--model",
                                 "m", "--socket", self.root / "s" / "trainer.sock")  # fmt: skip
         watch.wait_for('"version":2')
         watch.stop()
