@@ -56,7 +56,7 @@ TEST_CASE("incoming version: a copy for which there is no memory does not keep t
   const auto v = std::make_shared<IncomingVersion>(Two({0}), Base(), 1000);
   IncomingVersion::Piece piece{.header = Header(0, wire::FrameType::kChunkFull)};
   const std::byte at{};
-  piece.whole = Bytes(&at, size_t{1} << 62);  // more than there can be
+  piece.whole = Bytes(&at, size_t{1} << 63);  // refused before it is asked for
   CHECK_THROWS_AS(v->CopyOf(piece), std::bad_alloc);
   std::atomic<bool> over{false};
   // Detached: an Abandon that waits for ever must not keep the test's process.
