@@ -105,7 +105,7 @@ void CheckpointScanner::LookAgain(const std::string& name, const fs::path& dir, 
   if (content == seen.content) return;
   published_.clear();
   if (content.empty()) return;  // it was removed
-  // Whoever pauses for longer than the last time was believed must not be believed so soon again.
+  // A writer that paused for longer than the last wait gets a longer one next time.
   seen = {.needed = 2 * seen.needed, .old = seen.old, .again = true};
 }
 

@@ -1,4 +1,4 @@
-// What reports of a large group's members cost the sender, without sockets. Threads: one.
+// The sender's cost for reports of a large group's members, without sockets. Threads: one.
 #pragma once
 
 #include "bench/harness/bench.h"

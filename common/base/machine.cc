@@ -47,7 +47,8 @@ struct GroupFiles {
   std::initializer_list<std::string_view> cached;
 };
 
-/// What one group still allows. The kernel drops cached files when memory is short.
+/// Returns the bytes that one group still allows. The kernel drops cached files when memory is
+/// short.
 uint64_t RoomOf(const fs::path& group, const GroupFiles& files) {
   const auto limit = NumberIn(group / files.limit), used = NumberIn(group / files.used);
   if (!limit || !used) return kUnknown;

@@ -1,4 +1,4 @@
-// What the kernel says of this machine in /proc and of this process's control group. Plain
+// Facts from the kernel: this machine in /proc, and this process's control group. Plain
 // functions, thread-safe. Cost: each call reads a few small files. Errors: nullopt, or a status
 // with the file's name, where the kernel does not say.
 #pragma once

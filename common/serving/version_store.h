@@ -58,8 +58,8 @@ class VersionStore {
         old_bytes_(std::make_shared<OldBytes::Budget>(context_.bytes)),
         log_(log_bytes) {}
 
-  /// Of these many bytes are deltas that the log has dropped and pulls still hold, at most: as a
-  /// multiple of the log's limit. One state's log, and the later deltas that lead back to it, fit.
+  /// Limits the deltas that the log has dropped and pulls still hold, as a multiple of the log's
+  /// limit. One state's log, and the later deltas that lead back to it, fit.
   static constexpr uint64_t kHeldLogs = 2;
 
   std::shared_ptr<const Published> newest() const;  ///< null: nothing yet
@@ -97,7 +97,7 @@ class VersionStore {
 
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
-  /// What pulls that end at earlier states hold: deltas that have left the log, and old bytes.
+  /// Returns the bytes held for pulls of earlier states: dropped deltas, and old bytes of chunks.
   uint64_t held_bytes() const;
   /// Sums over the caches of all states that somebody still holds.
   EncodedCache::Counts encoded() const { return encoded_->counts(); }

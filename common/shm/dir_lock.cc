@@ -170,7 +170,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& named, const std
   // Up to here nothing that was there is changed.
   DW_RETURN_IF_ERROR(CheckMayTake(lock.dir_fd_.get(), dir));
   DW_RETURN_IF_ERROR(lock.TakeLock());
-  // Not before: the owner that TakeLock would name may have a group.
+  // After TakeLock, which fails if another owner has given the directory a group.
   DW_RETURN_IF_ERROR(group.empty() ? KeepToOneself(lock.dir_fd_.get(), dir)
                                    : GiveGroup(lock.dir_fd_.get(), dir, group, members));
   DW_RETURN_IF_ERROR(WritePid(lock.fd_.get(), dir / kFileName));

@@ -12,8 +12,8 @@
 namespace deltawire::kernels::gpu {
 
 GpuStatus Check(cudaError_t error, const char* what);
-/// Of calls that nobody can answer for: takes the error out of CUDA's record, where whoever calls
-/// next in this thread would find it and take it for its own.
+/// Takes the error of a call that has no caller to tell out of CUDA's record. The next call of this
+/// thread would find it there and take it for its own.
 void Ignore(cudaError_t error);
 /// Starts a kernel by `launch`. How that went stands only in CUDA's record, so what somebody else
 /// left there is dropped first.

@@ -41,7 +41,7 @@ def job_of_store() -> str:
     store = distributed.distributed_c10d._get_default_store()
     if store is None:  # MPI has none
         return ""
-    # Whoever comes first sets it.
+    # The first rank sets it; the others read it.
     return store.compare_set(_KEY, "", f"{draw_attempt():016x}").decode()
 
 

@@ -32,8 +32,8 @@ _SAVED = "modules_to_save.default."
 _ADAPTER = re.compile(r"(^|\.)lora_[A-Za-z_]+(\.|$)")
 # Parts that say where in a multimodal model a language model is, and no more.
 _CONTAINERS = frozenset({"model", "language_model", "text_model", "thinker", "llm"})
-# What text models and their trainers leave out of a checkpoint: encoders with what joins them to
-# the text, speech, and heads that predict several tokens.
+# Parts of a checkpoint that text models and their trainers leave out: encoders and their
+# connectors, speech, and heads that predict several tokens.
 _SIDE_PARTS = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|mm_|projector|connector|aligner|merger"
     r"|talker|code2wav|token2wav|^mtp|nextn|eagle|medusa")

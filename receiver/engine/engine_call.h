@@ -71,11 +71,11 @@ struct EngineAnswer {
   bool drifted = false;
   /// A refusal of kReload says that it would leave wrong weights; nothing was touched.
   bool corrupts = false;
-  /// Of kUnsure: the ranks' replies are not those to this call, so that none of them says anything.
+  /// With kUnsure: the ranks' replies answer another call, so none of them is believed.
   bool out_of_step = false;
-  /// Of kUnreachable: nobody listens there, so that the engine's process has ended.
+  /// With kUnreachable: nothing listens at the address, so the engine's process has ended.
   bool gone = false;
-  /// Of kProbe and kPause: it held its requests before.
+  /// After kProbe and kPause: the engine was already paused.
   bool paused = false;
   /// Of kAsleep: its weights are gone, and what is in their memory after it wakes is none.
   bool dropped = false;

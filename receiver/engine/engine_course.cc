@@ -225,7 +225,7 @@ std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
   // unless there is no other attempt that could show it.
   if (refusals_++ == 0 && attempts_ < policy_.retries) return std::nullopt;
   if (reloaded_) {
-    // What has read the directory serves it, followed or not, if it is sure that it has.
+    // An engine that surely read the directory serves it, also if it cannot be followed.
     spoiled_ = spoiled_ || doubted_;
     if (spoiled_) return std::nullopt;
     reload_only_ = true;

@@ -197,7 +197,7 @@ class Attachment:
         own = [places.get(s.keeper.untyped_storage().data_ptr(), -1) for s in alone.storages]
         answering = {box._replace(storage=own[box.storage]) for box in alone.boxes}
         shared = set(own)
-        # Of what two tensors are copied to, the later one is there.
+        # If two tensors are copied to one place, the later one stays.
         last = {(b.storage, b.counts, b.dst_offset, b.dst_strides): b for b in boxes
                 if b.storage not in shared}
         return [*last.values(), *(b for b in dict.fromkeys(boxes) if b in answering)]
