@@ -12,11 +12,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <shared_mutex>
 #include <thread>
 
 namespace deltawire {
 
 using Mutex = std::mutex;
+using SharedMutex = std::shared_mutex;
 using CondVar = std::condition_variable;
 using Thread = std::thread;
 /// For deadlines and durations.

@@ -123,10 +123,17 @@ void VersionStore::Changing(uint32_t chunk, Bytes before, bool undoable, bool ma
   }
   std::erase_if(wanting, [&](const auto& way) { return !way->Wants(base, undoable); });
   if (wanting.empty()) return;
-  auto old = OldBytes::Copy(old_bytes_, before);
-  if (old == nullptr) old = CopyInPlaceOfNewer(before, wanting);
-  if (old == nullptr) return;
-  for (const auto& way : wanting) way->Keep(base, old);
+  const auto keep = [&](std::shared_ptr<const OldBytes> old) {
+    if (old == nullptr) return false;
+    for (const auto& way : wanting) way->Keep(base, old);
+    return true;
+  };
+  {
+    std::shared_lock lock(keeping_);
+    if (keep(OldBytes::Copy(old_bytes_, before))) return;
+  }
+  std::unique_lock lock(keeping_);
+  if (!keep(OldBytes::Copy(old_bytes_, before))) keep(CopyInPlaceOfNewer(before, wanting));
 }
 
 std::shared_ptr<const OldBytes> VersionStore::CopyInPlaceOfNewer(

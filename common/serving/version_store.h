@@ -1,6 +1,7 @@
 // What a model has published: the newest state, the delta log that leads to it, and earlier states
-// rebuilt from both. Owner: the Model. Threads: any; Install by one at a time. Its lock is a leaf.
-// Cost: the log; At and UndoInto walk the later deltas. Errors name model, version and tensor.
+// rebuilt from both. Owner: the Model. Threads: any; Install by one at a time. Its locks are
+// leaves. Cost: the log; At and UndoInto walk the later deltas. Errors name model, version and
+// tensor.
 #pragma once
 
 #include <atomic>
@@ -129,6 +130,9 @@ class VersionStore {
   // Shared by all states; one model's bytes in all.
   const std::shared_ptr<OldBytes::Budget> old_bytes_;
   const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
+  // Shared from when old bytes are copied until a way has them, so that whoever holds it alone
+  // finds all that the budget was spent for. Taken before mu_.
+  SharedMutex keeping_;
   mutable Mutex mu_;
   std::shared_ptr<const Published> newest_;
   std::shared_ptr<const Published> kept_;  // kept from before a restart

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -49,6 +50,13 @@ class Mutex {
  private:
   const void* owner_ = nullptr;
   uint32_t waiting_ = 0;
+};
+
+/// Lets one reader in at a time: the order in which readers come is what can go wrong.
+class SharedMutex : public Mutex {
+ public:
+  void lock_shared() { lock(); }
+  void unlock_shared() { unlock(); }
 };
 
 class CondVar {
