@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -19,7 +20,7 @@ class Listeners {
   /// `call` is called at each change until the result is dropped, and perhaps once after that.
   [[nodiscard]] Listener Add(std::function<void()> call) {
     auto listener = std::make_shared<const std::function<void()>>(std::move(call));
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     std::erase_if(all_, [](const auto& known) { return known.expired(); });
     all_.push_back(listener);
     return listener;
@@ -28,7 +29,7 @@ class Listeners {
   void Call() {
     std::vector<std::weak_ptr<const std::function<void()>>> all;
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       all = all_;
     }
     for (const auto& one : all) {
@@ -37,8 +38,8 @@ class Listeners {
   }
 
  private:
-  Mutex mu_;
-  std::vector<std::weak_ptr<const std::function<void()>>> all_;
+  CheckedMutex mu_;
+  std::vector<std::weak_ptr<const std::function<void()>>> all_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -18,7 +19,7 @@ class LogThrottle {
 
   /// True when nothing was logged for `key` within the interval.
   bool Allow(const std::string& key, SteadyClock::time_point now = SteadyClock::now()) {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto [entry, is_new] = last_.try_emplace(key, now);
     if (!is_new && now - entry->second < interval_) return false;
     entry->second = now;
@@ -31,7 +32,7 @@ class LogThrottle {
     return true;
   }
   size_t size() {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     return last_.size();
   }
 
@@ -39,8 +40,8 @@ class LogThrottle {
 
  private:
   const std::chrono::milliseconds interval_;
-  Mutex mu_;
-  std::map<std::string, SteadyClock::time_point> last_;
+  CheckedMutex mu_;
+  std::map<std::string, SteadyClock::time_point> last_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

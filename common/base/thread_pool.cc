@@ -49,7 +49,7 @@ ThreadPool::ThreadPool(size_t threads, CpuNodes nodes)
 
 ThreadPool::~ThreadPool() {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopping_ = true;
   }
   cv_.notify_all();
@@ -58,7 +58,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::Submit(std::function<void()> task) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     queue_.push_back(std::move(task));
   }
   cv_.notify_one();
@@ -76,9 +76,9 @@ size_t ThreadPool::NodeOfThisThread() const {
 
 void ThreadPool::Run(size_t node) {
   if (nodes_.size() > 1) PinThisThread(nodes_[node]);
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (true) {
-    cv_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    while (!stopping_ && queue_.empty()) cv_.wait(lock);
     if (queue_.empty()) return;
     auto task = std::move(queue_.front());
     queue_.pop_front();
@@ -95,7 +95,7 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
   struct Shared {
     Shared(size_t n, std::span<const size_t> shares) : parts(n, shares) {}
     IndexParts parts;
-    Mutex mu;
+    CheckedMutex mu;
     CondVar done;
     size_t finished = 0;
     std::exception_ptr thrown;  // the first
@@ -113,7 +113,7 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
       }
     }
     if (count == 0) return;
-    std::lock_guard lock(shared->mu);
+    MutexLock lock(shared->mu);
     if (thrown && !shared->thrown) shared->thrown = thrown;
     shared->finished += count;
     if (shared->finished == n) shared->done.notify_all();
@@ -126,7 +126,7 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
   } catch (const std::bad_alloc&) {
   }
   work();
-  std::unique_lock lock(shared->mu);
+  MutexLock lock(shared->mu);
   shared->done.wait(lock, [&] { return shared->finished == n; });
   if (shared->thrown) std::rethrow_exception(shared->thrown);
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/cpu_nodes.h"
 #include "common/base/sync.h"
 
@@ -44,10 +45,10 @@ class ThreadPool {
 
   const CpuNodes nodes_;
   std::vector<size_t> threads_of_node_;  // as many as nodes_
-  Mutex mu_;
+  CheckedMutex mu_;
   CondVar cv_;
-  std::deque<std::function<void()>> queue_;
-  bool stopping_ = false;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Thread> threads_;
 };
 

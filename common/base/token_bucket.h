@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -26,7 +27,7 @@ class TokenBucket {
   std::chrono::nanoseconds Take(uint64_t bytes, SteadyClock::time_point now = SteadyClock::now()) {
     using std::chrono::nanoseconds;
     if (rate_ <= 0) return nanoseconds(0);
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     free_at_ = std::max(free_at_, now - kBurst);
     const auto wait = std::chrono::duration_cast<nanoseconds>(free_at_ - now);
     free_at_ += std::chrono::duration_cast<SteadyClock::duration>(
@@ -51,8 +52,8 @@ class TokenBucket {
   static constexpr uint64_t kLeastPiece = 4096;
   const double rate_;
   std::atomic<int64_t> senders_{0};
-  Mutex mu_;
-  SteadyClock::time_point free_at_{};  // when all that was taken has gone out
+  CheckedMutex mu_;
+  SteadyClock::time_point free_at_ ABSL_GUARDED_BY(mu_){};  // when all that was taken has gone out
 };
 
 }  // namespace deltawire

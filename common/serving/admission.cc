@@ -9,7 +9,7 @@ using std::chrono::duration_cast;
 using std::chrono::nanoseconds;
 
 uint64_t Admission::Begin(const std::string& model, PullClass who, uint32_t streams, Time now) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   pulls_[next_] = {model, who, streams, now};
   if (who == PullClass::kNewcomer) newcomer_streams_ += streams;
   if (awaited_ > 0) --awaited_;
@@ -17,7 +17,7 @@ uint64_t Admission::Begin(const std::string& model, PullClass who, uint32_t stre
 }
 
 void Admission::End(uint64_t pull) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto it = pulls_.find(pull);
   if (it == pulls_.end()) return;
   if (it->second.who == PullClass::kNewcomer) newcomer_streams_ -= it->second.streams;
@@ -25,7 +25,7 @@ void Admission::End(uint64_t pull) {
 }
 
 void Admission::Expect(const std::string& model, size_t followers, Time now) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto running = std::ranges::count_if(pulls_, [&](const auto& p) {
     return p.second.model == model && p.second.who == PullClass::kFollower;
   });
@@ -41,12 +41,12 @@ bool Admission::First(Time now) const {
 }
 
 bool Admission::first(Time now) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return First(now);
 }
 
 void Admission::Sent(uint64_t bytes, Time now) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   window_bytes_ += bytes;
   if (now - window_began_ < rules_.window) return;
   // A window in which nothing was sent for a while does not show how fast the way is.
@@ -68,14 +68,14 @@ double Admission::Best(Time now) const {
 }
 
 double Admission::best_rate(Time now) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return Best(now);
 }
 
 double Admission::Share(Time now) const { return rules_.newcomers_share * Best(now); }
 
 nanoseconds Admission::Take(uint64_t bytes, Time now) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const double rate = Share(now);
   if (rate <= 0 || !First(now)) {
     free_at_ = now;
@@ -89,7 +89,7 @@ nanoseconds Admission::Take(uint64_t bytes, Time now) {
 
 size_t Admission::PieceBytes(size_t most, Time now) const {
   constexpr double kLeastPiece = 4096, kTurns = 10;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const double rate = Share(now);
   if (rate <= 0 || !First(now)) return most;
   const double streams = static_cast<double>(std::max<uint64_t>(1, newcomer_streams_));
@@ -98,12 +98,12 @@ size_t Admission::PieceBytes(size_t most, Time now) const {
 }
 
 void Admission::Waited(const std::string& model, nanoseconds time) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   held_back_[model] += duration<double>(time).count();
 }
 
 Admission::Counts Admission::CountsOf(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   Counts counts;
   for (const auto& [name, pull] : pulls_) {
     if (pull.model != model) continue;

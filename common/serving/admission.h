@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -77,23 +78,25 @@ class Admission {
     uint32_t streams = 1;
     Time began;
   };
-  bool First(Time now) const;  // REQUIRES (here and below): mu_ held
-  double Best(Time now) const;
-  double Share(Time now) const;
+  bool First(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double Best(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double Share(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AdmissionRules rules_;
-  mutable Mutex mu_;
-  std::map<uint64_t, Pull> pulls_;
-  std::map<std::string, double> held_back_;
-  uint64_t next_ = 1;
-  uint64_t newcomer_streams_ = 0;
-  Time expected_{};     // until when followers are
-  size_t awaited_ = 0;  // of these, those that have not begun
-  Time free_at_{};      // when all that newcomers have taken has gone out
+  mutable CheckedMutex mu_;
+  std::map<uint64_t, Pull> pulls_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, double> held_back_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t newcomer_streams_ ABSL_GUARDED_BY(mu_) = 0;
+  Time expected_ ABSL_GUARDED_BY(mu_){};     // until when followers are
+  size_t awaited_ ABSL_GUARDED_BY(mu_) = 0;  // of these, those that have not begun
+  Time free_at_ ABSL_GUARDED_BY(mu_){};      // when all that newcomers have taken has gone out
   // What was sent: the window that runs, and the best windows of this span and the one before.
-  Time window_began_{}, span_began_{};
-  uint64_t window_bytes_ = 0;
-  double best_now_ = 0, best_before_ = 0;
+  Time window_began_ ABSL_GUARDED_BY(mu_){};
+  Time span_began_ ABSL_GUARDED_BY(mu_){};
+  uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  double best_now_ ABSL_GUARDED_BY(mu_) = 0;
+  double best_before_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace deltawire

@@ -32,21 +32,21 @@ Status CheckReceiverId(const std::string& id) {
 void Attachments::Publish(const std::string& model, const VersionInfo& info, bool in_order) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     Note(model, info, in_order, news);
   }
   Call(news);
 }
 
 void Attachments::SetRelay(const std::string& model, const RelayNews& relay) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   relays_[model] = relay;
 }
 
 void Attachments::SetIncoming(const std::string& model, const IncomingNews& incoming) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (incoming.version.empty()) {
       incoming_.erase(model);
       return;
@@ -91,7 +91,7 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, bool i
 void Attachments::Forget(const std::string& model, const Status& ended) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     newest_.erase(model);
     recent_.erase(model);
     relays_.erase(model);
@@ -150,7 +150,7 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
 StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::string& id,
                                       const std::string& peer, const std::string& principal,
                                       const SiteOffer& offer, News& news) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   const auto now = Clock::now();
   if (const auto known = by_name_.find({model, id}); known != by_name_.end()) {
@@ -187,7 +187,7 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
 void Attachments::Detach(uint64_t token) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (const auto it = attached_.find(token); it != attached_.end()) {
       TellGone(it->second, news);
       Erase(it, news);
@@ -226,34 +226,31 @@ void Attachments::NoteMember(const std::string& model, const std::string& id,
 }
 
 void Attachments::TellMembers() {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   if (telling_members_) return;  // whoever tells looks again
   telling_members_ = true;
   // Also when an exception passes, so that the next report is told.
-  const absl::Cleanup told = [&] {
-    if (!lock.owns_lock()) lock.lock();
-    telling_members_ = false;
-  };
+  const absl::Cleanup told = [this]()
+                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { telling_members_ = false; };
   while (!member_events_.empty()) {
     const auto first = member_events_.begin();
     const auto newest = newest_event_.find({first->model, first->id});
     if (newest->second == first) newest_event_.erase(newest);
     const MemberEvent event = std::move(*first);
     member_events_.pop_front();
-    lock.unlock();
+    const MutexUnlock unlocked(mu_);
     if (event.report) {
       observer_->Reported(event.model, event.id, *event.report);
     } else {
       observer_->Detached(event.model, event.id);
     }
-    lock.lock();
   }
 }
 
 void Attachments::SetWords(const std::string& model, std::map<std::string, GroupWord> words) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     std::map<std::string, Word>& known = words_[model];
     std::erase_if(known, [&](const auto& word) { return !words.contains(word.first); });
     for (auto& [id, word] : words) {
@@ -283,7 +280,7 @@ void Attachments::SetAssignments(const std::string& model,
                                  const std::map<std::string, Assignment>& all) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     for (auto& [token, a] : attached_) {
       if (a.model != model) continue;
       const auto assigned = all.find(a.id);
@@ -297,7 +294,7 @@ void Attachments::SetAssignments(const std::string& model,
 }
 
 void Attachments::OnNews(uint64_t token, std::function<void()> news) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto it = attached_.find(token);
   if (it == attached_.end()) return;
   it->second.news = std::make_shared<const std::function<void()>>(std::move(news));
@@ -310,7 +307,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   bool site_changed = false;
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto it = attached_.find(token);
     if (it == attached_.end()) return;
     Attached& a = it->second;
@@ -349,7 +346,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
 StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
   News news;
   auto due = [&] {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     return Take(token, news);
   }();
   Call(news);
@@ -416,7 +413,7 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
 }
 
 std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   std::vector<ReceiverView> all;
   for (const auto& [token, a] : attached_) {
     if (!model.empty() && a.model != model) continue;
@@ -432,13 +429,13 @@ std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const
 }
 
 size_t Attachments::attached(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return static_cast<size_t>(std::ranges::count_if(
       attached_, [&](const auto& entry) { return entry.second.model == model; }));
 }
 
 size_t Attachments::followers(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return static_cast<size_t>(std::ranges::count_if(attached_, [&](const auto& entry) {
     return entry.second.model == model && !entry.second.report.committed.empty();
   }));
@@ -446,7 +443,7 @@ size_t Attachments::followers(const std::string& model) const {
 
 Status Attachments::MayUse(const std::string& model, const std::string& id, const std::string& peer,
                            bool* attached) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (attached != nullptr) *attached = false;
   const auto known = by_name_.find({model, id});
   if (known == by_name_.end()) return absl::OkStatus();
@@ -457,14 +454,14 @@ Status Attachments::MayUse(const std::string& model, const std::string& id, cons
 }
 
 uint64_t Attachments::silent(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto it = silent_.find(model);
   return it == silent_.end() ? 0 : it->second;
 }
 
 StatusOr<std::optional<Attachments::Change>> Attachments::ChangeAfter(const std::string& model,
                                                                       uint64_t seen) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(Ended(model));
   const auto it = newest_.find(model);
   if (it == newest_.end() || it->second.serial == seen || it->second.info.identity.empty()) {
@@ -476,7 +473,7 @@ StatusOr<std::optional<Attachments::Change>> Attachments::ChangeAfter(const std:
 Attachments::Listener Attachments::Listen(const std::string& model, Of what,
                                           std::function<void()> news) {
   auto listener = std::make_shared<const std::function<void()>>(std::move(news));
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   std::erase_if(hearers_, [](const Hearer& h) { return h.news.expired(); });
   hearers_.push_back({model, what, listener});
   return listener;
@@ -492,7 +489,7 @@ void Attachments::Tell(const std::string& model, Of what, News& news) {
 
 StatusOr<Attachments::Census> Attachments::CensusOf(const std::string& model, uint64_t version,
                                                     bool part, Until until) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(Ended(model));
   return Count(model, version, part, until);
 }
@@ -535,7 +532,7 @@ bool Attachments::HoldsPart(const std::string& model, const Identity& committed)
 void Attachments::Stop(const Status& why) {
   News news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopped_.Update(why);
     for (auto& [token, a] : attached_) {
       Wake(a, news);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/base/assignment.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/group_word.h"
 #include "common/base/incoming_news.h"
 #include "common/base/receiver_id.h"
@@ -231,40 +232,42 @@ class Attachments {
   static void Call(const News& news);
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
                            const std::string& principal, const SiteOffer& offer, News& news);
-  /// Adds the callback by which this receiver's events are asked for. REQUIRES (here and below):
-  /// mu_ held
+  /// Adds the callback by which this receiver's events are asked for.
   static void Wake(const Attached& a, News& news);
   /// Adds the listeners whom a change concerns; an empty model stands for all.
-  void Tell(const std::string& model, Of what, News& news);
+  void Tell(const std::string& model, Of what, News& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   using Entry = std::map<uint64_t, Attached>::iterator;
-  void Erase(Entry entry, News& news);
-  void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
+  void Erase(Entry entry, News& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// `news` is of the observer alone: whoever asks is told by the error.
-  StatusOr<Due> Take(uint64_t token, News& news);
+  StatusOr<Due> Take(uint64_t token, News& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   struct Word {
     GroupWord word;
     uint64_t serial = 0;
   };
-  const Word* WordFor(const std::string& model, const std::string& id) const;
+  const Word* WordFor(const std::string& model, const std::string& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Has the observers told that the attachment of a member, or of one of a site, is over. Callers
   /// then call TellMembers.
-  void TellGone(const Attached& a, News& news);
-  /// The error that ends whatever is about `model` now; OK: nothing does. REQUIRES: mu_ held.
-  Status Ended(const std::string& model) const;
-  /// Tells the member observer what it has not heard yet, unless another thread does. REQUIRES: mu_
-  /// not held.
-  void TellMembers();
-  /// To be told by TellMembers; no report: the receiver has gone. REQUIRES: mu_ held.
+  void TellGone(const Attached& a, News& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The error that ends whatever is about `model` now; OK: nothing does.
+  Status Ended(const std::string& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Tells the member observer what it has not heard yet, unless another thread does.
+  void TellMembers() ABSL_LOCKS_EXCLUDED(mu_);
+  /// To be told by TellMembers; no report: the receiver has gone.
   void NoteMember(const std::string& model, const std::string& id,
-                  std::optional<ReceiverReport> report);
+                  std::optional<ReceiverReport> report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   /// Tells those who asked the receiver to sync what it has just reported, or that it has gone.
   static void TellCallers(uint64_t token, Attached& a, News& news);
   static void TellCallersGone(uint64_t token, Attached& a, News& news);
 
-  Census Count(const std::string& model, uint64_t version, bool part, Until until) const;
+  Census Count(const std::string& model, uint64_t version, bool part, Until until) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether a state of several senders' parts holds what this one published in its newest epoch.
-  bool HoldsPart(const std::string& model, const Identity& committed) const;
+  bool HoldsPart(const std::string& model, const Identity& committed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
@@ -275,36 +278,41 @@ class Attachments {
   };
   MemberObserver* observer_ = nullptr;
   SiteObserver* site_observer_ = nullptr;
-  mutable Mutex mu_;
-  std::list<MemberEvent> member_events_;  // in the order in which they happened
+  mutable CheckedMutex mu_;
+  // In the order in which they happened.
+  std::list<MemberEvent> member_events_ ABSL_GUARDED_BY(mu_);
   // The newest of them of each member: one that has not been told is replaced by the next report.
-  std::map<std::pair<std::string, std::string>, std::list<MemberEvent>::iterator> newest_event_;
-  bool telling_members_ = false;
-  Status stopped_;  // not OK: why every wait ends
-  std::map<std::string, Change> newest_;
-  std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
-  std::map<std::string, Status> ended_;                 // by model; see Forget
-  std::map<std::string, RelayNews> relays_;
+  std::map<std::pair<std::string, std::string>, std::list<MemberEvent>::iterator> newest_event_
+      ABSL_GUARDED_BY(mu_);
+  bool telling_members_ ABSL_GUARDED_BY(mu_) = false;
+  Status stopped_ ABSL_GUARDED_BY(mu_);  // not OK: why every wait ends
+  std::map<std::string, Change> newest_ ABSL_GUARDED_BY(mu_);
+  // The last kRemembered that were published.
+  std::map<std::string, std::deque<Identity>> recent_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Status> ended_ ABSL_GUARDED_BY(mu_);  // by model; see Forget
+  std::map<std::string, RelayNews> relays_ ABSL_GUARDED_BY(mu_);
   struct Coming {
     IncomingNews news;
     uint64_t serial = 0;
   };
-  std::map<std::string, Coming> incoming_;
-  std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
-  std::map<uint64_t, Attached> attached_;
+  std::map<std::string, Coming> incoming_ ABSL_GUARDED_BY(mu_);
+  // By model and id.
+  std::map<std::string, std::map<std::string, Word>> words_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, Attached> attached_ ABSL_GUARDED_BY(mu_);
   // Of attached_. With thousands of receivers nobody who comes shall look at each of them.
-  std::map<std::pair<std::string, std::string>, uint64_t> by_name_;  // by model and id
-  std::map<std::string, size_t> of_principal_;
+  // By model and id.
+  std::map<std::pair<std::string, std::string>, uint64_t> by_name_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, size_t> of_principal_ ABSL_GUARDED_BY(mu_);
   struct Hearer {
     std::string model;
     Of what = Of::kVersions;
     std::weak_ptr<const std::function<void()>> news;
   };
-  std::vector<Hearer> hearers_;
-  std::map<std::string, uint64_t> silent_;
-  uint64_t next_serial_ = 1;
-  uint64_t next_token_ = 1;
-  uint64_t next_request_ = 1;
+  std::vector<Hearer> hearers_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, uint64_t> silent_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_token_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_request_ ABSL_GUARDED_BY(mu_) = 1;
 };
 
 }  // namespace deltawire

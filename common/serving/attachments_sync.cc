@@ -12,7 +12,7 @@ StatusOr<std::shared_ptr<SyncCall>> Attachments::AskSync(const std::string& mode
   News told;
   std::shared_ptr<SyncCall> call;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     DW_RETURN_IF_ERROR(stopped_);
     const auto newest = newest_.find(model);
     if (newest == newest_.end() || newest->second.info.identity.empty()) {
@@ -44,7 +44,7 @@ StatusOr<std::shared_ptr<SyncCall>> Attachments::AskSync(const std::string& mode
 }
 
 StatusOr<Attachments::SyncStep> Attachments::Look(SyncCall& call) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   SyncStep step;
   step.tell = call.Take();
   if (step.tell) return step;

@@ -32,7 +32,7 @@ EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>
                                     std::function<void()> ready) {
   Entries::iterator entry;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     entry = entries_.find(key);
     if (entry == entries_.end()) {
       entry = Insert(key);
@@ -48,7 +48,7 @@ EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>
   const absl::Cleanup made = [&] {
     std::vector<std::function<void()>> waiting;
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       waiting.swap(entry->second.ready);
       Keep(entry, value);
     }
@@ -114,7 +114,7 @@ void EncodedCache::EvictOldest() {
 }
 
 void EncodedCache::Retire(uint64_t limit) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (std::exchange(retired_, true)) return;
   retired_limit_ = limit;
   totals_->retired += first_bytes_ + newest_bytes_;
@@ -127,25 +127,25 @@ void EncodedCache::Retire(uint64_t limit) {
 }
 
 void EncodedCache::Put(const Key& key, Value value) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (entries_.contains(key)) return;
   foreign_ = true;
   Keep(Insert(key), std::move(value));
 }
 
 bool EncodedCache::Has(const Key& key) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto known = entries_.find(key);
   return known != entries_.end() && known->second.value != nullptr;
 }
 
 bool EncodedCache::has_foreign() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return foreign_;
 }
 
 EncodedCache::Counts EncodedCache::counts() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return {.bytes = first_bytes_ + newest_bytes_, .evicted = evicted_};
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/delta/delta.h"
 #include "kernels/kernels.h"
@@ -98,26 +99,26 @@ class EncodedCache {
         place;  // its node of newest_ until it has a place there, so that Keep cannot fail
   };
   using Entries = std::map<Key, Entry>;
-  // REQUIRES: mu_ held.
   /// A new entry, without a value.
-  Entries::iterator Insert(const Key& key);
+  Entries::iterator Insert(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Gives the entry its value, or erases it where there is no room.
-  void Keep(Entries::iterator entry, Value value);
+  void Keep(Entries::iterator entry, Value value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether the limit of the retired caches has room for `bytes`, which are then taken.
-  bool TakeRetired(uint64_t bytes);
-  void EvictOldest();
-  void Evict(Entries::iterator entry, uint64_t& bytes);
+  bool TakeRetired(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Evict(Entries::iterator entry, uint64_t& bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint64_t limit_;
   const std::shared_ptr<Totals> totals_;
-  mutable Mutex mu_;
-  Entries entries_;
-  std::list<Key> newest_;  // those of the second half, the oldest first
-  uint64_t first_bytes_ = 0, newest_bytes_ = 0;
-  uint64_t evicted_ = 0;
-  bool foreign_ = false;
-  bool retired_ = false;
-  uint64_t retired_limit_ = 0;
+  mutable CheckedMutex mu_;
+  Entries entries_ ABSL_GUARDED_BY(mu_);
+  std::list<Key> newest_ ABSL_GUARDED_BY(mu_);  // those of the second half, the oldest first
+  uint64_t first_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t newest_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t evicted_ ABSL_GUARDED_BY(mu_) = 0;
+  bool foreign_ ABSL_GUARDED_BY(mu_) = false;
+  bool retired_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t retired_limit_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace deltawire

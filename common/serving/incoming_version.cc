@@ -16,6 +16,7 @@ bool Known(const wire::Have::Entry& entry) { return entry.version != wire::Have:
 IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit,
                                  std::shared_ptr<EncodedCache::Totals> encoded)
     : identity_(identity),
+      starts_at_(base.held),
       payload_limit_(payload_limit),
       encoded_(payload_limit, std::move(encoded)),
       base_(std::move(base)),
@@ -23,7 +24,7 @@ IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint
       copies_(base_.chunks.size()) {}
 
 void IncomingVersion::SetHistory(std::vector<StateId> history, uint32_t wanted) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   base_.history = std::move(history);
   history_wanted_ = wanted;
 }
@@ -49,7 +50,7 @@ std::vector<std::shared_ptr<IncomingVersion::Watcher>> IncomingVersion::Watchers
 void IncomingVersion::Add(Piece piece) {
   std::vector<std::shared_ptr<Watcher>> watchers;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const wire::FrameHeader& header = piece.header;
     if (step_ != Step::kComing || std::exchange(came_[header.chunk], uint8_t{1}) != 0) return;
     base_.chunks[header.chunk] = {header.version, header.digest_after, 0};
@@ -71,7 +72,7 @@ void IncomingVersion::Add(Piece piece) {
 }
 
 bool IncomingVersion::MakesUp(const net::PullEnd& end) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (step_ != Step::kComing || !IsOf(identity_, end.identity)) return false;
   uint64_t root = 0;
   for (uint32_t c = 0; c < base_.chunks.size(); ++c) {
@@ -85,7 +86,7 @@ void IncomingVersion::Complete(const net::PullEnd& end,
                                std::shared_ptr<const SideFileSet> side_files) {
   std::vector<std::shared_ptr<Watcher>> watchers;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (step_ != Step::kComing) return;
     step_ = Step::kComplete;
     end_ = end;
@@ -95,79 +96,86 @@ void IncomingVersion::Complete(const net::PullEnd& end,
   for (const auto& watcher : watchers) watcher->Came(true);
 }
 
-void IncomingVersion::Close(std::unique_lock<Mutex>& lock, Step step) {
-  step_ = step;
-  cv_.wait(lock, [this] { return copying_ == 0; });
-  std::deque<Piece> pieces;
-  if (step == Step::kAbandoned) pieces.swap(pieces_);
-  const auto watchers = Watchers();
-  lock.unlock();
-  for (const auto& watcher : watchers) watcher->Came(true);
-}
-
 void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
-  std::unique_lock lock(mu_);
-  if (!live()) return;
-  state_ = std::move(state);
-  Close(lock, Step::kSettled);
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    MutexLock lock(mu_);
+    if (!live()) return;
+    state_ = std::move(state);
+    step_ = Step::kSettled;
+    while (copying_ > 0) cv_.wait(lock);
+    watchers = Watchers();
+  }
+  for (const auto& watcher : watchers) watcher->Came(true);
 }
 
 void IncomingVersion::Release() {
   std::deque<Piece> pieces;  // may be large, so they are destroyed without the lock
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     pieces.swap(pieces_);
   }
   encoded_.Retire(0);
 }
 
 void IncomingVersion::Abandon(const Status& why) {
-  std::unique_lock lock(mu_);
-  if (!live()) return cv_.wait(lock, [this] { return copying_ == 0; });
-  why_ = why;
-  Close(lock, Step::kAbandoned);
+  std::deque<Piece> pieces;  // destroyed without the lock, as in Release
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    MutexLock lock(mu_);
+    const bool ends = live();
+    if (ends) {
+      why_ = why;
+      step_ = Step::kAbandoned;
+    }
+    while (copying_ > 0) cv_.wait(lock);
+    if (!ends) return;
+    pieces.swap(pieces_);
+    watchers = Watchers();
+  }
+  for (const auto& watcher : watchers) watcher->Came(true);
 }
 
 IncomingVersion::Found IncomingVersion::Look(size_t n) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   Found found{.step = step_, .state = state_, .why = why_};
   if (n < pieces_.size()) found.piece = pieces_[n];
   return found;
 }
 
 IncomingVersion::Step IncomingVersion::step() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return step_;
 }
 
 std::shared_ptr<const std::byte[]> IncomingVersion::CopyOf(const Piece& piece) {
   const uint32_t chunk = piece.header.chunk;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!live()) return nullptr;
     if (auto copy = copies_[chunk].lock()) return copy;
     ++copying_;
   }
   // Also without memory for the copy, nobody may wait for it.
   const absl::Cleanup copied = [this] {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (--copying_ == 0) cv_.notify_all();
   };
   auto copy = std::make_shared_for_overwrite<std::byte[]>(piece.whole.size());
   std::memcpy(copy.get(), piece.whole.data(), piece.whole.size());
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   copies_[chunk] = copy;
   return copy;
 }
 
 std::optional<uint64_t> IncomingVersion::digest(uint32_t chunk) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (!Known(base_.chunks[chunk])) return std::nullopt;
   return base_.chunks[chunk].digest;
 }
 
 bool IncomingVersion::Has(const std::vector<wire::Have::Entry>& have) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   for (uint32_t c = 0; c < have.size(); ++c) {
     if (!Known(have[c]) || have[c].digest != base_.chunks[c].digest) return false;
   }
@@ -177,29 +185,29 @@ bool IncomingVersion::Has(const std::vector<wire::Have::Entry>& have) const {
 bool IncomingVersion::SharesHistory(const Identity& held, const std::vector<StateId>& history,
                                     size_t depth) const {
   if (depth == 0) return true;
-  std::lock_guard lock(mu_);
-  return held == base_.held && depth <= std::min(history.size(), base_.history.size()) &&
+  MutexLock lock(mu_);
+  return held == starts_at_ && depth <= std::min(history.size(), base_.history.size()) &&
          std::equal(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(depth),
                     base_.history.begin());
 }
 
 net::PullEnd IncomingVersion::end() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return end_;
 }
 
 std::shared_ptr<const SideFileSet> IncomingVersion::side_files() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return side_files_;
 }
 
 uint32_t IncomingVersion::history_wanted() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return history_wanted_;
 }
 
 void IncomingVersion::Watch(std::weak_ptr<Watcher> watcher) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   watchers_.push_back(std::move(watcher));
 }
 

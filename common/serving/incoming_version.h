@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/incoming_news.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
@@ -65,7 +66,7 @@ class IncomingVersion {
 
   /// Root 0: the version is still being written, and only the end of its pulls says its root.
   const Identity& identity() const { return identity_; }
-  IncomingNews news() const { return {identity_, base_.held}; }
+  IncomingNews news() const { return {identity_, starts_at_}; }
 
   // For the receiving end.
   /// `history`: the deltas that tight payloads may look back to, newest first, each named by the
@@ -102,7 +103,7 @@ class IncomingVersion {
   Found Look(size_t n) const;
   Step step() const;
   /// Whether `state` is the one that its deltas start at.
-  bool StartsAt(const Identity& state) const { return state == base_.held; }
+  bool StartsAt(const Identity& state) const { return state == starts_at_; }
   /// A copy of a whole chunk's bytes, shared by the frames that carry it at the same time. Null:
   /// the bytes in place must not be read any more.
   std::shared_ptr<const std::byte[]> CopyOf(const Piece& piece);
@@ -122,29 +123,29 @@ class IncomingVersion {
   void Watch(std::weak_ptr<Watcher> watcher);
 
  private:
-  bool live() const { return step_ <= Step::kComplete; }  // REQUIRES (here and below): mu_ held
-  std::vector<std::shared_ptr<Watcher>> Watchers();
+  bool live() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return step_ <= Step::kComplete; }
+  std::vector<std::shared_ptr<Watcher>> Watchers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Moves on to `step`, and waits for copies that are being made.
-  void Close(std::unique_lock<Mutex>& lock, Step step);
 
   const Identity identity_;
+  const Identity starts_at_;  // the state that the deltas start at
   const uint64_t payload_limit_;
   EncodedCache encoded_;
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;  // a copy was made
-  Step step_ = Step::kComing;
-  wire::Have base_;  // the digests as they will be, as far as chunks have come
-  std::vector<uint8_t> came_;
-  std::deque<Piece> pieces_;
-  std::vector<std::weak_ptr<const std::byte[]>> copies_;  // by chunk
-  size_t copying_ = 0;
-  uint64_t payload_bytes_ = 0;
-  uint32_t history_wanted_ = 0;
-  net::PullEnd end_;
-  std::shared_ptr<const SideFileSet> side_files_;
-  std::shared_ptr<const Published> state_;
-  Status why_;
-  std::vector<std::weak_ptr<Watcher>> watchers_;
+  Step step_ ABSL_GUARDED_BY(mu_) = Step::kComing;
+  wire::Have base_ ABSL_GUARDED_BY(mu_);  // the digests as they will be, as far as chunks have come
+  std::vector<uint8_t> came_ ABSL_GUARDED_BY(mu_);
+  std::deque<Piece> pieces_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<const std::byte[]>> copies_ ABSL_GUARDED_BY(mu_);  // by chunk
+  size_t copying_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t payload_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint32_t history_wanted_ ABSL_GUARDED_BY(mu_) = 0;
+  net::PullEnd end_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const SideFileSet> side_files_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const Published> state_ ABSL_GUARDED_BY(mu_);
+  Status why_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

@@ -22,14 +22,14 @@ constexpr uint64_t kSocketBuffers = 12 << 20;
 }  // namespace
 
 double LinkEstimate::bytes_per_s() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return bytes_per_s_;
 }
 
 void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
   if (bytes < kTelling || seconds <= 0) return;
   const double seen = static_cast<double>(bytes) / seconds;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (coders_bound) {
     bytes_per_s_ = std::min(kMost, std::max(bytes_per_s_ * kRise, seen));
   } else if (bytes_per_s_ == 0) {
@@ -44,7 +44,7 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
 
 void LinkEstimate::AddFacts(const net::TcpFacts& facts) {
   if (facts.sent_bytes == 0) return;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (facts.round_trip_seconds > 0) round_trip_seconds_ = facts.round_trip_seconds;
   sent_ += static_cast<double>(facts.sent_bytes);
   sent_again_ += static_cast<double>(facts.sent_again_bytes);
@@ -56,7 +56,7 @@ void LinkEstimate::AddFacts(const net::TcpFacts& facts) {
 }
 
 LinkView LinkEstimate::view() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return {.bytes_per_s = bytes_per_s_,
           .round_trip_seconds = round_trip_seconds_,
           .sent_again_ratio = sent_ > 0 ? sent_again_ / sent_ : 0,
@@ -64,12 +64,12 @@ LinkView LinkEstimate::view() const {
 }
 
 void LinkEstimate::AddFrame(uint64_t bytes, bool late) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   in_time_ = late ? 0 : in_time_ + bytes;
 }
 
 bool LinkEstimate::slow(uint32_t streams) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return in_time_ < streams * kSocketBuffers;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/net/tcp_facts.h"
 
@@ -40,12 +41,14 @@ class LinkEstimate {
   bool slow(uint32_t streams) const;
 
  private:
-  mutable Mutex mu_;
-  double bytes_per_s_ = 0;
-  uint64_t in_time_ = 0;  // bytes since the last late frame
-  double round_trip_seconds_ = 0;
-  double sent_ = 0, sent_again_ = 0;  // bytes; older ones count less
-  std::string congestion_control_;
+  mutable CheckedMutex mu_;
+  double bytes_per_s_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t in_time_ ABSL_GUARDED_BY(mu_) = 0;  // bytes since the last late frame
+  double round_trip_seconds_ ABSL_GUARDED_BY(mu_) = 0;
+  // Bytes; older ones count less.
+  double sent_ ABSL_GUARDED_BY(mu_) = 0;
+  double sent_again_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string congestion_control_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

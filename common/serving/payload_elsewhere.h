@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -16,27 +17,27 @@ class PayloadElsewhere {
   void Made() {
     std::function<void()> wake;
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       made_ = true;
       wake = std::exchange(wake_, nullptr);
     }
     if (wake) wake();
   }
   bool made() const {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     return made_;
   }
   /// False: it is made already, and `wake` will not be called.
   bool Await(const std::function<void()>& wake) {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!made_) wake_ = wake;
     return !made_;
   }
 
  private:
-  mutable Mutex mu_;
-  bool made_ = false;
-  std::function<void()> wake_;
+  mutable CheckedMutex mu_;
+  bool made_ ABSL_GUARDED_BY(mu_) = false;
+  std::function<void()> wake_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

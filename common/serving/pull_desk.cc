@@ -35,7 +35,7 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
     const double said = request.decode[coder.codec];
     coding.decode[coder.codec] = said > 0 ? said : like_ours[coder.codec];
   }
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   constexpr size_t kMaxLinks = 4096;
   if (links_.size() >= kMaxLinks) {  // drop unused estimates; they start anew on return
     std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
@@ -47,14 +47,14 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
 }
 
 LinkView PullDesk::LinkTo(const std::string& receiver_id) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto link = links_.find(receiver_id);
   return link == links_.end() ? LinkView{} : link->second->view();
 }
 
 std::shared_ptr<TokenBucket> PullDesk::RateFor(const std::string& name, uint64_t bytes_per_s) {
   if (bytes_per_s == 0) return nullptr;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   constexpr size_t kMostRates = 4096;
   if (rates_.size() >= kMostRates) {  // a bucket that no pull has is full again soon
     std::erase_if(rates_, [](const auto& r) { return r.second.use_count() == 1; });
@@ -96,7 +96,7 @@ PullDesk::~PullDesk() { Close(); }
 void PullDesk::Stop(const Status& why) {
   Pulls pulls;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopped_.Update(why);
     for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
   }
@@ -107,12 +107,12 @@ void PullDesk::Stop(const Status& why) {
 void PullDesk::Close() {
   Tickets pulls;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     closing_ = true;
     cv_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   pulls.swap(pulls_);
 }
 
@@ -120,15 +120,15 @@ void PullDesk::Run() {
   // A ticket lives for seconds, and so may a broken stream; this only bounds for how long they stay
   // in the table afterwards.
   constexpr std::chrono::milliseconds kSweep{500};
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (!closing_) {
     lock.unlock();
     const bool pulls = Sweep();
     lock.lock();
     if (pulls) {
-      cv_.wait_for(lock, kSweep, [this] { return closing_; });
+      cv_.wait_for(lock, kSweep, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return closing_; });
     } else {
-      cv_.wait(lock, [this] { return closing_ || !pulls_.empty(); });
+      while (!closing_ && pulls_.empty()) cv_.wait(lock);
     }
   }
 }
@@ -221,7 +221,7 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
   // another peer's pull under the same id is not ended while it moves bytes.
   Pulls same;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     for (const auto& [other_ticket, other] : pulls_) {
       const bool of_it = other->receiver_id() == request.receiver_id;
       if (of_it && other->model() == session->model()) same.push_back(other);
@@ -246,7 +246,7 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
   }
   DW_RETURN_IF_ERROR(room);
   if (still()) return same;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   pulls_.erase(ticket);
   return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
                 request.model);
@@ -254,7 +254,7 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
 
 Status PullDesk::Add(const PullRequest& request, const wire::Ticket& ticket,
                      const std::shared_ptr<ServedPull>& session) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   DW_RETURN_IF_ERROR(CheckLimits(request));
   pulls_[ticket] = session;
@@ -291,7 +291,7 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
                                                            const net::StreamPeer& peer) {
   std::shared_ptr<ServedPull> session;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
@@ -323,7 +323,7 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
 
 PullDesk::Pulls PullDesk::PullsOf(const StateSource& model) const {
   Pulls pulls;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   for (const auto& [ticket, pull] : pulls_) {
     if (pull->model().get() == &model) pulls.push_back(pull);
   }
@@ -331,7 +331,7 @@ PullDesk::Pulls PullDesk::PullsOf(const StateSource& model) const {
 }
 
 void PullDesk::Refused(const std::string& model) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   ++finished_pulls_[model].refused;
 }
 
@@ -339,7 +339,7 @@ bool PullDesk::Sweep() {
   const auto now = SteadyClock::now();
   std::vector<std::pair<wire::Ticket, std::shared_ptr<ServedPull>>> pulls;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     pulls.assign(pulls_.begin(), pulls_.end());
   }
   // Pulls that have ended go to the back and are destroyed at the end, without the lock.
@@ -350,7 +350,7 @@ bool PullDesk::Sweep() {
     }
     return !p.second->Finished(now);
   });
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   for (auto it = ended; it != pulls.end(); ++it) {
     if (pulls_.erase(it->first) != 0) CountFinished(*it->second);
   }
@@ -380,7 +380,7 @@ void PullDesk::Changed(const StateSource& source) {
 void PullDesk::CountCut(const StateSource& source, const ServedPull& pull, std::string_view why) {
   LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
           pull.receiver_id(), why);
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   ++finished_pulls_[source.name()].cut;
 }
 
@@ -393,7 +393,7 @@ void PullDesk::CutReaders(const StateSource& source, uint32_t half, std::string_
 void PullDesk::Drop(const StateSource& source, const Status& why) {
   Pulls pulls;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     for (auto it = pulls_.begin(); it != pulls_.end();) {
       const bool of_it = it->second->model().get() == &source;
       if (of_it) {
@@ -410,7 +410,7 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
   Counts counts;
   Pulls pulls;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) {
       counts = it->second;
     }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/log_throttle.h"
 #include "common/base/stages.h"
 #include "common/base/sync.h"
@@ -144,8 +145,8 @@ class PullDesk {
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
   bool Sweep();
   void CountCut(const StateSource& source, const ServedPull& pull, std::string_view why);
-  void CountFinished(const ServedPull& pull);  // REQUIRES (here and below): mu_ held
-  Status CheckLimits(const PullRequest& request) const;
+  void CountFinished(const ServedPull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status CheckLimits(const PullRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const PullTraits traits_;
   const PullLimits limits_;
@@ -154,15 +155,15 @@ class PullDesk {
   const std::shared_ptr<Admission> admission_ = std::make_shared<Admission>();
   std::atomic<uint64_t> streams_refused_{0};
 
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;  // a pull was opened, or the desk is closed
-  Status stopped_;
-  bool closing_ = false;
-  Tickets pulls_;
-  std::map<std::string, Counts> finished_pulls_;
-  std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
+  Status stopped_ ABSL_GUARDED_BY(mu_);
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  Tickets pulls_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Counts> finished_pulls_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::shared_ptr<LinkEstimate>> links_ ABSL_GUARDED_BY(mu_);  // by receiver
   // By model and receiver, and by site.
-  std::map<std::string, std::shared_ptr<TokenBucket>> rates_;
+  std::map<std::string, std::shared_ptr<TokenBucket>> rates_ ABSL_GUARDED_BY(mu_);
   LogThrottle join_refusals_;  // by address
   Thread thread_;
 };

@@ -23,7 +23,7 @@ constexpr size_t kLastSideFiles = 4;
 }  // namespace
 
 std::shared_ptr<const Published> VersionStore::newest() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return newest_;
 }
 
@@ -32,7 +32,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   state->info = info;
   state->half = half;
   state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes, encoded_);
-  state->back = std::make_shared<WayBack>(log_.limit() / 2);
+  state->back = std::make_shared<WayBack>(log_limit_ / 2);
   state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
   return state;
 }
@@ -40,7 +40,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
 void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta) {
   States earlier;  // these may be large, so they are destroyed without the lock
   std::shared_ptr<const Published> last, kept;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const uint64_t serial = next_serial_++;
   const bool leads = delta != nullptr && newest_ != nullptr;
   std::erase_if(ways_, [&](const auto& weak) {
@@ -92,7 +92,7 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
 
 std::shared_ptr<const void> VersionStore::Pin(const std::shared_ptr<const Published>& state) {
   const std::shared_ptr<WayBack>& way = state->back;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const bool fed = std::ranges::any_of(ways_, [&](const auto& one) { return one.lock() == way; });
   if (!fed) {
     const LogView& log = newest_->log;
@@ -111,7 +111,7 @@ void VersionStore::Changing(uint32_t chunk, Bytes before, bool undoable, bool ma
   std::vector<std::shared_ptr<WayBack>> wanting;
   WayBack::Base base{.chunk = chunk};
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (newest_ == nullptr || (ways_.empty() && !may_pin)) return;
     base.serial = newest_->serial;
     base.digest = (*newest_->digests)[chunk];
@@ -144,11 +144,12 @@ std::shared_ptr<const OldBytes> VersionStore::CopyInPlaceOfNewer(
   }
   States states;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     states = Earlier();
     states.insert(states.begin(), newest_);
   }
-  std::ranges::stable_partition(states, [](const auto& state) { return !state->back->pinned(); });
+  std::stable_partition(states.begin(), states.end(),
+                        [](const auto& state) { return !state->back->pinned(); });
   for (const auto& state : states) {
     const bool gives = !state->back->pinned() || state->back->serial() > oldest;
     if (oldest == ~uint64_t{0} || !gives) continue;
@@ -160,12 +161,13 @@ std::shared_ptr<const OldBytes> VersionStore::CopyInPlaceOfNewer(
 
 VersionStore::States VersionStore::Earlier() const {
   States states;
-  const auto add = [&](const std::weak_ptr<const Published>& weak) {
-    auto state = weak.lock();
-    if (state != nullptr && state != newest_ && state->back->serial() != 0) {
-      states.push_back(std::move(state));
-    }
-  };
+  const auto add = [&](const std::weak_ptr<const Published>& weak)
+                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                         auto state = weak.lock();
+                         if (state != nullptr && state != newest_ && state->back->serial() != 0) {
+                           states.push_back(std::move(state));
+                         }
+                       };
   for (const auto& weak : held_) add(weak);
   for (const auto& [id, weak] : made_) add(weak);
   std::ranges::sort(states, std::greater{}, [](const auto& s) { return s->back->serial(); });
@@ -174,8 +176,8 @@ VersionStore::States VersionStore::Earlier() const {
 
 uint64_t VersionStore::HeldDeltas(const States& states, uint64_t limit) const {
   // Bytes of the deltas that lead from one serial to another.
-  const auto bytes = [&](uint64_t from, uint64_t to) {
-    const auto sum = [&](uint64_t serial) {
+  const auto bytes = [&](uint64_t from, uint64_t to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto sum = [&](uint64_t serial) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return serial < first_sum_ ? 0 : delta_sums_[serial - first_sum_];
     };
     return sum(to) - sum(from);
@@ -198,7 +200,7 @@ uint64_t VersionStore::HeldDeltas(const States& states, uint64_t limit) const {
 
 uint64_t VersionStore::held_bytes() const {
   States earlier;  // as in Install
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (newest_ == nullptr) return 0;
   earlier = Earlier();
   return HeldDeltas(earlier, ~uint64_t{0}) + old_bytes_->used();
@@ -206,7 +208,7 @@ uint64_t VersionStore::held_bytes() const {
 
 void VersionStore::KeepEarlier(std::shared_ptr<const Published> state) {
   state->back->Begin(0, state->digests);
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   kept_ = std::move(state);
 }
 
@@ -218,7 +220,7 @@ std::optional<size_t> VersionStore::Find(const Identity& id) const {
 }
 
 StatusOr<std::shared_ptr<const Published>> VersionStore::At(const Identity& id) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (newest_ == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   context_.model);
@@ -260,7 +262,7 @@ std::shared_ptr<Published> VersionStore::Rebuild(size_t step) const {
 }
 
 LogView VersionStore::Since(const Published& newest, const Identity& id) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto step = Find(id);
   if (!step || newest_ == nullptr || newest_->serial != newest.serial) return {};
   return {newest_->log.begin() + static_cast<std::ptrdiff_t>(*step), newest_->log.end()};
@@ -278,7 +280,7 @@ Status VersionStore::UndoChunk(const ChunkDelta& d, MutableBytes bytes, uint64_t
 }
 
 StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (newest_ == nullptr || newest_->info.id().version == version) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "model \"{}\": {} is published; there is nothing to roll back", context_.model,
@@ -317,7 +319,7 @@ Status VersionStore::UndoInto(MutableBytes data, const Published& newest, const 
 }
 
 std::shared_ptr<const SideFileSet> VersionStore::side_files(uint64_t hash) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (newest_ != nullptr && newest_->side_files->hash == hash) return newest_->side_files;
   for (const Step& step : steps_) {
     if (step.side_files->hash == hash) return step.side_files;
@@ -338,7 +340,7 @@ std::shared_ptr<const SideFileSet> VersionStore::side_files(uint64_t hash) const
 }
 
 uint64_t VersionStore::log_bytes() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return log_.bytes();
 }
 

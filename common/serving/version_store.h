@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/delta/delta_log.h"
@@ -57,6 +58,7 @@ class VersionStore {
   VersionStore(Context context, uint64_t log_bytes)
       : context_(std::move(context)),
         old_bytes_(std::make_shared<OldBytes::Budget>(context_.bytes)),
+        log_limit_(log_bytes),
         log_(log_bytes) {}
 
   /// Limits the deltas that the log has dropped and pulls still hold, as a multiple of the log's
@@ -97,7 +99,7 @@ class VersionStore {
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
 
   uint64_t log_bytes() const;
-  uint64_t log_limit() const { return log_.limit(); }
+  uint64_t log_limit() const { return log_limit_; }
   /// Returns the bytes held for pulls of earlier states: dropped deltas, and old bytes of chunks.
   uint64_t held_bytes() const;
   /// Sums over the caches of all states that somebody still holds.
@@ -114,13 +116,14 @@ class VersionStore {
   /// ones, first of states that no pull has pinned. The oldest alone always fits.
   std::shared_ptr<const OldBytes> CopyInPlaceOfNewer(
       Bytes before, const std::vector<std::shared_ptr<WayBack>>& wanting);
-  /// Earlier states that somebody holds, the newest first. REQUIRES: mu_ held.
-  States Earlier() const;
+  /// Earlier states that somebody holds, the newest first.
+  States Earlier() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Bytes of the deltas that these states hold and the log does not. States beyond `limit` are
-  /// given up, but not the newest of them. REQUIRES: mu_ held.
-  uint64_t HeldDeltas(const States& states, uint64_t limit) const;
-  std::shared_ptr<Published> Rebuild(size_t step) const;  // REQUIRES: mu_ held
-  std::optional<size_t> Find(const Identity& id) const;   // REQUIRES: mu_ held
+  /// given up, but not the newest of them.
+  uint64_t HeldDeltas(const States& states, uint64_t limit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<Published> Rebuild(size_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<size_t> Find(const Identity& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The deltas from `id` to `newest`, oldest first; empty when there is no such step, or `newest`
   /// is not the newest.
   LogView Since(const Published& newest, const Identity& id) const;
@@ -130,24 +133,26 @@ class VersionStore {
   // Shared by all states; one model's bytes in all.
   const std::shared_ptr<OldBytes::Budget> old_bytes_;
   const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
+  const uint64_t log_limit_;
   // Shared from when old bytes are copied until a way has them, so that whoever holds it alone
   // finds all that the budget was spent for. Taken before mu_.
   SharedMutex keeping_;
-  mutable Mutex mu_;
-  std::shared_ptr<const Published> newest_;
-  std::shared_ptr<const Published> kept_;  // kept from before a restart
-  DeltaLog log_;
-  std::deque<Step> steps_;
+  mutable CheckedMutex mu_;
+  std::shared_ptr<const Published> newest_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const Published> kept_ ABSL_GUARDED_BY(mu_);  // kept from before a restart
+  DeltaLog log_ ABSL_GUARDED_BY(mu_);
+  std::deque<Step> steps_ ABSL_GUARDED_BY(mu_);
   // States that pulls were pinned to: receivers with the same end share one, and its cache.
-  std::map<std::pair<StateId, uint64_t>, std::weak_ptr<const Published>> made_;
+  std::map<std::pair<StateId, uint64_t>, std::weak_ptr<const Published>> made_ ABSL_GUARDED_BY(mu_);
   // Earlier states that pulls may still hold.
-  std::vector<std::weak_ptr<const Published>> held_;
-  std::vector<std::weak_ptr<WayBack>> ways_;  // of pinned states
+  std::vector<std::weak_ptr<const Published>> held_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::weak_ptr<WayBack>> ways_ ABSL_GUARDED_BY(mu_);  // of pinned states
   // By serial, from first_sum_ on: bytes of all deltas up to that state's.
-  std::deque<uint64_t> delta_sums_;
-  uint64_t first_sum_ = 1;
-  std::deque<std::shared_ptr<const SideFileSet>> last_side_files_;  // of replaced states
-  uint64_t next_serial_ = 1;
+  std::deque<uint64_t> delta_sums_ ABSL_GUARDED_BY(mu_);
+  uint64_t first_sum_ ABSL_GUARDED_BY(mu_) = 1;
+  // Of replaced states.
+  std::deque<std::shared_ptr<const SideFileSet>> last_side_files_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
 };
 
 }  // namespace deltawire

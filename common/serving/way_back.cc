@@ -37,7 +37,7 @@ void WayBack::Begin(uint64_t serial, std::shared_ptr<const std::vector<uint64_t>
 }
 
 void WayBack::Start(LogView since) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   since_bytes_ = 0;
   for (const auto& delta : since) since_bytes_ += delta->memory_bytes();
   since_ = std::move(since);
@@ -45,7 +45,7 @@ void WayBack::Start(LogView since) {
 }
 
 void WayBack::Follow(std::shared_ptr<const Delta> delta, uint64_t serial) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   // While the first delta was made, perhaps nobody kept old bytes: it is followed in any case.
   if (broken_ || full()) return;
   followed_ = true;
@@ -57,32 +57,32 @@ void WayBack::Follow(std::shared_ptr<const Delta> delta, uint64_t serial) {
 
 void WayBack::Break() {
   LogView since;  // may be large, so it is destroyed without the lock
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   broken_ = true;
   since_bytes_ = 0;
   since.swap(since_);
 }
 
 bool WayBack::Wants(const Base& base, bool undoable) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (undoable && !full() && !broken_) return false;
   // Old bytes are of no use where no chain leads from them to the state.
   return !old_.contains(base.chunk) && ChainTo(base);
 }
 
 void WayBack::Keep(const Base& base, std::shared_ptr<const OldBytes> old) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   old_.try_emplace(base.chunk, Old{std::move(old), base});
 }
 
 void WayBack::ForgetOldBytes() {
   decltype(old_) old;  // may be large, so it is destroyed without the lock
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   old.swap(old_);
 }
 
 uint64_t WayBack::reached() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return serial_ + since_.size();
 }
 
@@ -104,7 +104,7 @@ std::optional<WayBack::Way> WayBack::ChainTo(const Base& base) const {
 }
 
 std::optional<WayBack::Way> WayBack::Of(const Base& newest) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (const auto old = old_.find(newest.chunk); old != old_.end()) {
     auto way = ChainTo(old->second.base);
     if (way) way->from = old->second.bytes;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/delta/delta_log.h"
 
@@ -90,22 +91,23 @@ class WayBack {
     std::shared_ptr<const OldBytes> bytes;
     Base base;
   };
-  // REQUIRES: mu_ held.
-  bool full() const { return followed_ && since_bytes_ >= delta_limit_; }
+  bool full() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return followed_ && since_bytes_ >= delta_limit_;
+  }
   /// The way from the chunk of `base`, without its `from`.
-  std::optional<Way> ChainTo(const Base& base) const;
+  std::optional<Way> ChainTo(const Base& base) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint64_t delta_limit_;
   uint64_t serial_ = 0;
   std::shared_ptr<const std::vector<uint64_t>> digests_;
   std::atomic<int> pins_{0};
   std::atomic<bool> given_up_{false};
-  mutable Mutex mu_;
-  LogView since_;  // the n-th leads to the state serial_ + n + 1
-  uint64_t since_bytes_ = 0;
-  bool broken_ = false;
-  bool followed_ = false;  // a delta, since Start
-  std::map<uint32_t, Old> old_;
+  mutable CheckedMutex mu_;
+  LogView since_ ABSL_GUARDED_BY(mu_);  // the n-th leads to the state serial_ + n + 1
+  uint64_t since_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool broken_ ABSL_GUARDED_BY(mu_) = false;
+  bool followed_ ABSL_GUARDED_BY(mu_) = false;  // a delta, since Start
+  std::map<uint32_t, Old> old_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire

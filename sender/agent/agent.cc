@@ -81,12 +81,12 @@ Agent::~Agent() {
   desk_.Close();
   decltype(models_) models;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     models.swap(models_);
   }
   models.clear();
   {
-    std::lock_guard lock(chores_->mu);
+    MutexLock lock(chores_->mu);
     chores_->stopping = true;
     chores_->cv.notify_all();
   }
@@ -96,7 +96,7 @@ Agent::~Agent() {
 void Agent::DoChores() {
   Chores& c = *chores_;
   std::vector<std::pair<Thread, std::shared_ptr<Leaving>>> burials;
-  std::unique_lock lock(c.mu);
+  MutexLock lock(c.mu);
   while (!c.stopping || !c.models.empty()) {
     auto doomed = std::exchange(c.models, {});
     lock.unlock();
@@ -112,14 +112,16 @@ void Agent::DoChores() {
     doomed.clear();
     std::erase_if(burials, [](auto& burial) {
       {
-        std::lock_guard gone(burial.second->mu);
+        MutexLock gone(burial.second->mu);
         if (!burial.second->gone) return false;
       }
       burial.first.join();
       return true;
     });
     lock.lock();
-    c.cv.wait(lock, [&c] { return c.stopping || !c.models.empty(); });
+    c.cv.wait(lock, [&c]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(c.mu) {
+      return c.stopping || !c.models.empty();
+    });
   }
   c.closed = true;
   lock.unlock();
@@ -128,7 +130,7 @@ void Agent::DoChores() {
 
 void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
   model.reset();
-  std::lock_guard lock(leaving.mu);
+  MutexLock lock(leaving.mu);
   leaving.gone = true;
   leaving.cv.notify_all();
 }
@@ -136,7 +138,7 @@ void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
 void Agent::Stop() {
   std::vector<std::shared_ptr<Model>> models;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopping_ = true;
     for (auto& [name, entry] : models_) models.push_back(entry.model);
     cv_.notify_all();
@@ -160,7 +162,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   std::shared_ptr<Model> watched(
       raw, [model = std::move(model), leaving, chores = chores_](Model*) mutable {
         {
-          std::lock_guard lock(chores->mu);
+          MutexLock lock(chores->mu);
           if (!chores->closed) {
             chores->models.emplace_back(std::move(model), leaving);
             chores->cv.notify_all();
@@ -170,7 +172,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
         Bury(std::move(model), *leaving);
       });
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     models_[raw->name()] = {watched, leaving};
     unregistering_.erase(raw->name());
     leaving_[raw->name()] = leaving;
@@ -181,7 +183,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
 }
 
 bool Agent::IsServed(const Model& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto it = models_.find(model.name());
   return it != models_.end() && it->second.model.get() == &model;
 }
@@ -189,7 +191,7 @@ bool Agent::IsServed(const Model& model) const {
 void Agent::Changed(const Model& model) {
   {
     // Else a model that was replaced after the look could be told of after it was forgotten.
-    std::lock_guard one_at_a_time(coming_mu_);
+    MutexLock one_at_a_time(coming_mu_);
     if (!IsServed(model)) return;
     desk_.Changed(model);
   }
@@ -200,7 +202,7 @@ void Agent::Changed(const Model& model) {
 }
 
 void Agent::Coming(const Model& model) {
-  std::lock_guard one_at_a_time(coming_mu_);
+  MutexLock one_at_a_time(coming_mu_);
   if (!IsServed(model)) return;
   const auto incoming = model.incoming();
   // First what is published, looked at after what is coming. Where a version has just been
@@ -318,21 +320,23 @@ Status Agent::MayRenew(const Model& lost) {
 }
 
 Status Agent::CheckStays(const std::string& name) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (!unregistering_.contains(name)) return absl::OkStatus();
   return Errorf(StatusCode::kNotFound,
                 "model \"{}\" is being unregistered from this sender; register it again", name);
 }
 
 StatusOr<std::shared_ptr<void>> Agent::TakeTurn(const std::string& name) {
-  std::unique_lock lock(mu_);
-  cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
+  MutexLock lock(mu_);
+  cv_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return stopping_ || !registering_.contains(name);
+  });
   if (stopping_) return Stopping("sender");
   registering_.insert(name);
   lock.unlock();  // the deleter below takes it, also if there is no memory for the result
   // Even if an exception is thrown (no thread, no memory), the name leaves registering_.
   return std::shared_ptr<void>(nullptr, [this, name](void*) {
-    std::lock_guard guard(mu_);
+    MutexLock guard(mu_);
     registering_.erase(name);
     cv_.notify_all();
   });
@@ -357,12 +361,12 @@ StatusOr<Agent::Unregistered> Agent::Unregister(const std::string& name) {
   if (auto model = Find(name); model.ok()) {
     {
       // Before the look at its users, so that who comes after that look is refused.
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       unregistering_.insert(name);
     }
     const Status retired = Retire(**model, ended);
     if (!retired.ok()) {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       unregistering_.erase(name);
       return retired;
     }
@@ -370,13 +374,13 @@ StatusOr<Agent::Unregistered> Agent::Unregister(const std::string& name) {
     std::error_code ignored;
     std::filesystem::remove(done.directory / Halves::kStateName, ignored);
   } else {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!unregistering_.contains(name)) return model.status();
   }
   DW_RETURN_IF_ERROR(LetGo(name, ended));
   DW_ASSIGN_OR_RETURN(done.files, RemoveModelFiles(done.directory, options_.file_group));
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     unregistering_.erase(name);
     leaving_.erase(name);
   }
@@ -409,7 +413,7 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
   std::shared_ptr<Model> model;
   std::shared_ptr<Leaving> leaving;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     // The old model may also be one that an earlier try gave up waiting for.
     if (const auto it = leaving_.find(name); it != leaving_.end()) leaving = it->second;
     if (auto it = models_.find(name); it != models_.end()) {
@@ -421,7 +425,7 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
     groups_.Forget(name);
     {
       // A Coming that still found the model has told of it by now, and a later one finds it gone.
-      std::lock_guard one_at_a_time(coming_mu_);
+      MutexLock one_at_a_time(coming_mu_);
       desk_.attachments().Forget(name, ended);
     }
     model->Drop(ended.ok()
@@ -433,8 +437,10 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
   }
   model.reset();
   if (leaving == nullptr) return absl::OkStatus();
-  std::unique_lock lock(leaving->mu);
-  if (leaving->cv.wait_for(lock, limits_.letting_go, [&] { return leaving->gone; })) {
+  MutexLock lock(leaving->mu);
+  if (leaving->cv.wait_for(
+          lock, limits_.letting_go,
+          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaving->mu) { return leaving->gone; })) {
     return absl::OkStatus();
   }
   return Errorf(StatusCode::kDeadlineExceeded,
@@ -468,7 +474,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout lay
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto it = models_.find(name);
   if (it != models_.end()) return it->second.model;
   std::string known;
@@ -486,7 +492,7 @@ StatusOr<std::shared_ptr<StateSource>> Agent::Source(const std::string& name) co
 StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
   DW_ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(request.model));
   const auto still = [&] {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto entry = models_.find(request.model);
     return entry != models_.end() && entry->second.model == model;
   };
@@ -498,7 +504,7 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
 }
 
 std::vector<std::shared_ptr<Model>> Agent::Models() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   std::vector<std::shared_ptr<Model>> all;
   for (const auto& [name, entry] : models_) all.push_back(entry.model);
   return all;

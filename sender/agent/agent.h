@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/config/options.h"
@@ -95,19 +96,20 @@ class Agent : public net::PullSource, public PullHost {
  private:
   /// Tells when a model is destroyed, and the lock of its directory released.
   struct Leaving {
-    Mutex mu;
+    CheckedMutex mu;
     CondVar cv;
-    bool gone = false;
+    bool gone ABSL_GUARDED_BY(mu) = false;
   };
   /// What the agent's own thread has to do. Shared with the models, since the last one may outlive
   /// the agent: the last reference to a model may be dropped on that model's own publisher thread,
   /// which cannot wait for itself, so the model is handed to this thread.
   struct Chores {
-    Mutex mu;
+    CheckedMutex mu;
     CondVar cv;
-    bool stopping = false;
-    bool closed = false;  // the thread has ended
-    std::vector<std::pair<std::shared_ptr<Model>, std::shared_ptr<Leaving>>> models;
+    bool stopping ABSL_GUARDED_BY(mu) = false;
+    bool closed ABSL_GUARDED_BY(mu) = false;  // the thread has ended
+    std::vector<std::pair<std::shared_ptr<Model>, std::shared_ptr<Leaving>>> models
+        ABSL_GUARDED_BY(mu);
   };
   struct Entry {
     std::shared_ptr<Model> model;
@@ -152,15 +154,16 @@ class Agent : public net::PullSource, public PullHost {
   Assigner assigner_;
   ModelUsers users_;
 
-  Mutex coming_mu_;  // held while receivers are told, to keep the order; before a model's lock
-  mutable Mutex mu_;
+  // Held while receivers are told, to keep the order.
+  CheckedMutex coming_mu_ ABSL_ACQUIRED_BEFORE(mu_);
+  mutable CheckedMutex mu_;
   CondVar cv_;  // a name left registering_, or the agent stops
-  bool stopping_ = false;
-  std::map<std::string, Entry> models_;
-  std::map<std::string, std::shared_ptr<Leaving>> leaving_;
-  std::set<std::string> registering_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::map<std::string, Entry> models_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::shared_ptr<Leaving>> leaving_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> registering_ ABSL_GUARDED_BY(mu_);
   // Models that are about to lose their name, or have lost it while their files are still there.
-  std::set<std::string> unregistering_;
+  std::set<std::string> unregistering_ ABSL_GUARDED_BY(mu_);
   const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
   Thread thread_;
 };

@@ -31,7 +31,7 @@ Assigner::Assigner(bool on, const plan::AssignLimits& limits, Attachments& attac
 
 void Assigner::SiteReported(const std::string& model, bool changed) {
   if (!changed) {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto course = courses_.find(model);
     if (course != courses_.end() && SteadyClock::now() < course->second.again) return;
   }
@@ -40,7 +40,7 @@ void Assigner::SiteReported(const std::string& model, bool changed) {
 
 void Assigner::Update(const std::string& model) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     due_.insert(model);
     // A receiver that is told something may turn out to have gone, which calls Update again.
     if (std::exchange(updating_, true)) return;
@@ -48,7 +48,7 @@ void Assigner::Update(const std::string& model) {
   while (true) {
     std::string next;
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       if (due_.empty()) {
         updating_ = false;
         return;
@@ -64,7 +64,7 @@ void Assigner::UpdateOne(const std::string& model) {
   const std::vector<SiteReceiver> here = SiteReceivers(attachments_.Receivers(model));
   std::map<std::string, Assignment> told;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto now = SteadyClock::now();
     Course& c = courses_[model];
     if (c.course == nullptr) c.course = std::make_unique<AssignCourse>(limits_, started_);
@@ -87,7 +87,7 @@ void Assigner::UpdateOne(const std::string& model) {
 }
 
 std::map<std::string, SitePlace> Assigner::places(const std::string& model) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto course = courses_.find(model);
   return course == courses_.end() ? std::map<std::string, SitePlace>() : course->second.places;
 }

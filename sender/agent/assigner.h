@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/serving/attachments.h"
 #include "sender/agent/assign_course.h"
@@ -38,10 +39,12 @@ class Assigner : public SiteObserver {
   const plan::AssignLimits limits_;
   Attachments& attachments_;
   const SteadyClock::time_point started_ = SteadyClock::now();
-  mutable Mutex mu_;
-  std::map<std::string, Course> courses_;
-  std::set<std::string> due_;  // models whose receivers have changed since the last update
-  bool updating_ = false;      // a thread is in Update's loop, and will find what is added to due_
+  mutable CheckedMutex mu_;
+  std::map<std::string, Course> courses_ ABSL_GUARDED_BY(mu_);
+  // Models whose receivers have changed since the last update.
+  std::set<std::string> due_ ABSL_GUARDED_BY(mu_);
+  // A thread is in Update's loop, and will find what is added to due_.
+  bool updating_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace deltawire::sender

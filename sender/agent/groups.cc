@@ -43,13 +43,13 @@ Groups::~Groups() {
 }
 
 void Groups::Stop(const Status& why) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   stopped_.Update(why);
   cv_.notify_all();
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) TakeNews(entry);
   }
-  CallWaiters(lock);
+  CallWaiters();
 }
 
 // Models and events ------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ void Groups::Adopt(const std::string& name, const std::filesystem::path& directo
     kept = KeptGroups{};
   }
   if (!(kept->lineage == lineage)) kept->groups.clear();
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   OfModel& model = models_[name];
   for (auto& [group, entry] : model.groups) TakeNews(entry);
   model = {.file = file,
@@ -97,11 +97,11 @@ void Groups::Adopt(const std::string& name, const std::filesystem::path& directo
     AddGroup(model, std::move(traits), group.decision);
     model.groups.at(group.name).kept = true;
   }
-  Settle(lock);
+  Settle();
 }
 
 void Groups::Forget(const std::string& name) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   // An entry without groups, so that its words are taken back before it goes.
@@ -113,7 +113,7 @@ void Groups::Forget(const std::string& name) {
   model->second.groups.clear();
   model->second.whole = false;
   model->second.number = next_number_++;
-  Settle(lock);
+  Settle();
 }
 
 GroupCourse::Traits Groups::StandingTraits(const GroupOptions& group) const {
@@ -134,19 +134,19 @@ void Groups::AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision 
 }
 
 void Groups::Published(const std::string& name, const Identity& newest) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   const auto model = models_.find(name);
   if (model == models_.end() || IsLater(model->second.newest, newest)) return;
   model->second.newest = newest;
   for (auto& [group, entry] : model->second.groups) {
     entry.course->Published(newest, SteadyClock::now());
   }
-  Settle(lock);
+  Settle();
 }
 
 void Groups::Reported(const std::string& name, const std::string& id,
                       const ReceiverReport& report) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   for (auto& [group, entry] : model->second.groups) {
@@ -155,11 +155,11 @@ void Groups::Reported(const std::string& name, const std::string& id,
     entry.reports[id] = report;
     if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
   }
-  Settle(lock);
+  Settle();
 }
 
 void Groups::Detached(const std::string& name, const std::string& id) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   for (auto& [group, entry] : model->second.groups) {
@@ -167,17 +167,19 @@ void Groups::Detached(const std::string& name, const std::string& id) {
     entry.course->Detached(id, SteadyClock::now());
     if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
   }
-  Settle(lock);
+  Settle();
 }
 
 void Groups::KeepTime() {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (stopped_.ok()) {
     const auto now = SteadyClock::now();
     const Time next = NextTick(now);
     if (next > now) {
       const uint64_t changes = changes_;
-      const auto changed = [&] { return changes_ != changes || !stopped_.ok(); };
+      const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return changes_ != changes || !stopped_.ok();
+      };
       if (next == Time::max()) {
         cv_.wait(lock, changed);
       } else {
@@ -188,7 +190,7 @@ void Groups::KeepTime() {
     for (auto& [name, model] : models_) {
       for (auto& [group, entry] : model.groups) entry.course->Tick(now);
     }
-    Settle(lock);
+    Settle();
   }
 }
 
@@ -219,23 +221,20 @@ void Groups::NoteChange() {
   cv_.notify_all();
 }
 
-void Groups::Settle(std::unique_lock<Mutex>& lock) {
+void Groups::Settle() {
   NoteChange();
   again_ = true;
-  CallWaiters(lock);
+  CallWaiters();
   if (settling_) return;
   settling_ = true;
   // Also when an exception passes, so that the next event settles.
-  const absl::Cleanup settled = [&] {
-    if (!lock.owns_lock()) lock.lock();
-    settling_ = false;
-  };
+  const absl::Cleanup settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { settling_ = false; };
   while (std::exchange(again_, false) && stopped_.ok()) {
-    const bool wrote = WriteSome(lock);
-    const bool told = TellSome(lock);
-    const bool dropped = DropSome(lock);
+    const bool wrote = WriteSome();
+    const bool told = TellSome();
+    const bool dropped = DropSome();
     again_ = again_ || wrote || told || dropped;
-    CallWaiters(lock);
+    CallWaiters();
   }
 }
 
@@ -251,7 +250,7 @@ KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
   return kept;
 }
 
-bool Groups::WriteSome(std::unique_lock<Mutex>& lock) {
+bool Groups::WriteSome() {
   for (auto& [name, model] : models_) {
     std::vector<std::string> deciding;
     for (const auto& [group, entry] : model.groups) {
@@ -262,9 +261,11 @@ bool Groups::WriteSome(std::unique_lock<Mutex>& lock) {
     const uint64_t number = model.number;
     const KeptGroups kept = Kept(model, /*deciding=*/true);
     const auto file = model.file;
-    lock.unlock();
-    const Status written = WriteGroupFile(file, kept);
-    lock.lock();
+    Status written;
+    {
+      const MutexUnlock unlocked(mu_);
+      written = WriteGroupFile(file, kept);
+    }
     for (const std::string& group : deciding) {
       Entry* entry = Find(of, number, group);
       if (entry == nullptr) continue;
@@ -300,7 +301,7 @@ std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
   return words;
 }
 
-bool Groups::TellSome(std::unique_lock<Mutex>& lock) {
+bool Groups::TellSome() {
   for (auto it = models_.begin(); it != models_.end(); ++it) {
     OfModel& model = it->second;
     Told now = WordsByGroup(model);
@@ -309,20 +310,20 @@ bool Groups::TellSome(std::unique_lock<Mutex>& lock) {
     model.told = std::move(now);
     const std::string name = it->first;
     if (model.groups.empty() && !model.whole) models_.erase(it);  // a model that was forgotten
-    lock.unlock();
-    absl::Cleanup tell_again = [&] {
-      lock.lock();
+    absl::Cleanup tell_again = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       if (const auto known = models_.find(name); known != models_.end()) known->second.told.clear();
     };
-    attachments_.SetWords(name, std::move(words));
+    {
+      const MutexUnlock unlocked(mu_);
+      attachments_.SetWords(name, std::move(words));
+    }
     std::move(tell_again).Cancel();
-    lock.lock();
     return true;
   }
   return false;
 }
 
-bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
+bool Groups::DropSome() {
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
       if (entry.waiters > 0 || !entry.course->over()) continue;
@@ -332,11 +333,10 @@ bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
       const KeptGroups left = Kept(model, /*deciding=*/false);
       const auto file = model.file;
       const std::string of = name;
-      lock.unlock();
+      const MutexUnlock unlocked(mu_);
       // If this fails, the next start finds a group that is over, and drops it then.
       const Status written = WriteGroupFile(file, left);
       if (!written.ok()) LogWarn("model {}: {}", of, MessageOf(written));
-      lock.lock();
       return true;
     }
   }
@@ -344,7 +344,7 @@ bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
 }
 
 std::vector<GroupView> Groups::views(const std::string& name) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   std::vector<GroupView> views;
   const auto model = models_.find(name);
   if (model == models_.end()) return views;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/config/group_options.h"
 #include "common/serving/attachments.h"
@@ -143,49 +144,53 @@ class Groups : public MemberObserver {
     Told told;
   };
 
-  // REQUIRES (for all of these): mu_ held.
-  void AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last);
+  void AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GroupCourse::Traits StandingTraits(const GroupOptions& group) const;
   /// Finds the group that a call of `Sync` names. An orchestrator's group that is new is made.
   StatusOr<Entry*> FindGroup(const std::string& name, OfModel& model, const std::string& group,
-                             const std::vector<std::string>& ids);
+                             const std::vector<std::string>& ids)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Status CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
-                      const std::vector<std::string>& ids) const;
-  Entry* Find(const std::string& model, uint64_t number, const std::string& group);
+                      const std::vector<std::string>& ids) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Entry* Find(const std::string& model, uint64_t number, const std::string& group)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static Progress ProgressOf(const Entry& entry, size_t member);
   /// Whether what waiters are told of members has changed.
-  bool NoteShown(Entry& entry);
-  bool NoteShownOf(Entry& entry, size_t member);
-  void TakeNews(Entry& entry);
+  bool NoteShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool NoteShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Calls the waiters that have news; the lock is released meanwhile.
-  void CallWaiters(std::unique_lock<Mutex>& lock);
-  Time NextTick(Time now) const;
+  void CallWaiters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Time NextTick(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// What the file shall hold. `deciding`: including decisions that are about to be made.
   static KeptGroups Kept(const OfModel& model, bool deciding);
   static Told WordsByGroup(const OfModel& model);
-  std::map<std::string, GroupWord> Words(const OfModel& model) const;
+  std::map<std::string, GroupWord> Words(const OfModel& model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Takes note of what is news for waiters, and keeps for them how rounds ended.
-  void NoteChange();
+  void NoteChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Writes decisions, tells words that changed, and drops groups that are over, until nothing of
   /// that is left. The lock is released meanwhile. One thread at a time does this; what other
   /// threads bring up meanwhile is left to it.
-  void Settle(std::unique_lock<Mutex>& lock);
-  bool WriteSome(std::unique_lock<Mutex>& lock);
-  bool TellSome(std::unique_lock<Mutex>& lock);
-  bool DropSome(std::unique_lock<Mutex>& lock);
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WriteSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool TellSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool DropSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepTime();
 
   const GroupsOptions options_;
   Attachments& attachments_;
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;
-  Status stopped_;
-  bool settling_ = false, again_ = false;
-  uint64_t next_number_ = 1;  // of models and of courses
-  uint64_t changes_ = 0;
-  uint64_t shown_ = 0;  // the last serial of a Shown
-  News due_;            // waiters to be called
-  std::map<std::string, OfModel> models_;
+  Status stopped_ ABSL_GUARDED_BY(mu_);
+  bool settling_ ABSL_GUARDED_BY(mu_) = false;
+  bool again_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;  // of models and of courses
+  uint64_t changes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t shown_ ABSL_GUARDED_BY(mu_) = 0;  // the last serial of a Shown
+  News due_ ABSL_GUARDED_BY(mu_);            // waiters to be called
+  std::map<std::string, OfModel> models_ ABSL_GUARDED_BY(mu_);
   Thread thread_;
 };
 

@@ -80,7 +80,7 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
   // with the new one go; their other members reach what was decided by themselves.
   std::vector<std::string> give_way;
   for (const auto& [other, entry] : model.groups) {
-    const auto takes = [&](const std::string& id) { return entry.course->has(id); };
+    const auto takes = [&course = *entry.course](const std::string& id) { return course.has(id); };
     if (other == group || std::any_of(members.begin(), members.end(), takes)) {
       give_way.push_back(other);
     }
@@ -148,14 +148,13 @@ void Groups::TakeNews(Entry& entry) {
   due_.insert(due_.end(), entry.news.begin(), entry.news.end());
 }
 
-void Groups::CallWaiters(std::unique_lock<Mutex>& lock) {
+void Groups::CallWaiters() {
   if (due_.empty()) return;
   const News due = std::exchange(due_, {});
-  lock.unlock();
+  const MutexUnlock unlocked(mu_);
   for (const auto& one : due) {
     if (const auto news = one.lock()) (*news)();
   }
-  lock.lock();
 }
 
 Groups::Wait::Wait(Groups& groups, std::string model, uint64_t number, std::string group,
@@ -168,7 +167,7 @@ Groups::Wait::Wait(Groups& groups, std::string model, uint64_t number, std::stri
       news_(std::make_shared<const std::function<void()>>(std::move(news))) {}
 
 Groups::Wait::~Wait() {
-  std::unique_lock lock(groups_.mu_);
+  MutexLock lock(groups_.mu_);
   Entry* entry = groups_.Find(model_, number_, group_);
   if (entry == nullptr || --entry->waiters > 0) return;
   entry->news.clear();
@@ -177,11 +176,11 @@ Groups::Wait::~Wait() {
   entry->touched.clear();
   entry->all_seen = ~uint64_t{0};
   entry->ended.clear();
-  groups_.Settle(lock);  // the group may be over
+  groups_.Settle();  // the group may be over
 }
 
 StatusOr<Groups::Wait::Step> Groups::Wait::Look() {
-  std::lock_guard lock(groups_.mu_);
+  MutexLock lock(groups_.mu_);
   const Entry* entry = groups_.Find(model_, number_, group_);
   if (entry == nullptr) {
     return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", model_);
@@ -210,7 +209,7 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
                                                      const std::string& group,
                                                      const std::vector<std::string>& ids,
                                                      std::function<void()> news) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   const auto model = models_.find(name);
   if (model == models_.end()) {
@@ -237,7 +236,7 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
   ++entry->waiters;
   std::erase_if(entry->news, [](const auto& one) { return one.expired(); });
   entry->news.push_back(wait->news_);
-  Settle(lock);
+  Settle();
   return wait;
 }
 

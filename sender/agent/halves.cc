@@ -109,18 +109,18 @@ std::optional<uint32_t> Halves::Newest() const {
 // Readers -------------------------------------------------------------------------------------
 
 Identity Halves::holds(uint32_t half) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return halves_[half].use == HalfUse::kIdle ? halves_[half].holds : Identity{};
 }
 
 std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || h.holds.empty() || !(h.holds == id)) return nullptr;
   ++h.readers;
   // The deleter needs no shared ownership: every holder of a lease holds the Model for longer.
   return {this, [half](Halves* self) {
-            std::lock_guard guard(self->mu_);
+            MutexLock guard(self->mu_);
             if (--self->halves_[half].readers == 0) self->cv_.notify_all();
           }};
 }
@@ -128,7 +128,7 @@ std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
 bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes bytes) {
   // Under the lock, so that no reader comes meanwhile; copying a chunk takes well below a
   // millisecond.
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || !(h.holds == id) || h.readers != 1) return false;
   std::memcpy(files_[half].data().data() + offset, bytes.data(), bytes.size());
@@ -138,12 +138,12 @@ bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes byt
 // Writers -------------------------------------------------------------------------------------
 
 void Halves::Granted(uint32_t half, Writer writer) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   halves_[half].writers.push_back(std::move(writer));
 }
 
 void Halves::LetGo(uint64_t lease, uint32_t rank) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   for (Half& h : halves_) {
     std::erase_if(h.writers, [&](const Writer& w) { return w.lease == lease && w.rank == rank; });
   }
@@ -151,14 +151,14 @@ void Halves::LetGo(uint64_t lease, uint32_t rank) {
 
 void Halves::LetGoOf(uint64_t client, uint32_t rank) {
   if (client == 0) return;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   for (Half& h : halves_) {
     std::erase_if(h.writers, [&](const Writer& w) { return w.client == client && w.rank == rank; });
   }
 }
 
 bool Halves::Suspect(uint32_t half) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return IsSuspect(half);
 }
 
@@ -177,10 +177,12 @@ std::string Halves::WritersOf(uint32_t half) const {
 Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
                      const std::function<void(uint32_t)>& cut, double* waited_seconds) {
   const auto start = SteadyClock::now();
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   Half& h = halves_[half];
   h.use = HalfUse::kTaken;
-  const auto free = [&] { return !stopped_.ok() || h.readers == 0; };
+  const auto free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !stopped_.ok() || h.readers == 0;
+  };
   const std::chrono::milliseconds undisturbed = grace - CutTime(grace);
   if (!cv_.wait_for(lock, undisturbed, free)) {
     LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", context_.model,
@@ -203,14 +205,14 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
 }
 
 void Halves::GiveBack(uint32_t half) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (halves_[half].use == HalfUse::kTaken) halves_[half].use = HalfUse::kIdle;
 }
 
 Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
   std::string writers;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!IsSuspect(half)) return absl::OkStatus();
     writers = WritersOf(half);
   }
@@ -230,7 +232,7 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
                                             "cannot be replaced",
                                             context_.model, writers)));
   }
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   halves_[half].suspect = false;
   halves_[half].writers.clear();
   return absl::OkStatus();
@@ -248,7 +250,7 @@ Status Halves::Replace(uint32_t half) {
 
 void Halves::BeginWrite(uint32_t half) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     halves_[half].use = HalfUse::kGranted;
     halves_[half].holds = {};
   }
@@ -262,13 +264,13 @@ void Halves::Commit(uint32_t half, const Identity& id, std::span<const uint64_t>
   state_.FinishWrite(half, id);
   state_.set_active(half);
   state_.set_highest_version(std::max(state_.highest_version(), id.id.version));
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   halves_[half].use = HalfUse::kIdle;
   halves_[half].holds = id;
 }
 
 void Halves::Stop(const Status& why) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (stopped_.ok()) stopped_ = why;
   cv_.notify_all();
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
@@ -115,9 +116,8 @@ class Halves {
  private:
   Halves(Context context, StateFile state, std::vector<BufferFile> files, bool fresh);
   Status Replace(uint32_t half);
-  // REQUIRES: mu_ held.
-  std::string WritersOf(uint32_t half) const;
-  bool IsSuspect(uint32_t half) const {
+  std::string WritersOf(uint32_t half) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsSuspect(uint32_t half) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return halves_[half].suspect || !halves_[half].writers.empty();
   }
 
@@ -126,9 +126,9 @@ class Halves {
   std::vector<BufferFile> files_;
   const uint64_t data_offset_;  // of the data section, in any file of the layout
 
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;
-  Status stopped_;  // why; OK: it is not
+  Status stopped_ ABSL_GUARDED_BY(mu_);  // why; OK: it is not
   struct Half {
     HalfUse use = HalfUse::kIdle;
     Identity holds;
@@ -136,7 +136,7 @@ class Halves {
     std::vector<Writer> writers;  // granted, and not let go since
     bool suspect = false;         // an earlier process may have granted it
   };
-  Half halves_[2];
+  Half halves_[2] ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::sender

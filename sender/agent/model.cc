@@ -187,25 +187,25 @@ std::shared_ptr<GpuDiff> Model::MakeGpu() const {
 
 std::shared_ptr<const SideFileSet> Model::side_files() const {
   if (const auto newest = store_->newest()) return newest->side_files;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return next_side_files_;
 }
 
 std::shared_ptr<const SideFileSet> Model::side_files(uint64_t hash) const {
   if (auto kept = store_->side_files(hash)) return kept;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return next_side_files_->hash == hash ? next_side_files_ : nullptr;
 }
 
 Status Model::KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set) {
   {
-    std::unique_lock lock(mu_);
-    cv_.wait(lock, [this] { return !side_files_busy_; });
+    MutexLock lock(mu_);
+    while (side_files_busy_) cv_.wait(lock);
     side_files_busy_ = true;
   }
   // Even if an exception is thrown (no memory), the next publish gets its turn.
   const std::shared_ptr<void> done(nullptr, [this](void*) {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     side_files_busy_ = false;
     cv_.notify_all();
   });
@@ -213,14 +213,14 @@ Status Model::KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const 
 }
 
 std::shared_ptr<const SideFileSet> Model::next_side_files() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return next_side_files_;
 }
 
 Status Model::SetSideFiles(std::vector<SideFile> files) {
   DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
   DW_RETURN_IF_ERROR(KeepSideFiles(SideFileStore::Use::kNext, set));
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   next_side_files_ = std::move(set);
   return absl::OkStatus();
 }
@@ -241,19 +241,19 @@ void Model::Recheck(uint32_t chunk) {
 }
 
 uint64_t Model::offloading_version() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return session_.version();
 }
 
 PublishTotals Model::totals() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   PublishTotals totals = totals_;
   totals.abandoned = session_.abandoned();
   return totals;
 }
 
 GpuDiff::Counts Model::gpu_counts() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   GpuDiff::Counts counts = gpu_before_;
   if (gpu_ != nullptr) counts += gpu_->counts();
   return counts;
@@ -283,7 +283,7 @@ bool Model::IsInPlace() const {
 void Model::Stop(const Status& why) {
   halves_->Stop(why);
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (stopped_.ok()) stopped_ = why;
     cv_.notify_all();
   }
@@ -292,7 +292,7 @@ void Model::Stop(const Status& why) {
 
 Status Model::Retire(const Status& why) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     DW_RETURN_IF_ERROR(session_.MayUnregister(SteadyClock::now()));
     if (stopped_.ok()) stopped_ = why;
     cv_.notify_all();
@@ -305,7 +305,7 @@ void Model::Drop(const Status& why) {
   Stop(why);
   std::shared_ptr<PublishJob> job;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     job = job_;
   }
   if (job != nullptr) job->GiveUp();

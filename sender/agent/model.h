@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/listeners.h"
 #include "common/base/stages.h"
 #include "common/base/status.h"
@@ -230,35 +231,39 @@ class Model : public StateSource {
   StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
   uint32_t InactiveHalf() const;
   std::shared_ptr<GpuDiff> MakeGpu() const;
-  /// Keeps the set on disk. REQUIRES: one call at a time, mu_ not held.
-  Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set);
+  /// Keeps the set on disk. REQUIRES: one call at a time.
+  Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
-  /// Drains and fences the half. REQUIRES: mu_ not held, since this waits and may make files.
-  Status PrepareHalf(uint32_t half, double* waited);
-  /// `early`: is told of each chunk that has been diffed; null: nobody is. REQUIRES: mu_ held.
+  /// Drains and fences the half, for which it waits and may make files.
+  Status PrepareHalf(uint32_t half, double* waited) ABSL_LOCKS_EXCLUDED(mu_);
+  /// `early`: is told of each chunk that has been diffed; null: nobody is.
   std::shared_ptr<PublishJob> MakeJob(uint32_t half,
-                                      const std::shared_ptr<IncomingVersion>& early) const;
+                                      const std::shared_ptr<IncomingVersion>& early) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sending early (model_early.cc).
   /// The version of the session's offload, to be sent while it is written; null: it is not.
-  /// REQUIRES: mu_ held.
-  std::shared_ptr<IncomingVersion> MakeEarly() const;
+  std::shared_ptr<IncomingVersion> MakeEarly() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// A chunk of `early` is final, and differs from the published one.
   void Diffed(IncomingVersion& early, uint32_t half, uint32_t chunk, uint64_t digest_before,
               uint64_t digest_after, Bytes payload) const;
-  /// Whether the offload of early_ has ended without its publish. REQUIRES: mu_ held.
-  bool EarlyIsOver() const { return early_ != nullptr && early_lease_ != session_.lease(); }
+  /// Whether the offload of early_ has ended without its publish.
+  bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return early_ != nullptr && early_lease_ != session_.lease();
+  }
   /// Gives the version up, if it is not null: its pulls end, and read its half no more when this
-  /// returns, also where another thread does the same. REQUIRES: mu_ not held.
-  void DropEarly(const std::shared_ptr<IncomingVersion>& early);
+  /// returns, also where another thread does the same.
+  void DropEarly(const std::shared_ptr<IncomingVersion>& early) ABSL_LOCKS_EXCLUDED(mu_);
   StatusOr<bool> NoteReady(const ReadyNotice& notice);
-  // REQUIRES: mu_ held.
-  StatusOr<bool> AttendedNow(uint64_t lease, uint32_t rank) const;
+  StatusOr<bool> AttendedNow(uint64_t lease, uint32_t rank) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<StatusOr<VersionInfo>> OutcomeNow(uint64_t version, uint64_t lease,
-                                                  uint64_t attempt) const;
-  // REQUIRES: mu_ not held.
-  StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
+                                                  uint64_t attempt) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone)
+      ABSL_LOCKS_EXCLUDED(mu_);
   /// Called when the session may have ended the offload: cancels its early diffs and wakes waiters.
-  void TidyAfterSession();  // REQUIRES: mu_ held
+  void TidyAfterSession() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublisherLoop();
   struct ToPublish {
     uint32_t half = 0;
@@ -271,19 +276,19 @@ class Model : public StateSource {
     std::shared_ptr<const SideFileSet> side_files;
     std::shared_ptr<PublishJob> job;
   };
-  ToPublish NextPublish();  // REQUIRES: mu_ held
+  ToPublish NextPublish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// What `version` will be published as. Only at an agent that owns a part may the published
   /// number come again in the same epoch; elsewhere that, as a rollback, begins the next.
   StateId NextState(uint64_t version) const;
   StatusOr<VersionInfo> Publish(const ToPublish& what);
-  /// Writes the log line of a publish, and tells of its stages. REQUIRES: mu_ not held.
-  void Tell(const VersionInfo& info) const;
+  /// Writes the log line of a publish, and tells of its stages.
+  void Tell(const VersionInfo& info) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Fills the half with the bytes of `target`.
   Status Undo(uint32_t half, const Published& newest, const Identity& target);
   /// An error when a chunk of the published half has lost its digest.
   Status CheckUndamaged(const Published& newest, uint64_t version) const;
-  /// Compares some chunks; returns the pause before the next call. REQUIRES: mu_ not held.
-  std::chrono::nanoseconds ScrubSome();
+  /// Compares some chunks; returns the pause before the next call.
+  std::chrono::nanoseconds ScrubSome() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string name_;
   const std::filesystem::path dir_;
@@ -314,21 +319,25 @@ class Model : public StateSource {
   std::function<void()> coming_;
 
   // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;
-  Listeners offload_listeners_;  // not under mu_
-  Status stopped_;               // why it has stopped; OK: it has not
-  OffloadSession session_;
-  std::shared_ptr<PublishJob> job_;  // of the session's offload, or of one that has ended
-  uint64_t job_lease_ = 0;
-  std::shared_ptr<IncomingVersion> early_;  // of the offload of early_lease_; null: none
-  uint64_t early_lease_ = 0;
-  std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; destroyed before the halves that it pins
-  GpuDiff::Counts gpu_before_;    // of earlier GpuDiffs, whose halves were replaced
-  bool gpu_unpinned_ = false;     // set by the thread that begins an offload: make gpu_ anew
-  std::shared_ptr<const SideFileSet> next_side_files_;
-  bool side_files_busy_ = false;
-  PublishTotals totals_;
+  Listeners offload_listeners_;          // not under mu_
+  Status stopped_ ABSL_GUARDED_BY(mu_);  // why it has stopped; OK: it has not
+  OffloadSession session_ ABSL_GUARDED_BY(mu_);
+  // Of the session's offload, or of one that has ended.
+  std::shared_ptr<PublishJob> job_ ABSL_GUARDED_BY(mu_);
+  uint64_t job_lease_ ABSL_GUARDED_BY(mu_) = 0;
+  // Of the offload of early_lease_; null: none.
+  std::shared_ptr<IncomingVersion> early_ ABSL_GUARDED_BY(mu_);
+  uint64_t early_lease_ ABSL_GUARDED_BY(mu_) = 0;
+  // Null: the CPU diffs; destroyed before the halves that it pins.
+  std::shared_ptr<GpuDiff> gpu_ ABSL_GUARDED_BY(mu_);
+  // Of earlier GpuDiffs, whose halves were replaced.
+  GpuDiff::Counts gpu_before_ ABSL_GUARDED_BY(mu_);
+  bool gpu_unpinned_ ABSL_GUARDED_BY(mu_) = false;  // gpu_ must be made anew
+  std::shared_ptr<const SideFileSet> next_side_files_ ABSL_GUARDED_BY(mu_);
+  bool side_files_busy_ ABSL_GUARDED_BY(mu_) = false;
+  PublishTotals totals_ ABSL_GUARDED_BY(mu_);
   Thread publisher_;
 };
 

@@ -6,7 +6,7 @@
 namespace deltawire::sender {
 
 std::shared_ptr<IncomingVersion> Model::incoming() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const bool told = early_ != nullptr && !EarlyIsOver() && early_->Look(0).piece.has_value();
   return told ? early_ : nullptr;
 }
@@ -63,7 +63,7 @@ void Model::DropEarly(const std::shared_ptr<IncomingVersion>& early) {
                         "published, wait for the next",
                         name_, ToString(early->identity())));
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (early_ != early) return;  // another thread has done the same, and told of it
     early_ = nullptr;
   }

@@ -39,7 +39,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
   const uint64_t drawn = DrawAttempt();
   OffloadSession::Begun begun;
   {
-    std::unique_lock lock(mu_);
+    MutexLock lock(mu_);
     while (true) {
       if (!stopped_.ok()) return stopped_;
       const auto newest = store_->newest();
@@ -63,7 +63,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     const uint32_t half = InactiveHalf();
     double waited = 0;
     const Status ready = PrepareHalf(half, &waited);
-    std::unique_lock lock(mu_);
+    MutexLock lock(mu_);
     session_.Drained(begun.lease, ready, waited, SteadyClock::now());
     if (ready.ok()) {
       early_ = MakeEarly();
@@ -90,7 +90,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
 
 StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t lease,
                                     const Gone& gone) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (!session_.writing(lease)) {
     // Another rank has ended the offload since.
     const auto over = session_.Attended(lease, request.rank);
@@ -111,7 +111,7 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
   std::shared_ptr<PublishJob> last;
   std::shared_ptr<IncomingVersion> early;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     last = std::exchange(job_, nullptr);
     early = early_;
   }
@@ -123,7 +123,7 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
   DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
   const Status fenced = halves_->Fence(half, [&] {
     std::shared_ptr<GpuDiff> pinned;  // destroyed without the lock
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     pinned = std::exchange(gpu_, nullptr);
     if (pinned == nullptr) return;
     gpu_before_ += pinned->counts();
@@ -134,9 +134,14 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
     return fenced;
   }
   // A half has other memory now, so it must be pinned anew. A GPU that was wrong once stays unused.
-  if (std::exchange(gpu_unpinned_, false) && gpu_counts().mismatches == 0) {
+  bool unpinned = false;
+  {
+    MutexLock lock(mu_);
+    unpinned = std::exchange(gpu_unpinned_, false);
+  }
+  if (unpinned && gpu_counts().mismatches == 0) {
     auto gpu = MakeGpu();
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     gpu_ = std::move(gpu);
   }
   halves_->BeginWrite(half);
@@ -175,12 +180,12 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half,
 }
 
 Status Model::Attend(uint64_t lease, uint32_t rank) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return session_.Attend(lease, rank);
 }
 
 StatusOr<bool> Model::Attended(uint64_t lease, uint32_t rank) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return AttendedNow(lease, rank);
 }
 
@@ -191,7 +196,7 @@ StatusOr<bool> Model::AttendedNow(uint64_t lease, uint32_t rank) const {
 
 void Model::EndAttend(uint64_t lease, uint32_t rank) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     const auto ready = AttendedNow(lease, rank);
     session_.EndAttend(lease, rank, ready.ok() && !*ready, SteadyClock::now());
     TidyAfterSession();
@@ -200,13 +205,13 @@ void Model::EndAttend(uint64_t lease, uint32_t rank) {
 }
 
 void Model::ClientCame(uint64_t client) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   session_.ClientCame(client);
 }
 
 void Model::ClientGone(uint64_t client) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     session_.ClientGone(client, SteadyClock::now());
     TidyAfterSession();
   }
@@ -214,7 +219,7 @@ void Model::ClientGone(uint64_t client) {
 }
 
 Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (true) {
     const auto ready = AttendedNow(lease, rank);
     const bool left = ready.ok() && !*ready && gone();
@@ -231,7 +236,7 @@ Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) 
   halves_->LetGo(lease, rank);
   Status done;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     done = session_.Abandon(lease, rank, reason);
     TidyAfterSession();
   }
@@ -244,7 +249,7 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
   OffloadSession::Final final;
   Status refused;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     auto noted = session_.Written(lease, notice);
     TidyAfterSession();
     if (noted.ok()) {
@@ -273,7 +278,7 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
 }
 
 StatusOr<bool> Model::NoteReady(const ReadyNotice& notice) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto newest = store_->newest();
   const TraceId trace = TraceOf(notice.version, session_.attempt());
   const auto granted = session_.granted();
@@ -290,18 +295,18 @@ StatusOr<bool> Model::NoteReady(const ReadyNotice& notice) {
 }
 
 void Model::BeginWait(uint64_t lease) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   session_.Waits(lease, 1);
 }
 
 void Model::EndWait(uint64_t lease) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   session_.Waits(lease, -1);
 }
 
 std::optional<StatusOr<VersionInfo>> Model::Outcome(uint64_t version, uint64_t lease,
                                                     uint64_t attempt) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return OutcomeNow(version, lease, attempt);
 }
 
@@ -315,7 +320,7 @@ std::optional<StatusOr<VersionInfo>> Model::OutcomeNow(uint64_t version, uint64_
 
 StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease, const Gone& gone,
                                            uint64_t attempt) {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   session_.Waits(lease, 1);
   while (true) {
     const auto outcome = OutcomeNow(version, lease, attempt);

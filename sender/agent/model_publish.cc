@@ -30,7 +30,7 @@ uint64_t RollbackAttempt(const Identity& target, uint64_t epoch) {
 
 void Model::PublisherLoop() {
   constexpr auto kNever = Clock::time_point::max();
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   auto scrub_at = options_.scrub_bytes_per_s == 0 ? kNever : Clock::now();
   while (stopped_.ok()) {
     const auto now = Clock::now();
@@ -90,7 +90,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   const Status made = diffed.ok() ? KeepSideFiles(use, what.side_files) : diffed.status();
   if (!made.ok()) {
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       session_.PublishFailed(
           Annotate(made, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
       TidyAfterSession();
@@ -120,7 +120,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   std::shared_ptr<IncomingVersion> early;
   std::shared_ptr<const Published> settled;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     // First, since whoever sees the new state may commit it and say so at once.
     history_.Add(info);
     store_->Install(std::move(state), std::move(result.delta));
@@ -201,7 +201,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   Identity target;
   uint64_t attempt = 0, epoch = 0;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     DW_RETURN_IF_ERROR(session_.MayRollBack(SteadyClock::now()));
     DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
     epoch = store_->newest()->info.id().epoch + 1;
@@ -222,7 +222,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   if (undone.ok()) undone = Undo(what.half, *base.state, target);
   base.lease.reset();  // as in Publish
   auto was = undone.ok() ? store_->At(target) : undone;
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   if (!was.ok()) {
     session_.PublishFailed(was.status());
     TidyAfterSession();
@@ -241,7 +241,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
 
 std::chrono::nanoseconds Model::ScrubSome() {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!session_.idle()) return kNothingToScrub;
   }
   const LeasedState leased = Lease();

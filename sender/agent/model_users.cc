@@ -13,11 +13,11 @@ ModelUsers::Use ModelUsers::Enter(const std::string& model, uint32_t rank,
                                   const std::string& publisher) {
   std::string who = fmt::format("rank {}", rank);
   if (!publisher.empty()) who += fmt::format(" ({})", publisher.substr(0, kMostPublisher));
-  std::lock_guard lock(table_->mu);
+  MutexLock lock(table_->mu);
   const uint64_t number = table_->next++;
   table_->users[model].emplace(number, std::move(who));
   return {table_.get(), [table = table_, model, number](const void*) {
-            std::lock_guard guard(table->mu);
+            MutexLock guard(table->mu);
             const auto users = table->users.find(model);
             users->second.erase(number);
             if (users->second.empty()) table->users.erase(users);
@@ -25,7 +25,7 @@ ModelUsers::Use ModelUsers::Enter(const std::string& model, uint32_t rank,
 }
 
 std::vector<std::string> ModelUsers::Of(const std::string& model) const {
-  std::lock_guard lock(table_->mu);
+  MutexLock lock(table_->mu);
   std::vector<std::string> all;
   const auto users = table_->users.find(model);
   if (users == table_->users.end()) return all;
@@ -34,13 +34,13 @@ std::vector<std::string> ModelUsers::Of(const std::string& model) const {
 }
 
 bool ModelUsers::stopped() const {
-  std::lock_guard lock(table_->mu);
+  MutexLock lock(table_->mu);
   return table_->stopped;
 }
 
 void ModelUsers::Stop() {
   {
-    std::lock_guard lock(table_->mu);
+    MutexLock lock(table_->mu);
     table_->stopped = true;
   }
   listeners_.Call();

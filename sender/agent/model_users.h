@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/listeners.h"
 #include "common/base/sync.h"
 
@@ -32,10 +33,11 @@ class ModelUsers {
 
  private:
   struct Table {
-    Mutex mu;
-    bool stopped = false;
-    uint64_t next = 1;
-    std::map<std::string, std::map<uint64_t, std::string>> users;  // by model and arrival
+    CheckedMutex mu;
+    bool stopped ABSL_GUARDED_BY(mu) = false;
+    uint64_t next ABSL_GUARDED_BY(mu) = 1;
+    // By model and arrival.
+    std::map<std::string, std::map<uint64_t, std::string>> users ABSL_GUARDED_BY(mu);
   };
   const std::shared_ptr<Table> table_ = std::make_shared<Table>();
   Listeners listeners_;

@@ -39,9 +39,9 @@ PublishJob::PublishJob(Inputs inputs)
 }
 
 void PublishJob::StartOver() {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   marked_.clear();
-  cv_.wait(lock, [this] { return running_ == 0; });
+  while (running_ > 0) cv_.wait(lock);
   damaged_.clear();
   builder_.emplace(in_.payload_limit);
   counts_ = std::make_unique<Counts[]>(in_.chunks->tensors());
@@ -211,7 +211,7 @@ void PublishJob::CarryOver(uint32_t i) {
   if (MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) return;
   if (CopyOver(chunk) == digest) return;
   if (!ActiveDamaged(i)) Lost(i, false);
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   damaged_.push_back(i);
 }
 
@@ -236,7 +236,7 @@ void PublishJob::MarkWritten(std::span<const uint32_t> tensors, std::span<const 
                              ThreadPool& pool) {
   constexpr uint32_t kBatch = 8;
   const size_t most = std::max<size_t>(1, pool.size() / 2);
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (cancelled_) return;
   for (const uint32_t t : tensors) {
     const uint32_t end = in_.chunks->end_of_tensor(t);
@@ -252,7 +252,7 @@ void PublishJob::MarkWritten(std::span<const uint32_t> tensors, std::span<const 
 }
 
 void PublishJob::DiffMarked() {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (!cancelled_ && !marked_.empty()) {
     const auto [first, last] = marked_.front();
     marked_.pop_front();
@@ -294,6 +294,7 @@ StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
     result.full_bytes += counts_[t].full_bytes;
   }
   result.tensors = std::move(tensors);
+  MutexLock lock(mu_);
   result.damaged = std::move(damaged_);
   return result;
 }
@@ -304,14 +305,14 @@ void PublishJob::GiveUp() {
 }
 
 void PublishJob::Cancel() {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   cancelled_ = true;
   marked_.clear();
 }
 
 void PublishJob::Join() {
-  std::unique_lock lock(mu_);
-  cv_.wait(lock, [this] { return running_ == 0; });
+  MutexLock lock(mu_);
+  while (running_ > 0) cv_.wait(lock);
 }
 
 }  // namespace deltawire::sender

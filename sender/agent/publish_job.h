@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "common/delta/delta.h"
@@ -135,13 +136,13 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   std::atomic<uint64_t> root_;        // starts as the active half's root; SetDigest updates it
   std::atomic<bool> given_up_{false};
   bool cancelled_ = false;
-  Mutex mu_;
+  CheckedMutex mu_;
   CondVar cv_;
   // Ranges of chunks [first, last), in the order marked.
-  std::deque<std::pair<uint32_t, uint32_t>> marked_;
-  size_t early_threads_ = 0;  // tasks given to the pool that have not ended
-  size_t running_ = 0;        // early threads that are diffing a chunk
-  std::vector<uint32_t> damaged_;
+  std::deque<std::pair<uint32_t, uint32_t>> marked_ ABSL_GUARDED_BY(mu_);
+  size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks given to the pool that have not ended
+  size_t running_ ABSL_GUARDED_BY(mu_) = 0;        // early threads that are diffing a chunk
+  std::vector<uint32_t> damaged_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::sender

@@ -7,7 +7,7 @@
 namespace deltawire::sender {
 
 void VersionHistory::Add(const VersionInfo& info) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   entries_.push_back({.info = info, .receivers = 0, .delivered_seconds = 0, .slowest = {}});
   if (entries_.size() > kKept) entries_.pop_front();
 }
@@ -16,7 +16,7 @@ std::optional<double> VersionHistory::Committed(const Identity& id, const PullSt
                                                 int64_t unix_nanos) {
   // A receiver of several agents has another lineage and root than each of them, but one trace.
   const TraceId trace = TraceOf(id);
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   const auto found = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& e) {
     return TraceOf(e.info.identity) == trace;
   });
@@ -33,7 +33,7 @@ std::optional<double> VersionHistory::Committed(const Identity& id, const PullSt
 }
 
 std::vector<VersionHistory::Entry> VersionHistory::recent() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return {entries_.begin(), entries_.end()};
 }
 

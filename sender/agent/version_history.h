@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/delta/pull_stats.h"
 #include "common/serving/version_info.h"
@@ -35,8 +36,8 @@ class VersionHistory {
   std::vector<Entry> recent() const;
 
  private:
-  mutable Mutex mu_;
-  std::deque<Entry> entries_;
+  mutable CheckedMutex mu_;
+  std::deque<Entry> entries_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::sender
