@@ -63,7 +63,8 @@ GpuStatus GpuCopy(MutableBytes to, Bytes from);
 GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst,
                    const Convert& convert = {});
 
-/// Pins host memory, so that copies run at the link's full rate and in parallel with kernels.
+/// Pins host memory, so that copies run at the link's full rate and in parallel with kernels. Pins
+/// of the same memory share what the first one did. Threads: any.
 class GpuPin {
  public:
   static GpuStatus Create(Bytes memory, std::unique_ptr<GpuPin>* pin);
@@ -72,8 +73,8 @@ class GpuPin {
   GpuPin& operator=(const GpuPin&) = delete;
 
  private:
-  explicit GpuPin(const void* memory) : memory_(memory) {}
-  const void* memory_;
+  explicit GpuPin(Bytes memory) : memory_(memory) {}
+  const Bytes memory_;
 };
 
 /// A queue of work on one device, done in order and in parallel with other work there. Leaves the

@@ -1,8 +1,8 @@
 // Adds what payloads change to elements that stand at places of their own in a GPU's memory, as an
 // engine's parameters do; the addresses stay, so captured graphs do, too. Uses no CUDA types.
-// Owner: whoever keeps that memory. Threads: one at a time. Cost on the device: the payloads, 32
-// bytes for each block with changes, 200 for each box. Errors: a GpuStatus; one from Load leaves
-// the memory untouched. Without CUDA every call returns kNotBuilt.
+// Owner: whoever keeps that memory. Threads: one at a time. Cost on the device: 200 bytes a box; up
+// to 1.25 times the largest update's payloads, and 32 bytes for each of its changed blocks. Errors:
+// a GpuStatus; one from Load leaves the memory untouched. Without CUDA always kNotBuilt.
 #pragma once
 
 #include <memory>
@@ -40,8 +40,9 @@ class GpuScatter {
   GpuScatter(const GpuScatter&) = delete;
   GpuScatter& operator=(const GpuScatter&) = delete;
 
-  /// Brings the items to the device and drops those of the last Load. The caller may drop its own.
-  /// REQUIRES: the payloads were validated; their tables are checked once more.
+  /// Brings the items to the device, in place of those of the last Load. The caller may drop its
+  /// own. Allocates only for an update that is larger than all before. REQUIRES: the payloads were
+  /// validated (their tables are checked once more); what was queued has been waited for.
   GpuStatus Load(std::span<const GpuScatterItem> items);
   /// Queues the additions on `stream`, a cudaStream_t of this device, or null for the default one;
   /// `backwards`: subtractions. Only the launch can still fail here.

@@ -1,4 +1,7 @@
 // Devices, device memory, pinning and place of kernels/gpu.h.
+#include <map>
+#include <mutex>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/place_plan.h"
@@ -32,6 +35,41 @@ GpuStatus Check(cudaError_t error, const char* what) {
 
 void Ignore(cudaError_t error) {
   if (error != cudaSuccess) (void)cudaGetLastError();
+}
+
+namespace {
+
+using AskState = int(int device, unsigned* flags, int* active);  // of CUDA's driver
+
+AskState* FindAskState() {
+  constexpr const char* kName = "cuDevicePrimaryCtxGetState";
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  Ignore(cudaGetDriverEntryPointByVersion(kName, &found, 12000, cudaEnableDefault, &how));
+#else
+  Ignore(cudaGetDriverEntryPoint(kName, &found, cudaEnableDefault, &how));
+#endif
+  return how == cudaDriverEntryPointSuccess ? reinterpret_cast<AskState*>(found) : nullptr;
+}
+
+/// Whether this process has used the device; true when the driver does not tell.
+bool HasContext(int device) {
+  static AskState* const ask = FindAskState();
+  unsigned flags = 0;
+  int active = 1;
+  return ask == nullptr || ask(device, &flags, &active) != 0 || active != 0;
+}
+
+}  // namespace
+
+OnDevice::OnDevice(int device) : device_(device) {
+  Ignore(cudaGetDevice(&before_));
+  status_ = Check(cudaSetDevice(device), "choosing the device");
+}
+
+OnDevice::~OnDevice() {
+  if (before_ != device_ && HasContext(before_)) Ignore(cudaSetDevice(before_));
 }
 
 }  // namespace gpu
@@ -97,15 +135,43 @@ GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes 
   return Check(cudaDeviceSynchronize(), "a strided copy");
 }
 
+namespace {
+
+/// CUDA refuses to register memory twice.
+struct Pins {
+  std::mutex mu;
+  std::map<std::pair<const std::byte*, size_t>, int> holders;
+};
+
+Pins& AllPins() {
+  static Pins& pins = *new Pins;  // for pins that a static object holds
+  return pins;
+}
+
+}  // namespace
+
 GpuStatus GpuPin::Create(Bytes memory, std::unique_ptr<GpuPin>* pin) {
-  auto* data = const_cast<std::byte*>(memory.data());
-  DW_GPU_RETURN_IF_ERROR(Check(
-      cudaHostRegister(data, memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
-      "pinning memory"));
-  pin->reset(new GpuPin(data));
+  Pins& pins = AllPins();
+  const std::lock_guard lock(pins.mu);
+  const std::pair key(memory.data(), memory.size());
+  if (!pins.holders.contains(key)) {
+    DW_GPU_RETURN_IF_ERROR(
+        Check(cudaHostRegister(const_cast<std::byte*>(memory.data()), memory.size(),
+                               cudaHostRegisterPortable | cudaHostRegisterMapped),
+              "pinning memory"));
+  }
+  ++pins.holders[key];
+  pin->reset(new GpuPin(memory));
   return {};
 }
 
-GpuPin::~GpuPin() { Ignore(cudaHostUnregister(const_cast<void*>(memory_))); }
+GpuPin::~GpuPin() {
+  Pins& pins = AllPins();
+  const std::lock_guard lock(pins.mu);
+  const auto held = pins.holders.find({memory_.data(), memory_.size()});
+  if (--held->second > 0) return;
+  pins.holders.erase(held);
+  Ignore(cudaHostUnregister(const_cast<std::byte*>(memory_.data())));
+}
 
 }  // namespace deltawire::kernels

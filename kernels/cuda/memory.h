@@ -32,19 +32,19 @@ GpuStatus Start(const char* what, F launch) {
   } while (false)
 
 /// Makes `device` the thread's current device for the object's lifetime, then restores the previous
-/// one: the trainer may use another device.
+/// one: the trainer may use another device. A device that this process has not used yet is not gone
+/// back to: that would make a context there, which takes hundreds of MB, and device 0 is the
+/// previous one of every new thread.
 class OnDevice {
  public:
-  explicit OnDevice(int device) {
-    Ignore(cudaGetDevice(&before_));
-    status_ = Check(cudaSetDevice(device), "choosing the device");
-  }
-  ~OnDevice() { Ignore(cudaSetDevice(before_)); }
+  explicit OnDevice(int device);
+  ~OnDevice();
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
   const GpuStatus& status() const { return status_; }
 
  private:
+  const int device_;
   int before_ = 0;
   GpuStatus status_;
 };
@@ -68,6 +68,13 @@ class Array {
     Ignore(kWhere == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
   }
 
+  /// Room for `size` values at least, whose content is lost if it has to grow. Then it takes a
+  /// quarter more, so that it rarely does: freeing waits for all work on the device.
+  GpuStatus Reserve(size_t size) {
+    if (size <= size_) return {};
+    *this = Array();
+    return Make(size + size / 4);
+  }
   GpuStatus Make(size_t size) {
     Array made;
     void* memory = nullptr;

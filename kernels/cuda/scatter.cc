@@ -144,9 +144,9 @@ GpuStatus GpuScatter::Impl::Describe(std::span<const GpuScatterItem> items, size
 
 GpuStatus GpuScatter::Impl::Upload(std::span<const GpuScatterItem> items, size_t depth,
                                    uint64_t payload_bytes) {
-  DW_GPU_RETURN_IF_ERROR(chunks.Make(host_chunks.size()));
-  DW_GPU_RETURN_IF_ERROR(blocks.Make(host_blocks.size()));
-  DW_GPU_RETURN_IF_ERROR(payloads.Make(payload_bytes + kReadBehind));
+  DW_GPU_RETURN_IF_ERROR(chunks.Reserve(host_chunks.size()));
+  DW_GPU_RETURN_IF_ERROR(blocks.Reserve(host_blocks.size()));
+  DW_GPU_RETURN_IF_ERROR(payloads.Reserve(payload_bytes + kReadBehind));
   DW_GPU_RETURN_IF_ERROR(stream.Copy(chunks.data(), host_chunks.data(),
                                      host_chunks.size() * sizeof(gpu::ScatterChunk)));
   DW_GPU_RETURN_IF_ERROR(stream.Copy(blocks.data(), host_blocks.data(),

@@ -156,5 +156,59 @@ TEST_CASE("A CUDA error before a scatter is queued leaves the memory as it was")
   CHECK(model.Holds(2));
 }
 
+TEST_CASE("An update that is no larger than one before allocates nothing on the device") {
+  Random random(55);
+  ScatterModel model(2, 4, 0.02, Change::kSmall, random);
+  std::unique_ptr<GpuScatter> scatter;
+  RequireGpu(GpuScatter::Create(0, model.boxes(), &scatter));
+  RequireGpu(scatter->Load(model.items()));
+  const int before = CudaDeviceAllocations();
+  for (size_t version = 0; version < 4; ++version) {
+    RequireGpu(scatter->Load(model.items(version, 1)));
+    RequireGpu(scatter->Queue(false, nullptr));
+    RequireGpu(scatter->Wait(nullptr));
+    REQUIRE(model.Holds(version + 1));
+  }
+  CHECK(CudaDeviceAllocations() == before);
+}
+
+TEST_CASE("Memory that is pinned twice stays pinned until both pins are gone") {
+  std::vector<std::byte> memory(4096);
+  std::unique_ptr<GpuPin> one, two;
+  RequireGpu(GpuPin::Create(memory, &one));
+  RequireGpu(GpuPin::Create(memory, &two));
+  one.reset();
+  CHECK(CudaRegistered(memory.data(), memory.size()));
+  two.reset();
+  CHECK(!CudaRegistered(memory.data(), memory.size()));
+  RefusePinning(true);
+  CHECK(GpuPin::Create(memory, &one).error == GpuError::kMemory);
+  RefusePinning(false);
+  RequireGpu(GpuPin::Create(memory, &one));
+}
+
+TEST_CASE("Work on one device makes no context on another") {
+  const bool other_is_used = GENERATE(false, true);
+  CAPTURE(other_is_used);
+  OnFakeDevice other(0);  // as every thread begins
+  EndCudaContexts();
+  if (other_is_used) REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  std::vector<std::byte> from(4096, std::byte{7}), to(4096);
+  {
+    std::unique_ptr<GpuQueue> queue;
+    RequireGpu(GpuQueue::Create(1, &queue));
+    std::unique_ptr<GpuPin> pin;
+    RequireGpu(queue->Pin(to, &pin));
+    RequireGpu(queue->Copy(to, from));
+    RequireGpu(queue->Wait());
+  }
+  CHECK(to == from);
+  CHECK(HasCudaContext(1));
+  CHECK(HasCudaContext(0) == other_is_used);
+  int current = -1;
+  REQUIRE(cudaGetDevice(&current) == cudaSuccess);
+  CHECK(current == (other_is_used ? 0 : 1));
+}
+
 }  // namespace
 }  // namespace deltawire::kernels::test::cuda_fault_test

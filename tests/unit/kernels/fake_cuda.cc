@@ -19,6 +19,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/launch.h"
@@ -42,11 +43,12 @@ std::mt19937 chance(1);
 unsigned times_on = 0;  // since SeedCuda
 Wrong wrong = Wrong::kNothing;
 unsigned wrong_chunk = 0;
-int allocations = 0, placements = 0;
+int allocations = 0, placements = 0, device_allocations = 0;
 volatile uint8_t unpinned = 0;  // what was read last of memory that was unregistered
 bool refuse_pinning = false, refuse_mapping = false;
 constexpr int kDevices = 2;
 thread_local int current_device = 0;
+bool used[kDevices] = {};
 std::map<const uint8_t*, size_t> device_memory, registered;
 std::map<const uint8_t*, int> device_of;  // of the blocks of device_memory
 std::vector<CUstream_st*> streams;        // in the order in which they were made
@@ -63,6 +65,7 @@ void GetOn();
 /// The result of a call that can fail. FailCudaCallIn counts down to the call that does.
 cudaError_t Outcome() {
   ++calls;
+  used[current_device] = true;
   GetOn();
   if (stuck == cudaSuccess && fail_in >= 0 && fail_in-- == 0) {
     if (sticks) stuck = cudaErrorUnknown;
@@ -191,6 +194,7 @@ cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
   device_of[static_cast<uint8_t*>(made)] = current_device;
   *memory = made;
   ++allocations;
+  ++device_allocations;
   return cudaSuccess;
 }
 
@@ -381,6 +385,9 @@ bool CudaRegistered(const void* memory, size_t bytes) {
   return after != registered.begin() && begin < std::prev(after)->first + std::prev(after)->second;
 }
 int CudaPlacements() { return placements; }
+int CudaDeviceAllocations() { return device_allocations; }
+bool HasCudaContext(int device) { return used[device]; }
+void EndCudaContexts() { std::ranges::fill(used, false); }
 OnFakeDevice::OnFakeDevice(int device) { current_device = device; }
 OnFakeDevice::~OnFakeDevice() { current_device = 0; }
 
@@ -447,6 +454,15 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
 
 }  // namespace deltawire::kernels::gpu
 
+namespace {
+int PrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  const std::lock_guard lock(mu);
+  *flags = 0;
+  *active = used[device] ? 1 : 0;
+  return 0;
+}
+}  // namespace
+
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -460,7 +476,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= kDevices) return Say(cudaErrorInvalidDevice);
+  const std::lock_guard lock(mu);
   current_device = device;
+  used[device] = true;
+  return cudaSuccess;
+}
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* how) {
+#else
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long,
+                                    cudaDriverEntryPointQueryResult* how) {
+#endif
+  const bool known = symbol == std::string_view("cuDevicePrimaryCtxGetState");
+  *function = known ? reinterpret_cast<void*>(&PrimaryCtxGetState) : nullptr;
+  *how = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -501,6 +532,7 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   const std::lock_guard lock(mu);
   if (refuse_pinning) return Say(cudaErrorMemoryAllocation);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  if (CudaRegistered(memory, bytes)) return Say(cudaErrorHostMemoryAlreadyRegistered);
   registered[static_cast<uint8_t*>(memory)] = bytes;
   return cudaSuccess;
 }

@@ -31,6 +31,11 @@ int CudaRegistrations();
 /// Whether any of these bytes is registered now.
 bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
+/// How many blocks of device memory were allocated so far.
+int CudaDeviceAllocations();
+/// Whether a device was used since EndCudaContexts. Choosing it is use enough.
+bool HasCudaContext(int device);
+void EndCudaContexts();
 
 /// What is allocated while it lives is memory of this device, 0 or 1.
 class OnFakeDevice {
