@@ -5,6 +5,7 @@ names, replicated MLA projections); every size comes from mcore's code that buil
 """
 
 import contextlib
+import functools
 from unittest import mock
 
 import torch
@@ -16,6 +17,11 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import experts
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+try:
+    from megatron.core.transformer import mla_qk_norm_config as mla_norms
+except ImportError:  # before 0.18
+    mla_norms = multi_latent_attention
 
 
 def empty(*shape):
@@ -65,15 +71,16 @@ class Provider(backends.LocalSpecProvider):
     def column_parallel_layer_norm_linear(self):
         return NormColumnLinear
 
-    def layer_norm(self, rms_norm=False, for_qk=False):
+    def layer_norm(self, rms_norm=False, for_qk=False, has_residual=False):
         return WrappedTorchNorm
 
-    def grouped_mlp_modules(self, moe_use_grouped_gemm, moe_use_legacy_grouped_gemm):
+    def grouped_mlp_modules(self, moe_use_grouped_gemm, *legacy):
+        module, column, row = experts.SequentialMLP, ColumnParallelLinear, RowParallelLinear
         if moe_use_grouped_gemm:
-            return experts.TEGroupedMLP, MLPSubmodules(linear_fc1=GroupedColumnLinear,
-                                                       linear_fc2=GroupedRowLinear)
-        return experts.SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear,
-                                                    linear_fc2=RowParallelLinear)
+            module, column, row = experts.TEGroupedMLP, GroupedColumnLinear, GroupedRowLinear
+        submodules = MLPSubmodules(linear_fc1=column, linear_fc2=row)
+        # Versions before 0.18 take a pair.
+        return (module, submodules) if legacy else functools.partial(module, submodules=submodules)
 
 
 @contextlib.contextmanager
@@ -81,5 +88,6 @@ def instead_of_transformer_engine():
     with mock.patch.object(gpt_layer_specs, "TESpecProvider", Provider, create=True), \
             mock.patch.object(gpt_layer_specs, "TENorm", WrappedTorchNorm, create=True), \
             mock.patch.object(variants, "TESpecProvider", Provider, create=True), \
-            mock.patch.object(multi_latent_attention, "TELinear", Linear):
+            mock.patch.object(multi_latent_attention, "TELinear", Linear), \
+            mock.patch.object(mla_norms, "get_backend", lambda _: Provider(), create=True):
         yield

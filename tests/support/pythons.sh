@@ -5,7 +5,7 @@
 # skipped, and counted so.
 
 readonly pip_limit_s=120
-readonly trainer_limit_s=480 # some 600 MB from a package index
+readonly trainer_limit_s=480 # some 600 MB from a package index, for each of two
 
 # find_venv NAME LIMIT LIST PROBE...: finds or makes .venv-NAME with what LIST pins, within LIMIT
 # seconds (0: without limit), and exports its Python as DELTAWIRE_NAME_PYTHON. Its Python runs with
@@ -42,6 +42,26 @@ need_docs_python() { need docs find_docs_python; }
 need_wheel_python() { need wheel find_wheel_python; }
 need_tidy_python() { need tidy find_venv tidy "$pip_limit_s" cmake/tidy/requirements.txt -c 'import clang_tidy'; }
 find_trainer_python() { find_venv trainer "$trainer_limit_s" tests/trainer/requirements.txt tests/trainer/check_venv.py; }
+# find_megatron_python: the same with today's megatron-core, whose releases after 0.16 want Python 3.12.
+find_megatron_python() {
+  local candidate
+  for candidate in python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3; do
+    "$candidate" -c 'import ensurepip, venv' 2>/dev/null || continue
+    VENV_PYTHON=$candidate find_venv megatron "$trainer_limit_s" tests/trainer/requirements-megatron.txt \
+      tests/trainer/check_venv.py
+    return
+  done
+  [[ -n ${DELTAWIRE_MEGATRON_PYTHON:-} ]] ||
+    say "no Python 3.12 here: of megatron-core only $(sed -n 's/^megatron-core==//p' tests/trainer/requirements.txt) is tested"
+}
+find_trainer_pythons() {
+  # Both wait for the package index, so they are made at the same time.
+  (find_megatron_python) &
+  find_trainer_python
+  wait $!
+  [[ -n ${DELTAWIRE_MEGATRON_PYTHON:-} || ! -f .venv-megatron/ready ]] ||
+    export DELTAWIRE_MEGATRON_PYTHON=$root/.venv-megatron/bin/python3
+}
 find_deploy_pythons() {
   find_venv deploy "$pip_limit_s" tests/deploy/requirements.txt -c 'import kubernetes_validate, yaml'
   find_wheel_python
@@ -56,7 +76,7 @@ need_engine_pythons() {
 # use_made_pythons: exports what earlier runs have made, and makes nothing.
 use_made_pythons() {
   local name
-  for name in trainer vllm sglang; do
+  for name in trainer megatron vllm sglang; do
     [[ ! -f .venv-$name/ready ]] || DELTAWIRE_NO_INSTALL=1 find_venv "$name" 0 none
   done
 }

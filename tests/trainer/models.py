@@ -51,7 +51,6 @@ def config_of(family, hf, layout, bf16=False):
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         moe_permute_fusion=False,
-        async_tensor_model_parallel_allreduce=False,
         # The all-to-all dispatcher opens CUDA streams.
         moe_token_dispatcher_type="allgather",
         moe_grouped_gemm=False,
