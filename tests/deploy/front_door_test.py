@@ -20,11 +20,9 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import threading
 import time
-import unittest
 
 HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parents[2]
@@ -32,20 +30,10 @@ sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import skipping  # noqa: E402
 from daemons import Daemons, free_port, programs, run, until  # noqa: E402
+from tool_case import ToolCase, checkpoint  # noqa: E402
 
 MODEL = "policy"
 HOST = "127.0.0.1"
-ELEMENTS = 1 << 16
-
-
-def checkpoint(folder: pathlib.Path, step: int) -> pathlib.Path:
-    folder.mkdir()
-    header = {"w": {"dtype": "U8", "shape": [ELEMENTS], "data_offsets": [0, ELEMENTS]}}
-    text = json.dumps(header).encode()
-    content = len(text).to_bytes(8, "little") + text + bytes([step]) * ELEMENTS
-    (folder / "model.safetensors").write_bytes(content)
-    (folder / "config.json").write_text("{}")
-    return folder
 
 
 def on_terminal(columns: int, *command: object) -> list[str]:
@@ -63,25 +51,7 @@ def on_terminal(columns: int, *command: object) -> list[str]:
     return said.decode().replace("\r\n", "\n").splitlines()
 
 
-class Base(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="deltawire-door-", dir="/dev/shm")
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
-    def tool(self, *command: object, program: str = "deltawire") -> tuple[int, str]:
-        """Its exit code, and all that it prints, with each space or end of line as one space."""
-        done = subprocess.run(list(map(str, (programs() / program, *command))), check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-        return done.returncode, " ".join(done.stdout.split())
-
-    def says(self, answer: tuple[int, str], code: int, *words: str) -> None:
-        self.assertEqual(answer[0], code, answer[1])
-        for word in words:
-            self.assertIn(word, answer[1])
-
-
-class Words(Base):
+class Words(ToolCase):
     """Typing errors."""
 
     def test_a_mistyped_command_or_option(self):
@@ -133,7 +103,7 @@ class Words(Base):
                   '"1.5 lots" is no size', "1.5GiB")  # fmt: skip
 
 
-class Peers(Base):
+class Peers(ToolCase):
     """Daemons at wrong addresses, and without keys."""
 
     def setUp(self):
@@ -257,7 +227,7 @@ class Peers(Base):
         self.assertIn(code, (1, 3), said)
 
 
-class Screens(Base):
+class Screens(ToolCase):
     def setUp(self):
         super().setUp()
         self.daemons = Daemons(self.root)

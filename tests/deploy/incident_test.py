@@ -10,22 +10,20 @@ name that is wrong. It then reads the daemons' logs, `status`, `doctor` and `wai
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-import unittest
 
 HERE = pathlib.Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import skipping  # noqa: E402
 from daemons import Daemons, Receiver, free_port, programs, run, spawn, until  # noqa: E402
+from tool_case import ToolCase, checkpoint  # noqa: E402
 
 MODEL = "policy"
 ELEMENTS = 1 << 18
@@ -33,41 +31,18 @@ HOST = "127.0.0.1"
 FEW_DESCRIPTORS = 60  # less than the streams of the pull that is tried with them
 
 
-def checkpoint(folder: pathlib.Path, step: int) -> pathlib.Path:
-    folder.mkdir()
-    header = {"w": {"dtype": "U8", "shape": [ELEMENTS], "data_offsets": [0, ELEMENTS]}}
-    text = json.dumps(header).encode()
-    content = len(text).to_bytes(8, "little") + text + bytes([step]) * ELEMENTS
-    (folder / "model.safetensors").write_bytes(content)
-    (folder / "config.json").write_text("{}")
-    return folder
-
-
-class Incident(unittest.TestCase):
+class Incident(ToolCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="deltawire-incident-", dir="/dev/shm")
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         self.daemons = Daemons(self.root)
         self.addCleanup(self.daemons.close)
 
-    def tool(self, *command: object) -> tuple[int, str]:
-        """Its exit code, and all that it prints."""
-        done = subprocess.run(list(map(str, (programs() / "deltawire", *command))), check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-        return done.returncode, done.stdout
-
     def publish(self, step: int) -> tuple[int, str]:
-        source = checkpoint(self.root / f"step-{step}", step)
+        source = checkpoint(self.root / f"step-{step}", step, ELEMENTS)
         return self.tool("publish", source, "--model", MODEL, "--socket", self.root / "s/trainer.sock")
 
     def log_says(self, *words: str) -> None:
         until(lambda: all(word in self.daemons.logs() for word in words), f"a log says {words}")
-
-    def says(self, answer: tuple[int, str], code: int, *words: str) -> None:
-        self.assertEqual(answer[0], code, answer[1])
-        for word in words:
-            self.assertIn(word, " ".join(answer[1].split()))
 
 
 class Certificates(Incident):
@@ -119,7 +94,7 @@ class Certificates(Incident):
         self.says(answer, 1, "its certificate /CN=trainer is not believed: it has ended",
                   "deltawire certs DIR NAME...")  # fmt: skip
         self.assertIn(f"receiver {receiver.address} its certificate /CN=rollout is valid for 365 more",
-                      " ".join(answer[1].split()))  # fmt: skip
+                      answer[1])  # fmt: skip
 
     def test_another_authority_at_either_end(self):
         keys, others = self.keys("keys"), self.keys("others")
@@ -219,7 +194,7 @@ class Full(Incident):
         receiver = self.daemons.start_receiver([control], MODEL, self.root / "r")
         self.assertEqual(self.publish(1)[0], 0)
         receiver.await_version(1)
-        source = checkpoint(self.root / "step-2", 2)
+        source = checkpoint(self.root / "step-2", 2, ELEMENTS)
         with open(self.root / "filler", "wb") as filler:
             try:
                 while filler.write(bytes(1 << 16)):
