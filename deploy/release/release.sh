@@ -8,13 +8,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-readonly root=$PWD
 
-say() { printf '== %s\n' "$*"; }
-die() {
-  printf 'release: %s\n' "$*" >&2
-  exit 1
-}
 # shellcheck source=/dev/null
 . tests/support/pythons.sh
 
@@ -90,7 +84,7 @@ for part in "${parts[@]}"; do
   [[ $part == images ]] || parts_again+=("$part")
 done
 python=python3
-[[ ! -x .venv/bin/python3 ]] || python=$root/.venv/bin/python3
+[[ ! -x .venv/bin/python3 ]] || python=$PWD/.venv/bin/python3
 work=$(mktemp -d "${TMPDIR:-/tmp}/deltawire-again-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 readonly clone=$work/a/path-of-another-length

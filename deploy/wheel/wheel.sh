@@ -4,14 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-# shellcheck disable=SC2034 # pythons.sh reads it
-readonly root=$PWD
 
-say() { printf '== %s\n' "$*"; }
-die() {
-  printf 'wheel: %s\n' "$*" >&2
-  exit 1
-}
 # shellcheck source=/dev/null
 . tests/support/pythons.sh
 

@@ -1,8 +1,16 @@
-# shellcheck shell=bash disable=SC2154
-# Python environments, for `./run` and the scripts in deploy/; sourced, with $root set. Each is made
-# once, from a list of pinned packages, beside the tree's root, and its Python is exported under the
-# name that CMake and tests look for. A caller who names one gets that one. Tests that lack one are
-# skipped, and counted so.
+# shellcheck shell=bash
+# Python environments, for `./run` and the scripts in deploy/; sourced, in the tree's root. Each is
+# made once, from a list of pinned packages, beside the tree's root, and its Python is exported under
+# the name that CMake and tests look for. A caller who names one gets that one. Tests that lack one
+# are skipped, and counted so. Also what these scripts say: `say` and `die`.
+
+readonly root=$PWD
+
+say() { printf '== %s\n' "$*"; }
+die() {
+  printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2
+  exit 1
+}
 
 readonly pip_limit_s=120
 readonly trainer_limit_s=480 # some 600 MB from a package index, for each of two
