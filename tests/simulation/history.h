@@ -22,6 +22,10 @@ enum class Plant : uint8_t {
   kEarlyCommit,
   kForgetDecision,
   kEndAbandoned,
+  kAnyAttempt,
+  kKeepName,
+  kNeverAttends,
+  kLateHold,
 };
 struct PlantedBug {
   Plant plant = Plant::kNone;
@@ -36,6 +40,10 @@ inline constexpr PlantedBug kPlantedBugs[] = {
     {Plant::kEarlyCommit, "early-commit", "a member commits before its group has decided"},
     {Plant::kForgetDecision, "forget-decision", "a restarted sender forgets its group's decision"},
     {Plant::kEndAbandoned, "end-abandoned", "pulls of what was given up end as if published"},
+    {Plant::kAnyAttempt, "any-attempt", "a rank joins an offload whatever its attempt or job"},
+    {Plant::kKeepName, "keep-name", "weights that cannot be checked after a start keep their name"},
+    {Plant::kNeverAttends, "never-attends", "a granted rank that dies unattended is waited for"},
+    {Plant::kLateHold, "late-hold", "an engine may hold the directory while a commit waits"},
 };
 
 struct HistoryOptions {

@@ -3,6 +3,7 @@
 // while no process serves.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,9 @@ class HostNode : public Node {
   HostNode(Network& network, std::string node_name, std::chrono::milliseconds stream_timeout);
   virtual ~HostNode() = default;
 
+  /// The machine of a process that has died starts anew: what its state files say is void, since
+  /// the page cache may not have been written. Bytes of files in `directory` may be torn.
+  void Reboot(const std::filesystem::path& directory, Random& random);
   /// Of the live process; null when there is none, when it starts, or when it serves nobody.
   PullHost* host() const { return host_; }
 
@@ -44,6 +48,7 @@ class HostNode : public Node {
   void AwaitServed(Time limit);
 
   Network& network_;
+  uint64_t boots_ = 0;
   uint32_t serving_ = 0;  // fibers that serve a connection, and hold the host
 
  private:

@@ -10,6 +10,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <string>
 
 #include "tests/simulation/process.h"
@@ -33,6 +34,21 @@ int Renamed(int result) {
 
 void Step(const char* what) {
   if (Scheduler* scheduler = Scheduler::current()) scheduler->Point(what);
+}
+
+/// Whether this call finds the file system full; then errno says so.
+bool IsFull() {
+  const Process* process = ThisProcess();
+  if (process == nullptr || process->file_faults() == 0) return false;
+  if (!Scheduler::current()->random().Chance(process->file_faults())) return false;
+  errno = ENOSPC;
+  return true;
+}
+
+/// A write into a full file system writes a part, or nothing.
+ssize_t Write(size_t bytes, const std::function<ssize_t(size_t bytes)>& write) {
+  if (!IsFull()) return write(bytes);
+  return bytes < 2 || Scheduler::current()->random().Chance(0.5) ? -1 : write(bytes / 2);
 }
 
 /// The kernel breaks a lease by force after this time; no process of a history may hold one so
@@ -66,9 +82,11 @@ void OnRenamed(void (*listener)(const char* path)) { g_on_renamed = listener; }
 
 }  // namespace deltawire::simulation
 
+using deltawire::simulation::IsFull;
 using deltawire::simulation::OpenUnlessLeased;
 using deltawire::simulation::Renamed;
 using deltawire::simulation::Step;
+using deltawire::simulation::Write;
 
 extern "C" {
 
@@ -85,6 +103,7 @@ ssize_t __real_pwrite(int fd, const void* from, size_t bytes, off_t at);
 ssize_t __real_write(int fd, const void* from, size_t bytes);
 int __real_openat(int dir, const char* path, int flags, ...);
 DIR* __real_fdopendir(int fd);
+int __real_madvise(void* at, size_t bytes, int advice);
 ssize_t __real_getrandom(void* to, size_t bytes, unsigned flags);
 
 int __wrap_open(const char* path, int flags, ...) {
@@ -93,6 +112,7 @@ int __wrap_open(const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, mode_t) : 0;
   va_end(args);
   Step("open");
+  if ((flags & O_CREAT) != 0 && IsFull()) return -1;
   const int fd = OpenUnlessLeased(path, flags, mode);
   if (Process* process = ThisProcess(); process != nullptr && fd >= 0) process->Opened(fd);
   return fd;
@@ -160,6 +180,7 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 int __wrap_rename(const char* from, const char* to) {
   Step("rename");
+  if (IsFull()) return -1;
   const int renamed = Renamed(__real_rename(from, to));
   // No other fiber runs in between.
   if (renamed == 0 && deltawire::simulation::g_on_renamed != nullptr) {
@@ -170,16 +191,23 @@ int __wrap_rename(const char* from, const char* to) {
 
 int __wrap_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
   Step("renameat2");
+  Process* process = ThisProcess();
+  if (process != nullptr && !process->exchange() && (flags & RENAME_EXCHANGE) != 0) {
+    errno = EINVAL;
+    return -1;
+  }
   return Renamed(__real_renameat2(from_dir, from, to_dir, to, flags));
 }
 
 int __wrap_link(const char* from, const char* to) {
   Step("link");
+  if (IsFull()) return -1;
   return Renamed(__real_link(from, to));
 }
 
 int __wrap_linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
   Step("linkat");
+  if (IsFull()) return -1;
   return Renamed(__real_linkat(from_dir, from, to_dir, to, flags));
 }
 
@@ -190,16 +218,19 @@ int __wrap_unlink(const char* path) {
 
 int __wrap_mkdir(const char* path, mode_t mode) {
   Step("mkdir");
+  if (IsFull()) return -1;
   return __real_mkdir(path, mode);
 }
 
 int __wrap_ftruncate(int fd, off_t bytes) {
   Step("ftruncate");
+  if (bytes > 0 && IsFull()) return -1;
   return __real_ftruncate(fd, bytes);
 }
 
 int __wrap_posix_fallocate(int fd, off_t at, off_t bytes) {
   Step("fallocate");
+  if (IsFull()) return ENOSPC;
   return __real_posix_fallocate(fd, at, bytes);
 }
 
@@ -210,12 +241,21 @@ int __wrap_flock(int fd, int operation) {
 
 ssize_t __wrap_pwrite(int fd, const void* from, size_t bytes, off_t at) {
   Step("pwrite");
-  return __real_pwrite(fd, from, bytes, at);
+  return Write(bytes, [&](size_t part) { return __real_pwrite(fd, from, part, at); });
 }
 
 ssize_t __wrap_write(int fd, const void* from, size_t bytes) {
   Step("write");
-  return __real_write(fd, from, bytes);
+  return Write(bytes, [&](size_t part) { return __real_write(fd, from, part); });
+}
+
+int __wrap_madvise(void* at, size_t bytes, int advice) {
+  // A file system without room for the pages fails so.
+  if (bytes > 0 && advice == MADV_POPULATE_WRITE && IsFull()) {
+    errno = EFAULT;
+    return -1;
+  }
+  return __real_madvise(at, bytes, advice);
 }
 
 ssize_t __wrap_getrandom(void* to, size_t bytes, unsigned flags) {

@@ -43,6 +43,18 @@ const std::vector<uint64_t>* Ledger::Find(Bytes content) const {
   return it == entries_.end() ? nullptr : &it->second.versions;
 }
 
+bool Ledger::FindBut(Bytes content, uint64_t offset) const {
+  // A delta that is applied to a flipped bit may carry it on within its element.
+  const uint64_t first = std::min<uint64_t>(offset / 8 * 8, content.size());
+  const uint64_t last = std::min<uint64_t>(first + 8, content.size());
+  return std::ranges::any_of(entries_, [&](const auto& entry) {
+    const Bytes offered = entry.second.content;
+    return offered.size() == content.size() &&
+           std::ranges::equal(offered.first(first), content.first(first)) &&
+           std::ranges::equal(offered.subspan(last), content.subspan(last));
+  });
+}
+
 bool Ledger::HasRoot(Bytes content, uint64_t root) const {
   const auto it = entries_.find(Xxh3(content));
   return it != entries_.end() && it->second.shape->Root(content) == root;

@@ -40,6 +40,8 @@ class Ledger {
   void Offer(uint64_t version, const Content& content);
   /// Versions that have exactly these bytes; null when nobody offered them.
   const std::vector<uint64_t>* Find(Bytes content) const;
+  /// Whether these bytes were offered, but for some around the one at `offset`.
+  bool FindBut(Bytes content, uint64_t offset) const;
   /// For a failure's report: the offered versions from which each tensor of `content` comes.
   std::string Explain(Bytes content) const;
   /// Whether a state with this root was offered under this number.

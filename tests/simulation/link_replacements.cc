@@ -1,6 +1,9 @@
 // Single functions that the simulation replaces by the linker's --wrap: those that would take real
 // time or read the machine, points within the kernels' work, and the planted bugs.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,8 +17,13 @@
 #include "common/shm/file_lease.h"
 #endif
 #include "kernels/kernels.h"
+#include "receiver/buffer.h"
+#include "receiver/buffer_names.h"
 #include "receiver/follower.h"
+#include "receiver/replica.h"
 #include "sender/agent/group_file.h"
+#include "sender/agent/model.h"
+#include "sender/agent/offload_session.h"
 #include "tests/simulation/planted.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/published.h"
@@ -24,6 +32,14 @@
 namespace deltawire {
 namespace simulation {
 namespace {
+
+// Explicit instantiation may name a private member.
+template <bool receiver::Replica::*kMember>
+struct Reached {
+  friend bool receiver::Replica::*ChangeWaits() { return kMember; }
+};
+template struct Reached<&receiver::Replica::change_waits_>;
+bool receiver::Replica::*ChangeWaits();
 
 Plant g_plant = Plant::kNone;
 uint32_t g_model_chunks = 0;
@@ -114,6 +130,12 @@ const deltawire::kernels::Backend& __wrap__ZN9deltawire7kernels4BestEv() {
   return backend;
 }
 
+// Each simulated machine starts anew by itself.
+deltawire::StatusOr<std::string> __wrap__ZN9deltawire6BootIdERKNSt10filesystem7__cxx114pathE(
+    const std::filesystem::path&) {
+  return fmt::format("start {}", deltawire::simulation::ThisProcess()->boot());
+}
+
 // CoderRates::Calibrate measures real work, which takes no virtual time.
 void __wrap__ZN9deltawire10CoderRates9CalibrateERKNS_7kernels7BackendE(
     deltawire::CoderRates*, const deltawire::kernels::Backend&) {}
@@ -155,6 +177,77 @@ void __wrap__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile* state,
                                                     uint32_t chunk) {
   if (planted() == Plant::kForgetUnknown) return;
   __real__ZN9deltawire9StateFile11MarkUnknownEjj(state, slot, chunk);
+}
+
+// A linker's name, behind __real_ or __wrap_.
+#define DW_BEGIN                                                                                 \
+  "_ZN9deltawire6sender14OffloadSession5BeginERKNS0_14OffloadRequestERKNS_8IdentityEmNSt6chrono" \
+  "10time_pointINS_11SteadyClockENS8_8durationIlSt5ratioILl1ELl1000000000EEEEEE"
+using Begun = deltawire::StatusOr<deltawire::sender::OffloadSession::Begun>;
+
+Begun RealBegin(deltawire::sender::OffloadSession*, const deltawire::sender::OffloadRequest&,
+                const deltawire::Identity&, uint64_t,
+                deltawire::SteadyClock::time_point) __asm__("__real_" DW_BEGIN);
+Begun BeginAnyAttempt(deltawire::sender::OffloadSession*, const deltawire::sender::OffloadRequest&,
+                      const deltawire::Identity&, uint64_t,
+                      deltawire::SteadyClock::time_point) __asm__("__wrap_" DW_BEGIN);
+
+Begun BeginAnyAttempt(deltawire::sender::OffloadSession* session,
+                      const deltawire::sender::OffloadRequest& request,
+                      const deltawire::Identity& published, uint64_t drawn,
+                      deltawire::SteadyClock::time_point now) {
+  deltawire::sender::OffloadRequest joins = request;
+  const bool plant = planted() == Plant::kAnyAttempt && session->version() == request.version;
+  if (plant) joins.attempt = session->attempt();
+  return RealBegin(session, joins, published, drawn, now);
+}
+
+void __real__ZN9deltawire6sender5Model10ClientGoneEm(deltawire::sender::Model*, uint64_t);
+
+void __wrap__ZN9deltawire6sender5Model10ClientGoneEm(deltawire::sender::Model* model,
+                                                     uint64_t client) {
+  if (planted() == Plant::kNeverAttends) return;
+  __real__ZN9deltawire6sender5Model10ClientGoneEm(model, client);
+}
+
+#define DW_HOLD                                                                            \
+  "_ZN9deltawire8receiver7Replica4HoldERKNS_8IdentityERKNSt7__cxx1112basic_stringIcSt11"   \
+  "char_traitsIcESaIcEEENSt6chrono10time_pointINS_11SteadyClockENSD_8durationIlSt5ratioIL" \
+  "l1ELl1000000000EEEEEE"
+
+bool RealHold(deltawire::receiver::Replica*, const deltawire::Identity&, const std::string&,
+              deltawire::SteadyClock::time_point) __asm__("__real_" DW_HOLD);
+bool HoldLate(deltawire::receiver::Replica*, const deltawire::Identity&, const std::string&,
+              deltawire::SteadyClock::time_point) __asm__("__wrap_" DW_HOLD);
+
+bool HoldLate(deltawire::receiver::Replica* replica, const deltawire::Identity& id,
+              const std::string& reader, deltawire::SteadyClock::time_point until) {
+  if (planted() == Plant::kLateHold) replica->*deltawire::simulation::ChangeWaits() = false;
+  return RealHold(replica, id, reader, until);
+}
+
+#define DW_RECOVER                                                                           \
+  "_ZN9deltawire8receiver6Buffer7RecoverERKNSt10filesystem7__cxx114pathESt10shared_ptrINS_7" \
+  "DirLockEERKNS1_7OptionsE"
+using Recovered = deltawire::StatusOr<std::unique_ptr<deltawire::receiver::Buffer>>;
+
+Recovered RealRecover(const std::filesystem::path&, std::shared_ptr<deltawire::DirLock>,
+                      const deltawire::receiver::Buffer::Options&) __asm__("__real_" DW_RECOVER);
+Recovered RecoverNamed(const std::filesystem::path&, std::shared_ptr<deltawire::DirLock>,
+                       const deltawire::receiver::Buffer::Options&) __asm__("__wrap_" DW_RECOVER);
+
+Recovered RecoverNamed(const std::filesystem::path& directory,
+                       std::shared_ptr<deltawire::DirLock> lock,
+                       const deltawire::receiver::Buffer::Options& options) {
+  const bool keeps = planted() == Plant::kKeepName;
+  const auto named = directory / deltawire::receiver::kWeights;
+  const auto kept = directory / "kept";
+  std::error_code ignored;
+  if (keeps) std::filesystem::create_hard_link(named, kept, ignored);
+  auto taken = RealRecover(directory, std::move(lock), options);
+  if (keeps && !taken.ok()) std::filesystem::create_hard_link(kept, named, ignored);
+  if (keeps) std::filesystem::remove(kept, ignored);
+  return taken;
 }
 
 #define DW_LOOK(prefix) prefix##_ZNK9deltawire15IncomingVersion4LookEm

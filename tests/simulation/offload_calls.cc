@@ -32,6 +32,18 @@ void Watch(const std::shared_ptr<Connection>& connection, sender::Model& model,
   }
 }
 
+// Holds no model, so that another one can take its place meanwhile.
+void Use(const std::shared_ptr<Connection>& connection, const std::weak_ptr<sender::Model>& model,
+         const OffloadCall& call) {
+  model.lock()->ClientCame(call.client);
+  Answer(*connection, {});
+  while (!connection->Ended(Connection::kServer)) {
+    Scheduler::current()->Block(connection.get(), "the end of a client",
+                                connection->EndsAt(Connection::kServer));
+  }
+  if (const auto still = model.lock()) still->ClientGone(call.client);
+}
+
 void Attend(const std::shared_ptr<Connection>& connection, sender::Model& model,
             const OffloadCall& call) {
   const Status attended = model.Attend(call.lease, call.rank);
@@ -63,12 +75,15 @@ void ServeOffloadCall(const std::shared_ptr<Connection>& connection, sender::Age
   const auto asked = connection->Receive(Connection::kServer);
   if (!asked.ok()) return;
   const OffloadCall call = *static_cast<const OffloadCall*>(asked->object.get());
-  const auto model =
-      agent == nullptr
-          ? StatusOr<std::shared_ptr<sender::Model>>(absl::UnavailableError("starting"))
-          : agent->Find(kModel);
+  auto model = agent == nullptr
+                   ? StatusOr<std::shared_ptr<sender::Model>>(absl::UnavailableError("starting"))
+                   : agent->Find(kModel);
   if (!model.ok()) {
     Answer(*connection, {.status = model.status()});
+  } else if (call.what == OffloadCall::What::kUse) {
+    const std::weak_ptr<sender::Model> weak = *model;
+    model->reset();
+    Use(connection, weak, call);
   } else if (call.what == OffloadCall::What::kAttend) {
     Attend(connection, **model, call);
   } else {

@@ -1,7 +1,7 @@
-// The calls of a trainer's rank that last: AttendOffload and WaitPublished, served as the sender's
-// service serves them (sender/agent/service.cc), by listeners and without a slice of polling.
-// Owner: the connection. Threads: a fiber of the sender's process for each. Cost: a wait on the
-// connection. Errors: the last message's status.
+// The calls of a trainer's rank that last: AttendModel, AttendOffload and WaitPublished, served as
+// the sender's service serves them (sender/agent/service.cc), by listeners and without a slice of
+// polling. Owner: the connection. Threads: a fiber of the sender's process for each. Cost: a wait
+// on the connection. Errors: the last message's status.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,15 @@ inline constexpr const char* kOffloadPort = "offload";
 
 /// The first message of a connection to kOffloadPort.
 struct OffloadCall {
-  enum class What : uint8_t { kAttend, kWaitPublished } what = What::kAttend;
+  enum class What : uint8_t { kUse, kAttend, kWaitPublished } what = What::kAttend;
+  uint64_t client = 0;  ///< of kUse
   uint64_t lease = 0;
   uint32_t rank = 0;     ///< of kAttend
   uint64_t version = 0;  ///< of kWaitPublished, as `attempt` is
   uint64_t attempt = 0;
 };
 
-/// An attendance is answered twice: once it is noted, and when it ends.
+/// A use and an attendance are answered twice: once it is noted, and when it ends.
 struct OffloadAnswer {
   Status status;
   VersionInfo info;  ///< of kWaitPublished

@@ -40,11 +40,21 @@ class Process {
   /// Like fs.leases-enable = 0: no lease is granted from now on.
   void DenyLeases() { leases_ = false; }
   bool leases() const { return leases_; }
+  /// The share of calls that need room on the file system and find none; a write may be short.
+  void SetFileFaults(double share) { file_faults_ = share; }
+  double file_faults() const { return file_faults_; }
+  /// The file system knows no RENAME_EXCHANGE from now on.
+  void DenyExchange() { exchange_ = false; }
+  bool exchange() const { return exchange_; }
+  /// The number of its machine's start.
+  void SetBoot(uint64_t boot) { boot_ = boot; }
+  uint64_t boot() const { return boot_; }
   /// Adds a function that is called after the process was killed.
   void OnDeath(std::function<void()> then) { on_death_.push_back(std::move(then)); }
 
   /// The mapping of a file, or null.
   const Mapping* Find(ino_t inode) const;
+  const std::vector<Mapping>& mappings() const { return mappings_; }
   /// Whether `at` lies in a file that the process has mapped.
   bool Maps(const void* at) const;
 
@@ -59,6 +69,9 @@ class Process {
 
   const std::string name_;
   bool leases_ = true;
+  double file_faults_ = 0;
+  bool exchange_ = true;
+  uint64_t boot_ = 0;
   bool alive_ = true;
   uint64_t points_left_ = 0;
   std::set<int> fds_;

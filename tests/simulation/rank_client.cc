@@ -56,6 +56,8 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
   request.attempt = attempt;
   request.publisher = "a trainer";  // the same for all, since nothing may rely on it
   request.client = settings_.client;
+  request.job = settings_.job;
+  if (use_ == nullptr || use_->done) ShowUse();
   DW_ASSIGN_OR_RETURN(
       const sender::OffloadGrant grant,
       Ask<sender::OffloadGrant>([request, fingerprint](sender::Model& model, const Gone& gone)
@@ -67,17 +69,32 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
       }));
   granted();
   Offload offload{.version = version, .lease = grant.lease, .attempt = grant.attempt};
-  const auto base = Map(grant.half_path);
-  if (!base.ok()) {
-    Abandon(offload, "cannot map the half");
-    return base.status();
+  const Status attended = MapAndAttend(grant, offload);
+  if (!attended.ok()) {
+    Abandon(offload, "it could not attend");  // else the other ranks would wait for this one
+    return attended;
   }
-  offload.data = *base + grant.data_offset;
-  DW_RETURN_IF_ERROR(Attend(offload));
   last_version_ = version;
   last_lease_ = offload.lease;
   last_attempt_ = offload.attempt;
   return offload;
+}
+
+Status RankClient::MapAndAttend(const sender::OffloadGrant& grant, Offload& offload) {
+  DW_ASSIGN_OR_RETURN(std::byte* const base, Map(grant.half_path));
+  offload.data = base + grant.data_offset;
+  return Attend(offload);
+}
+
+void RankClient::ShowUse() {
+  const auto fresh = Open({.what = OffloadCall::What::kUse, .client = settings_.client});
+  const Time deadline = Running().now() + std::chrono::seconds(2);
+  while (!fresh->noted && !fresh->done && Running().now() < deadline) {
+    Running().Block(fresh.get(), "its use to be noted", deadline);
+  }
+  // Only now, so that the sender knows at all times that this one lives.
+  if (use_ != nullptr && use_->connection != nullptr) use_->connection->Close(Connection::kClient);
+  use_ = fresh;
 }
 
 StatusOr<std::byte*> RankClient::Map(const std::filesystem::path& path) {
@@ -102,10 +119,8 @@ StatusOr<std::byte*> RankClient::Map(const std::filesystem::path& path) {
   return mappings_.back().base;
 }
 
-Status RankClient::Attend(Offload& offload) {
-  const auto attendance = offload.attendance = std::make_shared<Attendance>();
-  const OffloadCall call{
-      .what = OffloadCall::What::kAttend, .lease = offload.lease, .rank = settings_.rank};
+std::shared_ptr<RankClient::Attendance> RankClient::Open(const OffloadCall& call) {
+  const auto attendance = std::make_shared<Attendance>();
   // The rank's process and not the client: a stopped rank's attendance outlasts what is called.
   Running().Spawn(
       "attend", Running().fiber()->process,
@@ -130,6 +145,12 @@ Status RankClient::Attend(Offload& offload) {
         if (attendance->connection != nullptr) attendance->connection->Close(Connection::kClient);
         Running().Wake(attendance.get());
       });
+  return attendance;
+}
+
+Status RankClient::Attend(Offload& offload) {
+  const auto attendance = offload.attendance =
+      Open({.what = OffloadCall::What::kAttend, .lease = offload.lease, .rank = settings_.rank});
   const Time deadline = Running().now() + settings_.timeout;
   while (!attendance->noted && !attendance->done) {
     if (Running().now() >= deadline) return absl::DeadlineExceededError("AttendOffload");

@@ -40,6 +40,8 @@ class RankClient {
     /// An error once the offload is over, as far as this rank has heard.
     Status Check() const { return attendance->status; }
   };
+  /// Shows anew that this process uses the model, as after each registration.
+  void ShowUse();
   /// BeginOffload, then maps the half, then attends. `granted` is called between the first two.
   StatusOr<Offload> Begin(uint64_t version, uint64_t attempt, const std::string& fingerprint,
                           const std::function<void()>& granted);
@@ -53,7 +55,10 @@ class RankClient {
  private:
   Status AwaitSender(Time deadline);
   StatusOr<std::byte*> Map(const std::filesystem::path& path);
+  Status MapAndAttend(const sender::OffloadGrant& grant, Offload& offload);
   Status Attend(Offload& offload);
+  /// Makes a call whose answers come in the background: the first one notes it, the second ends it.
+  std::shared_ptr<Attendance> Open(const OffloadCall& call);
   StatusOr<VersionInfo> AskPublished(const OffloadCall& call, Time deadline);
   template <typename R>
   StatusOr<R> Ask(std::function<StatusOr<R>(sender::Model&, const std::function<bool()>&)> ask);
@@ -68,6 +73,7 @@ class RankClient {
   Network& network_;
   SenderNode& sender_;
   const Settings settings_;
+  std::shared_ptr<Attendance> use_;
   std::vector<Mapping> mappings_;  // two at most
   uint64_t last_version_ = 0, last_lease_ = 0, last_attempt_ = 0;
 };

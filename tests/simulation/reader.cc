@@ -39,14 +39,18 @@ void Reader::Pass() {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     ++missing_;
-    // A receiver makes its files anew for another layout.
-    const bool same = seen_ == receiver_.wipes() && ledger_.layouts() == 1;
+    // A receiver makes its files anew for another layout and after its machine's start, and hides a
+    // file in which memory rotted.
+    const bool same = seen_ == receiver_.wipes() && ledger_.layouts() == 1 &&
+                      receiver_.boots() == 0 && !receiver_.rotten();
     if (same && receiver_.settings().buffers == 2) {
       scheduler.Fail(name_ + ": the name has gone, with two buffers");
     }
     return;
   }
   seen_ = receiver_.wipes();
+  const bool doubted = receiver_.doubted() || receiver_.rotten();
+  const uint64_t boots = receiver_.boots();
   struct stat file;
   ::fstat(fd, &file);
   const auto size = static_cast<size_t>(file.st_size);
@@ -69,6 +73,8 @@ void Reader::Pass() {
   ::munmap(base, size);
   if (fd >= 0) ::close(fd);
   ++passes_;
+  // Nobody can keep memory that rots, or a disk that lost power, from a reader at once.
+  if (doubted || receiver_.rotten() || receiver_.boots() != boots) return;
   if (ledger_.Find(content) == nullptr) {
     scheduler.Fail(fmt::format("{} read what is no version:\n{}", name_, ledger_.Explain(content)));
   }

@@ -21,6 +21,9 @@
 namespace deltawire::simulation {
 namespace {
 
+/// The longest time for which an engine holds the directory.
+constexpr std::chrono::milliseconds kEngineHold{400};
+
 /// Empty when the file cannot be read whole, for instance while a lease on it is held.
 Content BytesOf(const std::string& path) {
   const int fd = __real_open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -55,6 +58,8 @@ void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
   network_.NodeStarted(name);
   if (!settings_.leases) process->DenyLeases();
+  if (!settings_.exchange) process->DenyExchange();
+  process->SetBoot(boots_);
   replica_ = nullptr;
   relay_ = nullptr;
   Serve(nullptr, nullptr);
@@ -105,11 +110,26 @@ void ReceiverNode::Main() {
       [this](net::PullTarget target) { return NewTransport(network_, name, std::move(target)); },
       pool, rates);
   if (!replica.ok()) {
+    // Its supervisor starts it again.
+    if (process->file_faults() > 0) return process->Kill();
     return scheduler.Fail(name + " does not start: " + std::string(replica.status().message()));
   }
   replica_ = replica->get();
   relay_ = relay.get();
   if (relay != nullptr) Serve(relay.get(), relay.get());
+  if (doubted_) {
+    scheduler.Spawn("doubt", process, [this] {
+      Scheduler::current()->Sleep(std::chrono::seconds(1));
+      doubted_ = false;
+    });
+  }
+  std::vector<Thread> engines;
+  for (uint32_t i = 0; i < settings_.engines; ++i) {
+    engines.emplace_back([this, &replica, i] { RunEngine(**replica, i); });
+  }
+  if (settings_.engines > 0) {
+    engines.emplace_back([this, &replica] { WatchWaits(**replica); });
+  }
   Thread orchestrator([this, &replica] { WatchCommits(**replica); });
   while (!stopping_) scheduler.Block(this, "a signal");
   replica_ = nullptr;
@@ -120,6 +140,7 @@ void ReceiverNode::Main() {
   relay_ = nullptr;
   Serve(nullptr, nullptr);
   orchestrator.join();
+  for (Thread& engine : engines) engine.join();
   while (calls_ > 0 && scheduler.now() <= limit) scheduler.Sleep(std::chrono::milliseconds(1));
   replica->reset();
   if (scheduler.now() > limit) scheduler.Fail(name + " took longer than 20 s to stop");
@@ -156,8 +177,67 @@ void ReceiverNode::Wipe() {
   std::filesystem::remove_all(directory_, ignored);
   std::filesystem::create_directories(directory_, ignored);
   ++wipes_;
+  doubted_ = false;
+  rot_.reset();
   committed_ = {};
   seen_inode_ = 0;
+}
+
+void ReceiverNode::Reboot() {
+  HostNode::Reboot(directory_, random_);
+  doubted_ = true;
+  committed_ = {};
+  kept_bytes_.clear();
+}
+
+void ReceiverNode::Rot() {
+  struct stat state;
+  const bool known = ::stat((directory_ / ".deltawire.state").c_str(), &state) == 0;
+  std::vector<const Process::Mapping*> files;
+  for (const Process::Mapping& m : process->mappings()) {
+    if (known && m.writable && m.inode != state.st_ino) files.push_back(&m);
+  }
+  if (files.empty() || rot_) return;
+  const Process::Mapping& file = *files[random_.Below(files.size())];
+  const Bytes data = DataOf({file.base, file.bytes});
+  if (data.empty()) return;
+  rot_ = random_.Below(data.size());
+  const_cast<std::byte&>(data[*rot_]) ^= std::byte{1} << random_.Below(8);
+  kept_bytes_.clear();  // it may be the same file
+  Scheduler::current()->Note(name + ": a bit rots");
+}
+
+void ReceiverNode::RunEngine(receiver::Replica& replica, uint64_t number) {
+  Random random(number + starts_);
+  const std::string engine = fmt::format("engine {}", number);
+  Identity loaded;
+  while (!stopping_) {
+    Scheduler::current()->Sleep(std::chrono::milliseconds(random.Between(1, 60)));
+    const Identity ready = replica.Ready();
+    // One in three loads again what it has, as an engine that retries.
+    if (stopping_ || ready.empty() || (ready == loaded && !random.Chance(0.3))) continue;
+    if (!replica.Hold(ready, engine, SteadyClock::now() + kEngineHold)) continue;
+    Scheduler::current()->Sleep(Time(random.Below(Time(kEngineHold).count())));
+    replica.Release(engine);
+    loaded = ready;
+  }
+}
+
+void ReceiverNode::WatchWaits(receiver::Replica& replica) {
+  Time since = kForever;
+  while (!stopping_) {
+    const receiver::ReplicaStatus status = replica.status();
+    const bool waits =
+        status.phase == ReceiverPhase::kWaitingForReader && status.readers.starts_with("engine ");
+    const Time now = Scheduler::current()->now();
+    since = waits ? std::min(since, now) : kForever;
+    if (waits && now - since > kEngineHold + std::chrono::seconds(1)) {
+      Scheduler::current()->Fail(fmt::format("{}: a commit has waited {:.3f} s for {}", name,
+                                             std::chrono::duration<double>(now - since).count(),
+                                             status.readers));
+    }
+    Scheduler::current()->Sleep(std::chrono::milliseconds(100));
+  }
 }
 
 void ReceiverNode::Keep() {
@@ -196,7 +276,8 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
                                              name, DescribeFully(id)));
     }
     // A full sync takes the version that the agents have in common, even an older one.
-    if (IsLater(committed_, id) && !may_go_back_) {
+    // What rotted is not held any more either.
+    if (IsLater(committed_, id) && !may_go_back_ && !rot_) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
     }
@@ -216,7 +297,7 @@ bool ReceiverNode::ShowsWhatItSays(receiver::Replica& replica, const Identity& i
   for (int looks = 0; looks < 20; ++looks) {
     if (!(replica.status().committed == id)) return true;
     bool other = false;
-    SeeNamed([&](Bytes named) { other = !ledger_.HasRoot(named, id.root); });
+    SeeNamed([&](Bytes named) { other = !rot_ && !ledger_.HasRoot(named, id.root); });
     if (!other) return true;
     Scheduler::current()->Sleep(std::chrono::milliseconds(50));
   }
@@ -251,7 +332,7 @@ void ReceiverNode::Sync(bool full) {
 void ReceiverNode::Verify(bool repair) {
   Operate([this, repair](receiver::Replica& replica) {
     const auto verified = testing::VerifyOf(replica, repair, [this] { return stopping_; });
-    if (verified.ok() && verified->bad_chunks > 0) {
+    if (verified.ok() && verified->bad_chunks > 0 && !rot_) {
       Scheduler::current()->Fail(
           fmt::format("{}: verify found {} bad chunks", name, verified->bad_chunks));
     }
@@ -305,10 +386,15 @@ std::string ReceiverNode::Check() {
   return wrong;
 }
 
+bool ReceiverNode::IsVersion(Bytes named) const {
+  return ledger_.Find(named) != nullptr || (rot_ && ledger_.FindBut(named, *rot_));
+}
+
 std::string ReceiverNode::CheckNamed(Bytes named) {
+  if (doubted_) return "";
   const uint64_t hash = Xxh3(named);
   if (hash == last_hash_) return "";
-  if (ledger_.Find(named) == nullptr) {
+  if (!IsVersion(named)) {
     return fmt::format("{}: model.safetensors is no version that was ever offered:\n{}", name,
                        ledger_.Explain(named));
   }

@@ -26,10 +26,12 @@ struct ReceiverSettings {
   uint64_t history_bytes = 0;
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds stream_timeout{3000}, reader_grace{500};
-  bool leases = true;   ///< the kernel grants leases
-  bool member = false;  ///< of a group: it may commit what the group has decided on, and no more
-  bool serves = false;  ///< it is a relay
-  size_t agents = 1;    ///< how many agents' parts make up a version
+  bool leases = true;    ///< the kernel grants leases
+  bool exchange = true;  ///< the file system knows RENAME_EXCHANGE
+  uint32_t engines = 0;  ///< that load each version from the directory
+  bool member = false;   ///< of a group: it may commit what the group has decided on, and no more
+  bool serves = false;   ///< it is a relay
+  size_t agents = 1;     ///< how many agents' parts make up a version
   /// Of several hosts each is one of a sender's addresses, in order of preference; else each is an
   /// agent.
   bool alternatives = false;
@@ -53,6 +55,16 @@ class ReceiverNode : public HostNode {
   /// Empties the directory, like a machine that is set up anew. REQUIRES: no process is alive.
   void Wipe();
   uint64_t wipes() const { return wipes_; }
+  uint64_t boots() const { return boots_; }
+  /// Starts the machine anew, which voids its state file. REQUIRES: no process is alive.
+  void Reboot();
+  /// Flips a bit of a weight file of the live process. Until AwaitRepair says so, its element may
+  /// be wrong wherever it is found.
+  void Rot();
+  bool rotten() const { return rot_.has_value(); }
+  /// The bytes of a named file may be of no version: since a Reboot, and until 1 s after the
+  /// process has looked at what it found.
+  bool doubted() const { return doubted_; }
   /// Gives the weights a second name elsewhere, as `cp -l` does.
   void Keep();
   /// An error's text, or "". Checks that the second name still shows what it was given to.
@@ -93,6 +105,11 @@ class ReceiverNode : public HostNode {
   ino_t SeeNamed(const std::function<void(Bytes)>& see) const;
   /// An error's text, or "": whether these bytes are an offered version.
   std::string CheckNamed(Bytes named);
+  bool IsVersion(Bytes named) const;
+  /// Holds the directory for each version, as an engine that loads it does; checks that no commit
+  /// waits for more than the holds that it met.
+  void RunEngine(receiver::Replica& replica, uint64_t number);
+  void WatchWaits(receiver::Replica& replica);
 
   std::vector<std::unique_ptr<receiver::Upstream>> Upstreams(uint64_t seed, uint64_t relay_number);
 
@@ -112,6 +129,8 @@ class ReceiverNode : public HostNode {
   bool may_go_back_ = false;  // a full sync runs, or no commit was seen since
   Identity committed_;        // as the orchestrator last saw it, across restarts
   Time last_commit_{0}, longest_gap_{0};
+  std::optional<uint64_t> rot_;  // where in the data a bit was flipped
+  bool doubted_ = false;
   Content kept_bytes_;  // empty: no second name was given
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;

@@ -25,6 +25,7 @@ SenderNode::SenderNode(Network& network, std::string node_name, std::filesystem:
 
 void SenderNode::Start() {
   process = std::make_shared<Process>(name);
+  process->SetBoot(boots_);
   network_.NodeStarted(name);
   agent_ = nullptr;
   Serve(nullptr, nullptr);

@@ -26,7 +26,8 @@ struct Trainer::Rank {
   uint32_t number = 0;
   std::shared_ptr<Process> process;
   std::unique_ptr<RankClient> client;
-  bool busy = false;  // works on a step
+  bool busy = false;           // works on a step
+  uint64_t registrations = 0;  // that it has taken part in
 };
 
 /// The versions of one step, and how far each rank is with them; a stopped rank keeps it alive.
@@ -43,9 +44,9 @@ struct Trainer::Attempt {
     bool done = false;
     Status status = absl::UnavailableError("its process died");
     size_t version = 0;                   // of `versions`, the one that it offloads
-    bool attends = false, ready = false;  // of that version
+    bool granted = false, ready = false;  // of that version
     Place dies = Place::kNone;
-    Time since{0}, died = kForever;   // attends since
+    Time since{0}, died = kForever;   // granted since
     const Process* sender = nullptr;  // that granted it
   };
   std::shared_ptr<const Layout> layout;
@@ -106,6 +107,7 @@ StatusOr<Identity> Trainer::Register(size_t agent, bool replace) {
       });
   if (!registered.ok()) Running().Note("register: " + std::string(registered.status().message()));
   if (registered.ok()) has_layout_[agent] = true;
+  if (registered.ok() && replace) ++registrations_;
   return registered;
 }
 
@@ -114,7 +116,10 @@ void Trainer::Replace(size_t agent) {
   ++replacing_;
   side_file_.reset();
   sure_ = false;
+  // The job does not hear of it.
+  const uint64_t heard = registrations_;
   (void)Register(agent, true);
+  registrations_ = heard;
   --replacing_;
 }
 
@@ -202,9 +207,9 @@ void Trainer::PlanSteps(Attempt& attempt) {
     v.content = base.empty() ? DrawContent(*attempt.layout, random_)
                              : Train(*attempt.layout, base, random_);
     v.version = ++version_;
-    // As production's clients choose it: for a lone rank the sender draws it, several have agreed.
-    const bool lone = agents_.size() == 1 && options_.ranks == 1;
-    v.token = lone && random_.Chance(0.8) ? 0 : random_.Next() | 1;
+    // As production's clients choose it: a lone sender draws it, and knows ranks by their job; for
+    // several the ranks have agreed on one.
+    v.token = agents_.size() == 1 && random_.Chance(0.8) ? 0 : random_.Next() | 1;
     v.unchanged.resize(attempt.layout->size());
     for (size_t t = 0; carries && t < attempt.layout->size(); ++t) {
       const uint64_t at = attempt.layout->offset(t), bytes = attempt.layout->bytes(t);
@@ -269,7 +274,7 @@ bool Trainer::Offload(const std::shared_ptr<Attempt>& attempt) {
 
 void Trainer::CheckHears(Attempt& attempt) {
   for (const Attempt::State& dead : attempt.ranks) {
-    if (!options_.hears_deaths || dead.died == kForever || !dead.attends || dead.ready) continue;
+    if (!options_.hears_deaths || dead.died == kForever || !dead.granted || dead.ready) continue;
     if (Running().now() - dead.died < kHearsWithin) continue;
     for (const Attempt::State& other : attempt.ranks) {
       const bool waits = !other.done && other.rank->process->alive() && other.ready &&
@@ -344,6 +349,8 @@ void Trainer::RunRank(const std::shared_ptr<Attempt>& attempt, size_t index) {
 Status Trainer::RunVersions(Attempt& attempt, size_t index) {
   Attempt::State& mine = attempt.ranks[index];
   RankClient& client = *mine.rank->client;
+  if (mine.rank->registrations != registrations_) client.ShowUse();
+  mine.rank->registrations = registrations_;
   std::vector<uint64_t> unwaited;
   const auto wait = [&]() -> Status {
     for (const uint64_t version : unwaited) {
@@ -354,7 +361,7 @@ Status Trainer::RunVersions(Attempt& attempt, size_t index) {
   };
   for (size_t n = 0; n < attempt.versions.size(); ++n) {
     mine.version = n;
-    mine.attends = mine.ready = false;
+    mine.granted = mine.ready = false;
     // Ranks are not in step.
     if (attempt.random.Chance(0.5)) Running().Sleep(milliseconds(attempt.random.Between(0, 60)));
     if (mine.dies == Attempt::Place::kBeforeBegin) mine.rank->process->Kill();
@@ -371,11 +378,11 @@ Status Trainer::OffloadVersion(Attempt& attempt, size_t index, size_t n) {
   RankClient& client = *mine.rank->client;
   DW_ASSIGN_OR_RETURN(const RankClient::Offload offload,
                       client.Begin(planned.version, planned.token, attempt.fingerprint, [&] {
+                        mine.granted = true;
+                        mine.since = Running().now();
                         mine.sender = agents_[mine.rank->agent]->process.get();
                         if (mine.dies == Attempt::Place::kGranted) mine.rank->process->Kill();
                       }));
-  mine.attends = true;
-  mine.since = Running().now();
   std::vector<uint32_t> written, unchanged;
   for (uint32_t t = 0; t < planned.unchanged.size(); ++t) {
     (planned.unchanged[t] ? unchanged : written).push_back(t);

@@ -85,6 +85,7 @@ class Trainer {
   Random random_;
   std::vector<std::shared_ptr<Rank>> ranks_;  // by agent, then rank
   uint64_t job_ = 0, clients_ = 0;
+  uint64_t registrations_ = 0;  // with which another model may have taken the name
   bool calm_ = false;
   bool stepping_ = false;
   std::vector<bool> has_layout_;  // by agent

@@ -135,6 +135,9 @@ void World::DrawReceivers() {
     s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
     s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
     s.scrub_bytes_per_s = random_.Chance(0.2) ? 20'000 : 0;
+    s.exchange = !random_.Chance(0.2);
+    s.engines =
+        s.buffers == 2 && random_.Chance(0.3) ? static_cast<uint32_t>(random_.Between(1, 3)) : 0;
     if (production_) {
       const ReceiverOptions defaults;
       s.stream_timeout = defaults.stream_timeout;
@@ -150,7 +153,8 @@ void World::DrawReceivers() {
     std::filesystem::create_directories(dir);
     receivers_.push_back(std::make_unique<ReceiverNode>(network_, ledger_, std::move(upstreams),
                                                         name, dir, s, random_.Fork()));
-    const size_t readers = options_.readers ? random_.Below(3) : 0;
+    // An engine's wait is checked, so nobody else may be in the way.
+    const size_t readers = options_.readers && s.engines == 0 ? random_.Below(3) : 0;
     for (size_t r = 0; r < readers; ++r) {
       readers_.push_back(std::make_unique<Reader>(*receivers_.back(), ledger_, random_.Fork(), r));
     }
@@ -174,6 +178,9 @@ void World::Run() {
   kills_ = random_.Chance(0.6) ? 0.1 : 0;
   replaces_ = random_.Chance(0.2) ? 0.03 : 0;
   rots_ = random_.Chance(0.2) ? 0.1 : 0;
+  receivers_rot_ = random_.Chance(0.2) ? 0.02 : 0;
+  reboots_ = random_.Chance(0.2) && options_.plant == Plant::kKeepName ? 0.5 : 0;
+  full_ = random_.Chance(0.25) ? 0.1 : 0;
   for (const auto& sender : senders_) sender->Start();
   for (const auto& receiver : receivers_) receiver->Start();
   for (const auto& reader : readers_) reader->Start();
@@ -195,6 +202,7 @@ void World::Trouble() {
     SenderNode& sender = *senders_[random_.Below(senders_.size())];
     if (!sender.alive()) {
       if (random_.Chance(0.25)) sender.Wipe();
+      if (random_.Chance(reboots_)) sender.Reboot(sender.directory(), random_);
       if (random_.Chance(0.5)) sender.Start();
     } else if (random_.Chance(kills_)) {
       switch (random_.Below(3)) {
@@ -210,6 +218,7 @@ void World::Trouble() {
     }
     if (random_.Chance(replaces_)) trainer_->Replace(random_.Below(senders_.size()));
     if (random_.Chance(rots_)) Rot(sender);
+    if (random_.Chance(full_)) TroubleFiles();
     for (const auto& receiver : receivers_) TroubleReceiver(*receiver);
     for (const auto& reader : readers_) TroubleReader(*reader);
     if (random_.Chance(0.02)) network_.BreakSome(0.3);
@@ -230,9 +239,11 @@ void World::TroubleReceiver(ReceiverNode& receiver) {
   }
   if (!receiver.alive()) {
     if (random_.Chance(0.1)) receiver.Wipe();
+    if (random_.Chance(reboots_)) receiver.Reboot();
     if (random_.Chance(0.5)) receiver.Start();
     return;
   }
+  if (random_.Chance(receivers_rot_)) receiver.Rot();
   if (random_.Chance(0.03)) receiver.SetPaused(random_.Chance(0.5));
   if (random_.Chance(0.02)) receiver.Sync(random_.Chance(0.5));
   if (random_.Chance(0.02)) receiver.Verify(random_.Chance(0.5));
@@ -262,6 +273,15 @@ void World::Rot(SenderNode& sender) {
                          });
 }
 
+void World::TroubleFiles() {
+  const auto set = [this](HostNode& node) {
+    if (node.alive() && random_.Chance(0.5)) {
+      node.process->SetFileFaults(random_.Chance(0.5) ? random_.Share() : 0);
+    }
+  };
+  for (const auto& sender : senders_) set(*sender);
+}
+
 void World::TroubleReader(Reader& reader) {
   if (!reader.alive()) return reader.Start();
   if (random_.Chance(0.05)) reader.process().Kill();
@@ -274,10 +294,14 @@ void World::Calm() {
   network_.Heal();
   network_.SetFlips(0);
   for (const auto& sender : senders_) {
-    if (sender->alive()) sender->process->KillAfter(0);
+    if (!sender->alive()) continue;
+    sender->process->KillAfter(0);
+    sender->process->SetFileFaults(0);
   }
   for (const auto& receiver : receivers_) {
-    if (receiver->alive()) receiver->process->KillAfter(0);
+    if (!receiver->alive()) continue;
+    receiver->process->KillAfter(0);
+    receiver->process->SetFileFaults(0);
   }
   trainer_->Calm();
   network_.Heal();               // of ranks that died unheard meanwhile
@@ -349,6 +373,8 @@ void World::AwaitReceivers() {
       const auto& side_file = trainer_->published_side_file();
       const bool side_right = !side_file || receiver->SideFile() == *side_file;
       if (named && *named == trainer_->published() && side_right) break;
+      // An operator looks at memory that rotted.
+      if (receiver->rotten() && receiver->alive() && random_.Chance(0.05)) receiver->Verify(true);
       if (scheduler_.now() > limit) {
         std::string phase = "it is not running";
         if (receiver->replica() != nullptr) {

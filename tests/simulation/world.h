@@ -35,6 +35,8 @@ class World {
   /// Called after every step: checks that named files are whole versions.
   void Observe(const char* what);
   void TroubleReceiver(ReceiverNode& receiver);
+  /// The file system of some processes is full for a while.
+  void TroubleFiles();
   /// Flips a bit of a published version in a sender's memory.
   void Rot(SenderNode& sender);
   void TroubleReader(Reader& reader);
@@ -66,7 +68,7 @@ class World {
   std::vector<std::unique_ptr<ReceiverNode>> receivers_;
   std::vector<std::unique_ptr<Reader>> readers_;
   uint64_t observed_ = 0;
-  double kills_ = 0, replaces_ = 0, rots_ = 0;
+  double kills_ = 0, replaces_ = 0, rots_ = 0, receivers_rot_ = 0, reboots_ = 0, full_ = 0;
   size_t receivers_drawn_ = 0;
   bool grouped_ = false;
   bool production_ = false;  // the time-outs are production's defaults
