@@ -103,7 +103,11 @@ Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
   Learn(agent, event.newest);
   a.incoming = event.incoming;
   a.forgotten = false;
-  if (!a.incoming.version.empty()) a.written = a.incoming.version.attempt;
+  const Identity& version = a.incoming.version;
+  if (!version.empty()) a.written = version.attempt;
+  if (!version.empty() && !(version.lineage == event.newest.lineage)) {
+    a.next_lineage = version.lineage;
+  }
   return absl::OkStatus();
 }
 
@@ -131,10 +135,9 @@ bool Follower::attached() const {
 void Follower::Learn(size_t agent, const Identity& newest) {
   FollowedAgent& a = agents_[agent];
   // After a rollback, or with a new lineage, receivers must not be brought to the older states.
-  if (newest.empty() || !(newest.lineage == a.newest.lineage) ||
-      newest.id.epoch > a.newest.id.epoch) {
-    a.known.clear();
-  }
+  const bool same_lineage = newest.lineage == a.newest.lineage;
+  if (newest.empty() || !same_lineage || newest.id.epoch > a.newest.id.epoch) a.known.clear();
+  if (!same_lineage) a.next_lineage = {};
   // A version number may be published again after another agent abandoned its offload; that is a
   // new state and replaces the old one.
   while (!a.known.empty() && a.known.back().id >= newest.id) a.known.pop_back();
@@ -303,6 +306,12 @@ std::optional<Follower::Target> Follower::ComingToAll(const Situation& s) const 
   return std::nullopt;
 }
 
+bool Follower::IsBehind(const Identity& held) const {
+  const FollowedAgent& a = agents_.front();
+  return agents_.size() == 1 && !held.empty() && held.lineage == a.next_lineage &&
+         !(held.lineage == a.newest.lineage);
+}
+
 Follower::Choice Follower::Next(const Situation& s, Time now) const {
   Choice choice;
   for (const FollowedAgent& a : agents_) {
@@ -331,7 +340,7 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   const Identity& whole = target->whole;
   const bool same = Held(*target, s);
   // A buffer in the middle of an update counts as what it held before: a relay may be behind that.
-  const bool older = IsLater(s.held(), whole);
+  const bool older = IsLater(s.held(), whole) || IsBehind(s.held());
   choice.target = *target;
   if (older) {
     choice.why = fmt::format(

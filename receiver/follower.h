@@ -149,6 +149,7 @@ class Follower {
     IncomingNews incoming;       ///< as the last event said
     bool forgotten = false;      ///< `incoming` was forgotten since
     uint64_t written = 0;        ///< attempt of the last `incoming`, however long ago
+    Hash128 next_lineage;        ///< for which it is leaving newest's lineage; zero: for none
     std::deque<Identity> known;  ///< states of newest's lineage and epoch, rising; newest is last
     Backoff backoff;
   };
@@ -158,6 +159,9 @@ class Follower {
   /// The whole model's state to which `part` belongs; nullopt if some agent does not have it.
   std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
+  /// Whether a single agent's newest is of a lineage that it leaves itself for that of `held`,
+  /// which came through it before it committed.
+  bool IsBehind(const Identity& held) const;
   static bool HasPublished(const FollowedAgent& agent, const Identity& part);
   static bool WillNotCome(const FollowedAgent& agent, const Identity& part);
   /// The version on its way to the agents that can be pulled from what is held; nullopt: none.

@@ -169,12 +169,7 @@ Status PullRound::Open() {
     const bool awaited = repairs_ == 0 && std::ranges::count(wish_.target.awaited, i) != 0;
     if (!awaited) {
       DW_RETURN_IF_ERROR(OpenPart(part, WishFor(i)));
-      if (!Exact() && IsLater(wish_.floor, part.grant.newest)) {
-        return Errorf(StatusCode::kUnavailable,
-                      "{}: it has {} and is behind {}, which was held here (`deltawire sync "
-                      "--full` takes the older)",
-                      Name(i), ToString(part.grant.newest), ToString(wish_.floor));
-      }
+      DW_RETURN_IF_ERROR(CheckFloor(i, part.grant.newest));
       history = std::max(history, part.grant.history);
       if (forwards) {
         env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);
@@ -390,11 +385,21 @@ Status PullRound::Blame(Status error) {
   return error;
 }
 
+Status PullRound::CheckFloor(size_t agent, const Identity& state) const {
+  if (Exact() || !IsLater(wish_.floor, state)) return absl::OkStatus();
+  return Errorf(StatusCode::kUnavailable,
+                "{}: it has {} and is behind {}, which was held here (`deltawire sync --full` "
+                "takes the older)",
+                Name(agent), ToString(state), ToString(wish_.floor));
+}
+
 Status PullRound::CheckEnd(const Part& part) {
   const Identity& end = part.end->identity;
   if (end.empty()) {
     return Errorf(StatusCode::kDataLoss, "sender {}: its pull ended at nothing", Name(part.agent));
   }
+  // Since the grant it may have gone back to a lineage that was left.
+  DW_RETURN_IF_ERROR(CheckFloor(part.agent, end));
   if (Exact()) {
     const Identity& at = wish_.target.parts[part.agent];
     const bool as_asked = end.lineage == at.lineage && end.id == at.id &&

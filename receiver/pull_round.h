@@ -114,7 +114,8 @@ class PullRound {
     bool force_full = false;
     /// Make all ready before anything changes that a reader sees; see prepared().
     bool hold = false;
-    /// A single agent that grants an older state of this one's lineage is behind; empty: it may.
+    /// A single agent that grants, or ends at, an older state of this one's lineage is behind;
+    /// empty: it may.
     Identity floor;
   };
 
@@ -184,6 +185,8 @@ class PullRound {
   Status AwaitPart(Part& part);
   /// Asks for nothing more: `part` has failed, and what the others wait for may never come.
   void EndOthers(const Part& part);
+  /// Not OK when a single agent's state is older than the wish's floor.
+  Status CheckFloor(size_t agent, const Identity& state) const;
   Status CheckEnd(const Part& part);
   /// Sets what went before the target was published apart from the transfer.
   void NoteAhead();

@@ -83,6 +83,32 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   CHECK(s.follower.incoming(0).empty());
 }
 
+TEST_CASE("a lineage that a relay is leaving itself is not returned to") {
+  const Identity old = State(kA, 13, 10), fresh = State(kB, 3, 20), other = State(kC, 1, 30);
+  Setup s(1);
+  const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
+    REQUIRE(s.follower
+                .Event(0, {.number = ++s.number[0], .newest = newest, .incoming = incoming}, s.now)
+                .ok());
+  };
+  say(old, {fresh, {}});
+  CHECK(s.Next(old).target.whole == fresh);
+  // Its engine keeps the relay from committing what has come here.
+  const auto waits = s.Next(fresh);
+  CHECK_FALSE(waits.pull);
+  CHECK_FALSE(waits.why.empty());
+  say(old, {});  // its pull has broken off
+  CHECK_FALSE(s.Next(fresh).pull);
+  CHECK(s.Next(fresh, true).pull);  // asked for
+  CHECK(s.Next(other).pull);
+  say(fresh, {});
+  CHECK_FALSE(s.Next(fresh).pull);
+  say(old, {});  // it goes back itself, as if its sender had
+  CHECK(s.Next(fresh).pull);
+  say(other, {});
+  CHECK(s.Next(fresh).pull);
+}
+
 TEST_CASE("a version that is still written is not pulled while somebody checks the weights") {
   const Identity one = State(kA, 1, 10);
   Identity two = State(kA, 2, 0);
