@@ -124,6 +124,7 @@ int __wrap_openat(int dir, const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, mode_t) : 0;
   va_end(args);
   Step("openat");
+  if ((flags & O_CREAT) != 0 && IsFull()) return -1;
   const int fd = __real_openat(dir, path, flags, mode);
   if (Process* process = ThisProcess(); process != nullptr && fd >= 0) process->Opened(fd);
   return fd;

@@ -224,12 +224,18 @@ void ReceiverNode::RunEngine(receiver::Replica& replica, uint64_t number) {
 }
 
 void ReceiverNode::WatchWaits(receiver::Replica& replica) {
-  Time since = kForever;
+  Time since = kForever, looked{0};
+  double waited = 0;  // in all, as of the last look
   while (!stopping_) {
     const receiver::ReplicaStatus status = replica.status();
     const bool waits =
         status.phase == ReceiverPhase::kWaitingForReader && status.readers.starts_with("engine ");
     const Time now = Scheduler::current()->now();
+    // One commit may have ended and another one have met holds since the last look.
+    const double grown = status.reader_wait_seconds - waited;
+    if (grown < std::chrono::duration<double>(now - looked).count() - 1e-6) since = kForever;
+    looked = now;
+    waited = status.reader_wait_seconds;
     since = waits ? std::min(since, now) : kForever;
     if (waits && now - since > kEngineHold + std::chrono::seconds(1)) {
       Scheduler::current()->Fail(fmt::format("{}: a commit has waited {:.3f} s for {}", name,

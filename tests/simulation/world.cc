@@ -179,7 +179,7 @@ void World::Run() {
   replaces_ = random_.Chance(0.2) ? 0.03 : 0;
   rots_ = random_.Chance(0.2) ? 0.1 : 0;
   receivers_rot_ = random_.Chance(0.2) ? 0.02 : 0;
-  reboots_ = random_.Chance(0.2) && options_.plant == Plant::kKeepName ? 0.5 : 0;
+  reboots_ = random_.Chance(0.2) || options_.plant == Plant::kKeepName ? 0.5 : 0;
   full_ = random_.Chance(0.25) ? 0.1 : 0;
   for (const auto& sender : senders_) sender->Start();
   for (const auto& receiver : receivers_) receiver->Start();
@@ -280,6 +280,7 @@ void World::TroubleFiles() {
     }
   };
   for (const auto& sender : senders_) set(*sender);
+  for (const auto& receiver : receivers_) set(*receiver);
 }
 
 void World::TroubleReader(Reader& reader) {
