@@ -142,9 +142,9 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
         if target in pages or uri.startswith("project/"):
             there = posixpath.relpath(at, posixpath.dirname(uri) or ".")
             moved[link] = there + (f"#{anchor}" if anchor else "")
-    blank = prose(markdown)
     out = []
-    for line, kept in zip(markdown.splitlines(), blank.splitlines()):
+    # Not splitlines: of the blanked text it would leave out the last line, a fence's end.
+    for line, kept in zip(markdown.splitlines(), prose(markdown).split("\n"), strict=True):
         out.append(line if not kept else
                    LINK.sub(lambda m: m[1] + moved.get(m[2], m[2]) + m[3], line))  # fmt: skip
     return as_python_markdown_reads("\n".join(out))

@@ -83,7 +83,7 @@ def daemon_page(root: pathlib.Path, programs: pathlib.Path, side: str) -> str:
 def tool_page(programs: pathlib.Path) -> str:
     tool = programs / "deltawire"
     whole = run(tool, "--help")
-    codes = whole[whole.index("Exit codes:") : whole.index("JSON (--json)")].strip()
+    codes = whole[whole.index("Exit codes:") : whole.index("With --json, ")].strip()
     out = [f"# The command line\n\n{whole.splitlines()[0]}\n\n```text\n{codes}\n```\n"]
     for name, _ in sections(whole)["Subcommands"]:
         said = run(tool, name, "--help")
