@@ -4,6 +4,7 @@ that nobody has read answer the next call. Daemons and files are real; tests/eng
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import unittest
 import unittest.mock
@@ -49,6 +50,17 @@ class Mamba(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.A = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+def last_rank_cannot_write() -> contextlib.AbstractContextManager:
+    """Of two."""
+    real = EngineClient.apply
+
+    def planted(client):
+        last = stand_ins.here.groups["get_tp_group"].rank_in_group == 1
+        return Outcome(False, "a planted fault") if last else real(client)
+
+    return unittest.mock.patch.object(EngineClient, "apply", planted)
 
 
 class CallsTest(Plugin):
@@ -166,13 +178,7 @@ class CallsTest(Plugin):
         before = self.states()
         self.next_version()
         self.done("prepare")
-        real = EngineClient.apply
-
-        def planted(client):
-            last = stand_ins.here.groups["get_tp_group"].rank_in_group == 1
-            return Outcome(False, "a planted fault") if last else real(client)
-
-        with unittest.mock.patch.object(EngineClient, "apply", planted):
+        with last_rank_cannot_write():
             answer = self.refused("apply", "rank 1: a planted fault")
         self.assertEqual(answer["held"]["version"], 1)
         self.assert_states(before)
@@ -207,13 +213,7 @@ class CallsTest(Plugin):
         self.done("attach", directory=self.directory)
         self.next_version()
         self.done("prepare")
-        real = EngineClient.apply
-
-        def planted(client):
-            last = stand_ins.here.groups["get_tp_group"].rank_in_group == 1
-            return Outcome(False, "a planted fault") if last else real(client)
-
-        with (unittest.mock.patch.object(EngineClient, "apply", planted),
+        with (last_rank_cannot_write(),
               unittest.mock.patch.object(EngineClient, "rollback",
                                          lambda client: Outcome(False, "no way back"))):
             self.refused("apply", "rank 0 could not take its share back: no way back: half of")
@@ -240,6 +240,21 @@ class CallsTest(Plugin):
         self.models[0].o.data[1] += 1  # a chunk of which each rank has a part
         self.assertTrue(self.refused("prove", "which several ranks have parts of", **held)["drifted"])
 
+    def test_a_proof_that_is_asked_for_again_finds_the_same(self):
+        """As by a gateway that sends a request twice, whose first answer is lost."""
+        self.begin()
+        held = self.done("attach", directory=self.directory, check_every=1)["held"]
+        self.models[1].norm.data[3] += 1
+        for part in ("next", "next", "all", "all", "next"):
+            words = "memory has drifted in norm"
+            self.assertTrue(self.refused("prove", words, part=part, **held)["drifted"])
+        self.next_version()
+        self.done("prepare")  # it heals what was found, and does not find it again
+        held = self.done("apply")["held"]
+        for part in ("next", "all"):
+            self.done("prove", part=part, **held)
+        self.assert_newest()
+
     def test_a_reload_that_fails_on_one_rank_is_not_done(self):
         self.begin()
         self.done("attach", directory=self.directory)
@@ -251,10 +266,14 @@ class CallsTest(Plugin):
         working, self.workers[1].loads = self.workers[1].loads, fails
         self.assertIsNone(self.refused("reload", "rank 1: ", directory=self.directory)["held"])
         self.refused("attach", "other bytes", directory=self.directory)
+        # vLLM's next reload would say that it is done, whatever it has loaded.
         self.workers[1].loads = working
+        answer = self.refused("reload", "start the engine anew", directory=self.directory)
+        self.assertTrue(answer["anew"])
+        self.models[1].load_weights(self.weights.items())  # by another way
+        self.assertEqual(self.done("attach", directory=self.directory)["held"]["version"], 2)
         self.done("reload", directory=self.directory)
         self.assert_newest()
-        self.assertEqual(self.done("attach", directory=self.directory)["held"]["version"], 2)
 
     def test_a_draft_of_the_same_checkpoint_follows_with_the_model(self):
         self.begin(draft=Draft)

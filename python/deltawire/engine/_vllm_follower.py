@@ -56,6 +56,7 @@ class Followed:
     before: Identity | None = None  # the last update's, to which a rollback leads
     rounds: Rounds = field(default_factory=lambda: Rounds(0))
     looks: Rounds = field(default_factory=lambda: Rounds(0))  # of `prove`
+    drifted: bool = False  # as a proof has found, and nothing was written since
 
 
 class Follower:
@@ -68,6 +69,7 @@ class Follower:
         self._served, self._draft = Followed(), Followed()
         self._replicas = Replicas(engine.replica)
         self._done = Done()
+        self._half_loaded = False  # a reload of vLLM's own has raised on one rank
         self._undo: Callable[[], None] = lambda: None  # if another replica cannot do the same
         self._calls: dict[str, Callable[..., None]] = {
             "attach": self._attach, "prepare": self._prepare, "apply": self._apply,
@@ -202,6 +204,8 @@ class Follower:
                 set_proven(model.module, before)  # not all ranks have attached
             raise
         client, attached = found[0]
+        if followed is self._served:
+            self._half_loaded = False  # every byte was compared
         followed.client, followed.model = client, model.module
         followed.rounds, followed.looks = Rounds(check_every), Rounds(check_every or CHECK_EVERY)
         parts: Held = {}
@@ -263,6 +267,7 @@ class Follower:
         client = self._require()
         held = client.held
         followed.prepared = followed.before = None
+        followed.drifted = False
         try:
             self._together(lambda: self._write(client.apply))
             if check:
@@ -340,18 +345,30 @@ class Follower:
             return now
 
         self._together(held)
-        if part == "all":
-            self._done.shares = refuse_drift(self._require, self._engine.group)
-        else:
-            self._done.shares = self._followed.looks.look(self._require, self._engine.group)
+        followed = self._followed
+        try:
+            # A proof that is asked for again, since its answer was lost, must find the same.
+            if part == "all" or followed.drifted:
+                self._done.shares = refuse_drift(self._require, self._engine.group)
+            else:
+                self._done.shares = followed.looks.look(self._require, self._engine.group)
+        except Drifted:
+            followed.drifted = True
+            followed.rounds.found()
+            raise
 
     def _reload(self, directory: str) -> None:
         """The engine's own load of the whole directory. Nothing is followed afterwards."""
         for why in everywhere(self._engine.why_no_reload(), self._engine.group):
             if why:
                 raise Corrupts(why)
+        if self._half_loaded:
+            raise Refused(f"{ANEW}: an earlier reload of vLLM's own has raised, and its next one "
+                          "would say that it is done")
         self._served = self._followed = Followed()
+        self._half_loaded = True  # on all ranks, whichever of them raises
         self._together(lambda: self._engine.reload(directory))
+        self._half_loaded = False
 
     def _detach(self) -> None:
         self._served, self._draft = Followed(), Followed()
@@ -378,7 +395,7 @@ class Follower:
         if not reasons and client is not None:
             shares = [share for done in read.done for share in done.shares]
             if parts := client.judge(shares):
-                drifted = True
+                drifted = self._followed.drifted = True
                 self._followed.rounds.found()
                 reasons.append(Drifted.words(parts + ", which several replicas have parts of"))
         if not reasons:
