@@ -77,7 +77,8 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
   Action action;
   Time time = not_before_;
   if (step_) {
-    const bool back = undoing_ && (step_ == EngineCall::kRollback || step_ == EngineCall::kProve);
+    const bool back = undoing_ && (step_ == EngineCall::kRollback || step_ == EngineCall::kProve ||
+                                   step_ == EngineCall::kName);
     action = {.call = step_, .to = back ? undo_to_ : to_, .hold = Holds(*step_)};
   } else if (asleep_) {
     action.call = EngineCall::kProbe;
@@ -117,6 +118,7 @@ void EngineCourse::Begin(const Action& action, Time now) {
     named_.clear();
     prepare_seconds_ = load_seconds_ = 0;
   }
+  confirms_ = confirms_ && step_ && call == EngineCall::kAsk;
   step_ = call;
   call_began_ = now;
   unasked_ = false;
@@ -164,7 +166,7 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
       if (reload_only_) return After(EngineCall::kLoad);
       return traits_.asks ? EngineCall::kAttach : EngineCall::kPrepare;
     case EngineCall::kRollback:
-      return EngineCall::kResume;
+      return traits_.names ? EngineCall::kName : EngineCall::kResume;
     case EngineCall::kLoad:
       if (traits_.flushes) return EngineCall::kFlush;
       [[fallthrough]];
@@ -173,7 +175,7 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
       [[fallthrough]];
     case EngineCall::kSample:
     case EngineCall::kProve:
-      if (traits_.names && !undoing_) return EngineCall::kName;
+      if (traits_.names) return EngineCall::kName;
       [[fallthrough]];
     case EngineCall::kName:
       if (traits_.pauses) return EngineCall::kResume;
@@ -238,10 +240,13 @@ std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
 
 void EngineCourse::Learn(EngineCall call, const EngineAnswer& answer) {
   const bool attached = call == EngineCall::kAttach;
-  if (attached || call == EngineCall::kProve || call == EngineCall::kCheck) {
+  const bool compared = attached || call == EngineCall::kProve || call == EngineCall::kCheck;
+  if (compared) {
     verified_ = true;
     doubtful_ = false;
   }
+  if (compared || call == EngineCall::kSample) unproven_ = false;
+  if (call == EngineCall::kLoad) unproven_ = true;
   if (attached) spoiled_ = doubted_ = dropped_ = false;
   if (attached || call == EngineCall::kPrepare) only_anew_ = false;
   if (call == EngineCall::kPrepare) prepared_ = true;
@@ -252,7 +257,8 @@ void EngineCourse::Learn(EngineCall call, const EngineAnswer& answer) {
   }
   // By itself it knows what it is, also where a receiver has died in the middle of a load.
   const bool tells = attached || call == EngineCall::kAsk || call == EngineCall::kPrepare;
-  if (tells && !answer.held.empty() && !doubtful_ && !dropped_) weights_ = answer.held;
+  const bool believed = !doubtful_ && !unproven_ && !dropped_;
+  if (tells && !answer.held.empty() && believed) weights_ = answer.held;
 }
 
 void EngineCourse::Doubt(EngineCall call, const EngineAnswer& answer) {
@@ -313,11 +319,13 @@ void EngineCourse::TakeOut(Time now) {
 void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   if (call == EngineCall::kProbe) return Probed(answer, now);
   if (answer.result == Result::kUnreachable) {
+    // It was not told to pause. One that is found paused later was paused by another.
+    if (call == EngineCall::kPause) paused_ = was_paused_;
     totals_.error = answer.why;
     return Lost(answer.gone, now);
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
-  repeating_ = false;
+  const bool repeated = std::exchange(repeating_, false);
   if (!IsTheSame(answer, now)) return;
   if (answer.result == Result::kAsleep) {
     // A pause that was not asked for has paused nothing.
@@ -343,7 +351,8 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   if (answer.done()) {
     Learn(call, answer);
     if (call == EngineCall::kPause) pause_lost_ = false;
-    if (call == EngineCall::kResume) return Resumed(now);
+    if (call == EngineCall::kResume) return Resumed(repeated, now);
+    if (confirms_ && call == EngineCall::kAsk) return Confirmed(answer, now);
     if (condemned_) return Condemn(now);
     next = After(call);
     if (next == EngineCall::kPrepare && call == EngineCall::kAsk && answer.held.empty()) {
@@ -362,6 +371,8 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
       return Drifted(call, answer.why, now);
     }
     Doubt(call, answer);
+    // It has said what it holds, and its bytes may be other ones.
+    if (refused && call == EngineCall::kAttach && !(weights_ == served_)) weights_ = {};
     if (call == EngineCall::kAttach || call == EngineCall::kPrepare || answer.only_anew) {
       only_anew_ = answer.only_anew;
     }
@@ -465,7 +476,10 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
       pause_lost_ = unsure;
       // An attempt from the beginning would heal what nobody wants healed.
       if (condemned_) return attempts_ < policy_.retries ? RepeatStep(now) : Condemn(now);
-      if (weights_.empty()) return EndAttempt(true, now);
+      // One that was found paused may be so because of what it holds.
+      if (weights_.empty() || (answer.paused && !(weights_ == served_))) {
+        return EndAttempt(true, now);
+      }
       // Nothing was loaded, so the engine may go on; and a pause that failed may have been one.
       undo_to_ = weights_;
       return Undo(EngineCall::kResume, /*repeats=*/true);
@@ -476,6 +490,9 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
     case EngineCall::kResume:
       served_ = {};
       return RepeatStep(now);
+    case EngineCall::kName:
+      if (undoing_) return RepeatStep(now);
+      break;
     case EngineCall::kRollback:
       // A plug-in that is told twice says what it holds then.
       if (traits_.asks && unsure) return RepeatStep(now);
@@ -529,10 +546,28 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   probe_at_ = now + policy_.probe_every;
 }
 
-void EngineCourse::Resumed(Time now) {
+void EngineCourse::Resumed(bool repeated, Time now) {
   paused_ = false;
   totals_.last_pause_seconds = Seconds(now - pause_began_);
   totals_.pause_seconds += totals_.last_pause_seconds;
+  const bool failed = repeated || (undoing_ && repeats_);
+  if (!failed || !traits_.asks) return Goes(now);
+  // While an answer was awaited, another process may have taken the place of the one before.
+  confirms_ = true;
+  step_ = EngineCall::kAsk;
+}
+
+void EngineCourse::Confirmed(const EngineAnswer& answer, Time now) {
+  confirms_ = false;
+  unknown_ = true;  // an attempt that follows begins as after any failure
+  if (answer.held.empty() || answer.held == (undoing_ ? undo_to_ : to_)) return Goes(now);
+  totals_.error = "it was resumed, and no longer holds what it was paused with";
+  ++totals_.failures;
+  served_ = weights_ = {};
+  EndAttempt(true, now);
+}
+
+void EngineCourse::Goes(Time now) {
   if (!undoing_) return Serves(now);
   served_ = weights_;
   EndAttempt(repeats_, now);

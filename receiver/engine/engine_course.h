@@ -149,7 +149,12 @@ class EngineCourse {
   void EndAttempt(bool may_repeat, Time now);
   /// The engine is on its way back to the version before, as totals_.error says why, by `call`.
   void Undo(EngineCall call, bool repeats);
-  void Resumed(Time now);
+  /// `repeated`: an earlier resume of this attempt was not answered.
+  void Resumed(bool repeated, Time now);
+  /// It says what it holds, after a pause or a resume that was not answered.
+  void Confirmed(const EngineAnswer& answer, Time now);
+  /// The engine goes on with weights_.
+  void Goes(Time now);
   void Serves(Time now);
   Nanos NextPause(std::chrono::milliseconds longest);
 
@@ -186,6 +191,7 @@ class EngineCourse {
   bool repeating_ = false;   // the call to come was made before, and has failed
   bool unknown_ = true;      // it is asked first what it holds
   bool verified_ = false;    // all of its memory was compared, and loaded well since
+  bool unproven_ = false;    // it has loaded, and no part of its memory was compared since
   bool doubtful_ = false;  // a load may have left anything: all of it is compared before it goes on
   bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
   bool closing_ = false;      // the version was given up, and its update is to be closed
@@ -209,6 +215,7 @@ class EngineCourse {
   bool undoing_ = false;    // on the way back to the version before
   bool repeats_ = false;    // after undoing
   bool resuming_ = false;   // it is no update: a pause that was taken back has come late
+  bool confirms_ = false;   // it was resumed, and is asked what it holds
   bool checking_ = false;   // it is no update but a check
   bool drifted_ = false;    // drift was found in it
   bool condemned_ = false;  // on the way to a pause that stays, or in one

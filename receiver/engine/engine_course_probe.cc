@@ -84,7 +84,8 @@ void EngineCourse::BeginAnew(bool same) {
   why_reload_.clear();
   unknown_ = true;
   if (same) return;
-  out_ = paused_ = pause_lost_ = spoiled_ = doubted_ = doubtful_ = corrupts_ = false;
+  out_ = paused_ = pause_lost_ = spoiled_ = doubted_ = corrupts_ = false;
+  doubtful_ = unproven_ = false;
   named_.clear();
 }
 

@@ -61,7 +61,7 @@ TEST_CASE("a pause that fails is taken back, unless the weights are in doubt") {
   walk.Serve(1);
   walk.answers[EngineCall::kPause] = {kUnsure};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume"});
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume", "ask"});
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
   CHECK(walk.Later() == kVllmFirst);
@@ -70,7 +70,7 @@ TEST_CASE("a pause that fails is taken back, unless the weights are in doubt") {
   Walk told(EngineKind::kVllm);
   told.answers[EngineCall::kPause] = {kUnsure};
   told.course.Ready(Version(2));
-  CHECK(told.Run() == Calls{"ask", "prepare*", "pause", "resume"});
+  CHECK(told.Run() == Calls{"ask", "prepare*", "pause", "resume", "ask"});
   CHECK(told.served() == Version(1));
   Walk fresh(EngineKind::kSglangReload);
   fresh.answers[EngineCall::kPause] = {kUnsure};
@@ -85,7 +85,7 @@ TEST_CASE("a pause that was cut and comes after it was taken back does not stay"
   walk.Serve(1);
   walk.answers[EngineCall::kPause] = {kUnsure};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume", "clear"});
+  CHECK(walk.Run() == Calls{"prepare*", "pause", "resume", "ask", "clear"});
   CHECK(walk.state() == EngineState::kBehind);
   EngineAnswer paused;
   paused.paused = true;
@@ -115,7 +115,7 @@ TEST_CASE("what takes a failed pause back is repeated, and the engine goes on") 
   CHECK(walk.state() == EngineState::kRetrying);
   CHECK(walk.course.view().paused);
   CHECK(walk.Later() == Calls{"resume"});
-  CHECK(walk.Later() == Calls{"resume"});
+  CHECK(walk.Later() == Calls{"resume", "ask"});
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
   CHECK(walk.Later() == kVllmFirst);
@@ -346,7 +346,7 @@ TEST_CASE("a proof that is not had keeps a version from being served") {
   walk.course.Ready(Version(2));
   Calls calls = {"prepare*", "pause", "load", "flush", "sample"};
   if (failure == EngineFailure::kRollback) {
-    for (const char* call : {"rollback", "resume", "clear"}) calls.emplace_back(call);
+    for (const char* call : {"rollback", "name", "resume", "clear"}) calls.emplace_back(call);
     CHECK(walk.Run() == calls);
     CHECK(walk.served() == Version(1));
     return;
@@ -505,7 +505,8 @@ TEST_CASE("rollback: the update is taken back and the version before is served")
   walk.Serve(1);
   walk.answers[EngineCall::kFlush] = {kRefused};
   walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "flush", "rollback", "resume", "clear"});
+  CHECK(walk.Run() ==
+        Calls{"prepare*", "pause", "load", "flush", "rollback", "name", "resume", "clear"});
   CHECK(walk.state() == EngineState::kBehind);
   CHECK(walk.served() == Version(1));
   CHECK_FALSE(walk.course.view().paused);
@@ -551,14 +552,14 @@ TEST_CASE("rollback: vLLM, which has refused the load, proves what it holds") {
   walk.course.Ready(Version(2));
   Calls calls = {"prepare*", "pause", "load", "rollback", "prove"};
   SECTION("it does") {
-    calls.insert(calls.end(), {"resume", "clear"});
+    calls.insert(calls.end(), {"name", "resume", "clear"});
     CHECK(walk.Run() == calls);
   }
   SECTION("its answer is cut") {
     walk.answers[EngineCall::kProve] = {kUnsure};
     CHECK(walk.Run() == calls);
     CHECK(walk.course.view().paused);
-    CHECK(walk.Later() == Calls{"prove", "resume", "clear"});
+    CHECK(walk.Later() == Calls{"prove", "name", "resume", "clear"});
   }
   CHECK(walk.state() == EngineState::kBehind);
   CHECK(walk.served() == Version(1));
@@ -576,7 +577,21 @@ TEST_CASE("rollback: vLLM is told again where the answer to it was lost") {
   walk.answers[EngineCall::kRollback] = {kUnsure};
   walk.course.Ready(Version(2));
   CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback"});
-  CHECK(walk.Later() == Calls{"rollback", "resume", "clear"});
+  CHECK(walk.Later() == Calls{"rollback", "name", "resume", "clear"});
+  CHECK(walk.served() == Version(1));
+}
+
+TEST_CASE("rollback: the version before is named again, until the engine has heard it") {
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.Serve(1);
+  walk.answers[EngineCall::kName] = {kRefused, kUnsure};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() ==
+        Calls{"prepare*", "pause", "load", "flush", "sample", "name", "rollback", "name"});
+  const auto action = walk.course.Next(walk.now + std::chrono::hours(1));
+  CHECK(action.call == EngineCall::kName);
+  CHECK(action.to == Version(1));
+  CHECK(walk.Later() == Calls{"name", "resume", "clear"});
   CHECK(walk.served() == Version(1));
 }
 
@@ -593,6 +608,52 @@ TEST_CASE("a vLLM that an earlier receiver has left paused in a reload is not re
   walk.Later();
   CHECK(walk.Later().back() == "resume");
   CHECK(walk.served() == Version(1));
+}
+
+TEST_CASE("a pause that never reached vLLM does not hide that an earlier receiver has left it so") {
+  Walk walk(EngineKind::kVllmReload);
+  EngineAnswer late = kUnreachable;
+  late.gone = false;
+  walk.answers[EngineCall::kPause] = {late};
+  walk.course.Ready(Version(1));
+  CHECK(walk.Run() == Calls{"pause*"});
+  CHECK_FALSE(walk.course.view().paused);
+  EngineAnswer found;
+  found.paused = true;
+  walk.answers[EngineCall::kPause] = {found};
+  CHECK(walk.Later() == Calls{"probe", "pause*"});
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.served() == Identity{});
+}
+
+TEST_CASE("what an engine only says that it holds is nothing to go on with after a failed pause") {
+  Walk walk(EngineKind::kVllm);
+  SECTION("its attach was refused") {
+    walk.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+    walk.answers[EngineCall::kAttach] = {kRefused, kRefused};
+    walk.answers[EngineCall::kPause] = {kUnsure};
+    walk.course.Ready(Version(2));
+    CHECK(walk.Run() == Calls{"ask", "prepare*", "attach*"});
+    CHECK(walk.Later() == Calls{"ask", "prepare*", "attach*", "pause*"});
+  }
+  SECTION("an earlier receiver has left it paused") {
+    EngineAnswer found = kUnsure;
+    found.paused = true;
+    walk.answers[EngineCall::kPause] = {found};
+    walk.course.Ready(Version(2));
+    CHECK(walk.Run() == Calls{"ask", "prepare*", "pause"});
+  }
+  SECTION("it has loaded, and no part was compared") {
+    walk.Serve(1);
+    walk.answers[EngineCall::kFlush] = {kUnsure};
+    walk.answers[EngineCall::kPause] = {EngineAnswer(), kUnsure};
+    walk.course.Ready(Version(2));
+    walk.held = Version(2);
+    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "flush"});
+    CHECK(walk.Later() == Calls{"ask", "prepare*", "pause"});
+  }
+  CHECK(walk.course.view().paused);
+  CHECK(walk.served() == Identity{});
 }
 
 TEST_CASE("rollback: memory that a proof finds to have drifted is at no version") {
@@ -626,15 +687,31 @@ TEST_CASE("rollback: SGLang's plug-in may prove that there is nothing to take ba
   }
 }
 
-TEST_CASE("a resume that fails is repeated alone") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback, .retries = 2});
+TEST_CASE("a resume that fails is repeated alone, and then the engine is asked what it holds") {
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback, .retries = 3});
+  walk.process = "a";
   walk.Serve(1);
   walk.answers[EngineCall::kResume] = {kUnsure, kRefused};
   walk.course.Ready(Version(2));
   CHECK(walk.Run() == kVllmNext);
   CHECK(walk.state() == EngineState::kRetrying);
   CHECK(walk.Later() == Calls{"resume"});
-  CHECK(walk.Later() == Calls{"resume"});
+  SECTION("the same process") {
+    walk.held = Version(2);
+    CHECK(walk.Later() == Calls{"resume", "ask"});
+  }
+  SECTION("another one, that was resumed by the way") {
+    walk.process = "b";
+    walk.held = {};
+    CHECK(walk.Later() == Calls{"resume", "ask", "ask", "attach*", "prepare*", "pause", "load",
+                                "flush", "sample", "name", "resume"});
+  }
+  SECTION("it holds another version") {
+    walk.held = Version(1);
+    CHECK(walk.Later() == Calls{"resume", "ask"});
+    CHECK(walk.served() == Identity{});
+    return;
+  }
   CHECK(walk.served() == Version(2));
 }
 

@@ -506,8 +506,8 @@ TEST_CASE("rollback: vLLM goes on with the version before, after a load that it 
   rig.Publish();
   REQUIRE(rig.Reaches(EngineState::kBehind));
   REQUIRE(Eventually([&] { return engine.Called("discard"); }));
-  CHECK(engine.TakeCalls() ==
-        Calls{"prepare", "/pause", "apply", "rollback", "prove", "/resume", "discard"});
+  CHECK(engine.TakeCalls() == Calls{"prepare", "/pause", "apply", "rollback", "prove",
+                                    "/update_weight_version", "/resume", "discard"});
   CHECK(engine.weights() == before);
   CHECK_FALSE(engine.paused());
   CHECK(rig.view().served.id.version == 1);

@@ -28,6 +28,9 @@ enum class Plant : uint8_t {
   kLostIsRefused,  ///< an answer that was lost counts as a refusal
   kNoProof,        ///< a proof is said to be had, and is not asked for
   kNoQuestion,     ///< an engine is not asked what it holds, and is thought to be attached
+  kRaises,         ///< a refusal raises on every rank, and the replies are believed
+  kFirstRank,      ///< a reload that one rank has failed is said to be done
+  kByNumber,       ///< a version is known by its number alone
 };
 
 /// What a history must never come to.
@@ -69,6 +72,11 @@ struct History {
     holding = false;
   }
   void Publish() { course->Ready(VersionOf(++engine->directory)); }
+  /// The trainer begins anew, and its first version has the number of the last one before.
+  void PublishAnew() {
+    engine->directory += kNumbers;
+    course->Ready(VersionOf(engine->directory));
+  }
 
   /// The engine's own answer to `call`, wholly done.
   EngineAnswer Do(EngineCall call, const Identity& to, const RanksStandIn::Trouble& trouble) {
@@ -80,11 +88,25 @@ struct History {
         return answer;
       }
       const std::string nonce = fmt::format("{:016x}", ++calls);
-      const Json body = PluginBody(call, to, {}, {"m", "/m"}, nonce, 1);
+      const bool by_number = plant == Plant::kByNumber && e.held() % kNumbers == to.id.version;
+      const Identity meant = by_number ? VersionOf(e.held()) : to;
+      const Json body = PluginBody(call, meant, {}, {"m", "/m"}, nonce, 1);
       auto reply = e.CallPlugin(body["kwargs"], trouble);
       if (!reply) return silent;
       if (reply->raised) return {Result::kUnsure, "500", {}};
-      if (plant == Plant::kNoNonce) Believe(reply->results, nonce);
+      if (plant == Plant::kNoNonce || plant == Plant::kRaises) Believe(reply->results, nonce);
+      if (plant == Plant::kFirstRank && call == EngineCall::kReload) {
+        for (Json& result : reply->results) result["ok"] = true;
+      }
+      const bool denied = !reply->results.empty() && reply->results[0].contains("ok") &&
+                          !reply->results[0].value("ok", true);
+      if (plant == Plant::kRaises && denied) {
+        e.FailForeignCall(/*last_alone=*/false);
+        return {Result::kRefused, "500", {}};
+      }
+      if (plant == Plant::kByNumber) {
+        for (Json& result : reply->results) NameByNumber(result, to);
+      }
       const auto word = ReadPluginWord(reply->results, nonce);
       return word ? JudgeWord(*word, call, to) : OutOfStep();
     }
@@ -115,6 +137,14 @@ struct History {
       default:
         return answer;
     }
+  }
+  /// What a client that knows only numbers would make of a reply.
+  static void NameByNumber(Json& result, const Identity& to) {
+    if (!result.is_object() || !result.contains("held") || !result["held"].is_object()) return;
+    Json& held = result["held"];
+    if (held.value("version", uint64_t{0}) != to.id.version) return;
+    held["epoch"] = to.id.epoch;
+    held["root"] = fmt::format("{:016x}", to.root);
   }
   /// What a client without nonces would make of replies.
   void Believe(Json& results, const std::string& nonce) const {
@@ -211,6 +241,15 @@ struct History {
     }
   }
 
+  /// Another process is in the engine's place.
+  void Restart() {
+    down = false;
+    ++starts;
+    late.clear();
+    engine->Start();
+    unseen = disturbed = true;
+    before_restart = course->view().served;
+  }
   /// Something that nobody has asked the course about.
   void Event() {
     RanksStandIn& e = *engine;
@@ -222,11 +261,7 @@ struct History {
         heard_down = false;
         return;
       case 1:  // restarted between two looks
-        if (course->in_pause() || down) return;
-        ++starts;
-        late.clear();
-        e.Start();
-        unseen = true;
+        if (!course->in_pause() && !down) Restart();
         return;
       case 2:
         if (!late.empty() || course->in_pause()) return;
@@ -238,6 +273,9 @@ struct History {
       case 4:
         if (!rests || !late.empty() || e.spoiled || course->view().state == EngineState::kOut)
           return;
+        // A plain vLLM has no nonces. Its pause tells the next receiver of replies out of step, and
+        // the sleep would end it.
+        if (!plugin() && e.unread()) return;
         e.Sleep(Chance(50) ? 1 : 2);
         heard = false;
         return;
@@ -248,7 +286,12 @@ struct History {
         if (plugin() && rests && !late.size()) e.FlipBit();
         return;
       default:
-        if (!holding) Publish();
+        if (holding) return;
+        if (Chance(70)) {
+          Publish();
+        } else {
+          PublishAnew();
+        }
         return;
     }
   }
@@ -261,9 +304,11 @@ struct History {
         holding = false;
         if (action.until == EngineCourse::Time::max()) return;
         now = action.until;
+        // Between two calls of a pause no process starts, unless the second one waits.
+        if (climate.events > 0 && !down && course->in_pause() && Chance(10)) Restart();
         continue;
       }
-      if (action.hold && !holding && action.to.id.version != engine->directory) {
+      if (action.hold && !holding && !(action.to == VersionOf(engine->directory))) {
         course->HoldRefused(now);
         continue;
       }
@@ -272,12 +317,7 @@ struct History {
         Event();
         continue;  // what was due may be due no more
       }
-      if (down && heard_down && climate.events > 0 && Chance(50)) {
-        down = false;
-        ++starts;
-        late.clear();
-        engine->Start();
-      }
+      if (down && heard_down && climate.events > 0 && Chance(50)) Restart();
       if (engine->asleep && heard && (climate.events == 0 || Chance(30))) engine->WakeUp();
       course->Begin(action, now);
       now += milliseconds(1);
@@ -291,12 +331,13 @@ struct History {
     const auto view = course->view();
     Expect(engine->wrong.empty(), engine->wrong.empty() ? "" : engine->wrong.front());
     // What happens behind everybody's back is known when it was looked for.
-    if (view.served.empty() || course->in_pause() || down || engine->asleep || unseen) return;
+    if (view.served.empty() || course->in_pause() || down || engine->asleep) return;
+    if (unseen && (!plugin() || view.served == before_restart)) return;
     if (engine->ailing() || !late.empty()) return;
     // A plain vLLM that again and again names another version is not asked about it any more.
     if (!plugin() && engine->named != VersionName(view.served)) return;
     Expect(
-        engine->whole() == view.served.id.version,
+        VersionOf(engine->whole()) == view.served,
         fmt::format("it is said to serve {} and has {}", ToString(view.served), engine->whole()));
   }
 
@@ -311,7 +352,8 @@ struct History {
   std::deque<std::function<void()>> late;
   uint64_t calls = 0, starts = 0;
   bool down = false, heard_down = false, heard = false, holding = false;
-  bool unseen = false;  // it has started anew, and was not heard since
+  bool unseen = false;      // it has started anew, and was not heard since
+  Identity before_restart;  // what it was said to serve then
   /// Something has happened since the engine was last asked what it holds.
   bool disturbed = true, disturbed_before = true;
 };
@@ -325,8 +367,8 @@ void Anything(uint64_t seed, EngineKind kind, EngineFailure failure, Plant plant
     h.Publish();
     h.Run(foul, static_cast<int>(h.random() % 50));
   }
-  if (h.down) h.engine->Start();
-  h.down = false;
+  if (h.down) h.Run({}, 5);
+  if (h.down) h.Restart();
   h.late.clear();
   h.Run({}, 150);
   Expect(!h.holding, "it still reads");
@@ -341,8 +383,7 @@ void Anything(uint64_t seed, EngineKind kind, EngineFailure failure, Plant plant
   if (out || blocked || says_so || h.engine->spoiled) {
     h.down = true;
     h.Run({}, 5);
-    h.down = false;
-    h.engine->Start();
+    h.Restart();
     h.Run({}, 150);
   }
   const auto view = h.course->view();
@@ -413,7 +454,10 @@ TEST_CASE("histories: planted bugs are found") {
       {Plant::kLostIsDone, "a reload whose answer was lost spoils nothing"},
       {Plant::kLostIsRefused, "an answer that was lost is taken for a refusal"},
       {Plant::kNoProof, "a proof is not asked for"},
-      {Plant::kNoQuestion, "an engine is not asked what it holds"}};
+      {Plant::kNoQuestion, "an engine is not asked what it holds"},
+      {Plant::kRaises, "a refusal raises on every rank"},
+      {Plant::kFirstRank, "a reload that one rank has failed is done"},
+      {Plant::kByNumber, "a version is known by its number alone"}};
   for (const auto& [plant, what] : plants) {
     CAPTURE(what);
     uint64_t seed = 1;

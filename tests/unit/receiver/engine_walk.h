@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "receiver/engine/engine_course.h"
+#include "receiver/engine/plugin_call.h"
 
 namespace deltawire::receiver {
 
@@ -51,7 +52,7 @@ struct Walk {
       } else if (*action.call == EngineCall::kAsk) {
         answer.held = held;
       }
-      answer.process = process;
+      if (IsPluginCall(*action.call)) answer.process = process;
       course.Done(*action.call, answer, now);
     }
   }

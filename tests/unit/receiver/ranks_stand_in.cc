@@ -100,7 +100,7 @@ RanksStandIn::Word RanksStandIn::Compare() {
   const uint64_t held = ranks_.front().held;
   const bool differs =
       std::ranges::any_of(ranks_, [held](const Rank& r) { return r.weights != held; });
-  if (differs && !heals_) {
+  if (differs || heals_) {
     heals_ = true;
     return {"the engine's memory has drifted in head", true};
   }
@@ -129,6 +129,9 @@ RanksStandIn::Word RanksStandIn::Step(const Json& kwargs, const Trouble& trouble
   }
   if (call == "reload") {
     Forbid(!paused, "reload while it computes");
+    // The plug-in remembers it, since vLLM's own next reload would say that it is done.
+    if (spoiled)
+      return {"start the engine anew: an earlier reload of vLLM's own has raised", false};
     Load(trouble);
     return {trouble.what == What::kTears ? "it raised" : "", false};
   }
@@ -145,30 +148,33 @@ RanksStandIn::Word RanksStandIn::Step(const Json& kwargs, const Trouble& trouble
   }
   if (call == "prepare") {
     for (Rank& rank : ranks_) rank.prepared = rank.before = kNothing;
-    if (Word found = Compare(); found.drifted) return found;
-    if (version != directory) return {"another version is committed", false};
+    // Drift that was told of is what this update heals.
+    if (Word found = heals_ ? Word{} : Compare(); found.drifted) return found;
+    if (version != directory % kNumbers) return {"another version is committed", false};
     for (Rank& rank : ranks_) rank.prepared = directory;
     return {};
   }
   Forbid(!paused, call + " while it computes");
   if (call == "apply") {
-    if (first.prepared != version) {
+    const uint64_t to = first.prepared;
+    if (to == kNothing || to % kNumbers != version) {
       ++refused_order;
       return {"no update is prepared", false};
     }
     for (size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      const bool lies = trouble.what == What::kLies && trouble.rank == i && rank.held != version;
+      const bool lies = trouble.what == What::kLies && trouble.rank == i && rank.held != to;
       rank.before = rank.held;
-      if (!lies) rank.weights = version;
-      rank.held = version;
+      if (!lies) rank.weights = to;
+      rank.held = to;
       rank.prepared = kNothing;
     }
     heals_ = false;
     return {};
   }
   if (call != "rollback") return {"no such call", false};
-  if (first.before != version) return {"no update was applied that could be undone", false};
+  if (first.before == kNothing || first.before % kNumbers != version)
+    return {"no update was applied that could be undone", false};
   for (Rank& rank : ranks_) rank.weights = rank.held = std::exchange(rank.before, kNothing);
   return {};
 }
