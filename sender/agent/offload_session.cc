@@ -92,6 +92,15 @@ bool OffloadSession::Joins(const OffloadRequest& r) const {
          same && !now_.ranks.contains(r.rank) && !Outlived(r);
 }
 
+Status OffloadSession::Missed(const OffloadRequest& r) {
+  for (auto e = ended_.rbegin(); e != ended_.rend(); ++e) {
+    const bool same = r.attempt == 0 ? r.job == e->job && !r.job.empty() : r.attempt == e->attempt;
+    if (e->why.ok() || e->version != r.version || e->world != r.world || !same) continue;
+    return e->ranks.insert(r.rank).second ? e->why : absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
 bool OffloadSession::Outlived(const OffloadRequest& r) const {
   if (now_.died == 0) return false;
   const auto client = clients_.find(r.client);
@@ -151,6 +160,7 @@ StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& requ
     now_.ranks.emplace(request.rank, std::move(rank));
     return Begun{Next::kJoined, now_.lease};
   }
+  DW_RETURN_IF_ERROR(Missed(request));
   if (phase_ == OffloadPhase::kWriting) {
     DW_RETURN_IF_ERROR(MayTakeOver(request, now));
     (void)End(Errorf(StatusCode::kAborted,
@@ -276,13 +286,16 @@ void OffloadSession::Waits(uint64_t lease, int change) {
 Status OffloadSession::End(Status why) {
   LogWarn("{} {}", MessageOf(why), ToString(TraceOf(now_.version, now_.attempt)));
   ++abandoned_;
-  if (now_.lease != 0) Remember({now_.version, now_.lease, why, {}});
+  if (now_.lease != 0) Remember(why, {});
   now_ = {};
   phase_ = OffloadPhase::kIdle;
   return why;
 }
 
-void OffloadSession::Remember(Ended ended) {
+void OffloadSession::Remember(Status why, const VersionInfo& info) {
+  Ended ended{now_.version, now_.lease, std::move(why), info,
+              now_.attempt, now_.job,   now_.world,     {}};
+  for (const auto& entry : now_.ranks) ended.ranks.insert(entry.first);
   ended_.push_back(std::move(ended));
   if (ended_.size() > kEndedKept) ended_.pop_front();
 }
@@ -473,7 +486,7 @@ std::vector<bool> OffloadSession::unchanged() const {
 
 void OffloadSession::Published(const VersionInfo& info) {
   if (phase_ != OffloadPhase::kPublishing) return;
-  if (now_.lease != 0) Remember({now_.version, now_.lease, absl::OkStatus(), info});
+  if (now_.lease != 0) Remember(absl::OkStatus(), info);
   now_ = {};
   phase_ = OffloadPhase::kIdle;
 }

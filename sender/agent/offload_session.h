@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -195,12 +196,19 @@ class OffloadSession {
     uint64_t version = 0, lease = 0;
     Status why;  // OK: published
     VersionInfo info;
+    uint64_t attempt = 0;
+    std::string job;
+    uint32_t world = 1;
+    std::set<uint32_t> ranks;  // that had begun it, or have been told of its end
   };
 
   /// "rank 0 of 2 (python train.py, process 4711 on node7)".
   std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
   bool Joins(const OffloadRequest& request) const;
+  /// The end of an abandoned offload that the request would have joined; OK if there is none, or
+  /// the rank knows of it. It is told once, so that it may begin the version anew.
+  Status Missed(const OffloadRequest& request);
   /// Whether a ready rank of the present offload had died before the request's client came.
   bool Outlived(const OffloadRequest& request) const;
   Status EndAsGone(const std::map<uint32_t, Rank>::value_type& rank, Time now);
@@ -214,7 +222,7 @@ class OffloadSession {
   Status Over(uint64_t lease) const;
   /// Ends the offload as failed, and returns `why`.
   Status End(Status why);
-  void Remember(Ended ended);
+  void Remember(Status why, const VersionInfo& info);
   Status CheckTensors(const std::vector<uint32_t>& tensors) const;
   Status ClaimSole(uint32_t tensor, uint32_t rank);
   StatusOr<bool> Count(uint32_t chunk, uint32_t bytes, uint32_t rank);

@@ -249,6 +249,31 @@ TEST_CASE("a rank of the same world joins or goes on to a newer version, or is t
   }
 }
 
+TEST_CASE("a rank that comes after another has abandoned its offload is told so at once") {
+  Fixture f;
+  const uint64_t attempt = GENERATE(0, 7);  // 0: they are tied by their job
+  CAPTURE(attempt);
+  const OffloadRequest zero = Fixture::Request(5, 0, 2, "", attempt);
+  const OffloadRequest one = Fixture::Request(5, 1, 2, "", attempt);
+  const uint64_t lease = f.Begin(zero);
+  REQUIRE(f->Abandon(lease, 0, "no memory").ok());
+  const Status late = f.Ask(one).status();
+  CHECK(absl::IsAborted(late));
+  Says(late, "abandoned by rank 0 of 2: no memory");
+  CHECK(f->idle());
+  SECTION("and may begin it anew") {
+    const uint64_t again = f.Begin(one);
+    CHECK(f.Begin(zero) == again);
+  }
+  SECTION("unless the other one has begun it anew") {
+    const uint64_t again = f.Begin(zero);
+    CHECK(f.Begin(one) == again);
+  }
+  SECTION("and what is another offload does not concern it") {
+    CHECK(f.Ask(Fixture::Request(6, 1, 2, "", attempt))->next == Next::kDrain);
+  }
+}
+
 TEST_CASE("several ranks name a job or an attempt, so that they do not join a stranger") {
   Fixture f;
   OffloadRequest request = Fixture::Request(5, 0, 2);
