@@ -171,6 +171,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
         }
         Bury(std::move(model), *leaving);
       });
+  users_.Serve(watched);
   {
     MutexLock lock(mu_);
     models_[raw->name()] = {watched, leaving};

@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "sender/agent/model.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -10,26 +12,42 @@ constexpr size_t kMostPublisher = 256;
 }  // namespace
 
 ModelUsers::Use ModelUsers::Enter(const std::string& model, uint32_t rank,
-                                  const std::string& publisher) {
+                                  const std::string& publisher, uint64_t client) {
   std::string who = fmt::format("rank {}", rank);
   if (!publisher.empty()) who += fmt::format(" ({})", publisher.substr(0, kMostPublisher));
+  std::shared_ptr<Model> served;  // dropped without the lock
   MutexLock lock(table_->mu);
   const uint64_t number = table_->next++;
-  table_->users[model].emplace(number, std::move(who));
-  return {table_.get(), [table = table_, model, number](const void*) {
-            MutexLock guard(table->mu);
-            const auto users = table->users.find(model);
-            users->second.erase(number);
-            if (users->second.empty()) table->users.erase(users);
+  Named& named = table_->models[model];
+  named.users.emplace(number, User{std::move(who), client});
+  served = named.model.lock();
+  if (served != nullptr) served->ClientCame(client);
+  return {table_.get(), [table = table_, model, number, client](const void*) {
+            std::shared_ptr<Model> left;
+            {
+              MutexLock guard(table->mu);
+              const auto it = table->models.find(model);
+              left = it->second.model.lock();
+              it->second.users.erase(number);
+              if (it->second.users.empty() && left == nullptr) table->models.erase(it);
+            }
+            if (left != nullptr) left->ClientGone(client);
           }};
+}
+
+void ModelUsers::Serve(const std::shared_ptr<Model>& model) {
+  MutexLock lock(table_->mu);
+  Named& named = table_->models[model->name()];
+  named.model = model;
+  for (const auto& entry : named.users) model->ClientCame(entry.second.client);
 }
 
 std::vector<std::string> ModelUsers::Of(const std::string& model) const {
   MutexLock lock(table_->mu);
   std::vector<std::string> all;
-  const auto users = table_->users.find(model);
-  if (users == table_->users.end()) return all;
-  for (const auto& [number, who] : users->second) all.push_back(who);
+  const auto it = table_->models.find(model);
+  if (it == table_->models.end()) return all;
+  for (const auto& entry : it->second.users) all.push_back(entry.second.who);
   return all;
 }
 

@@ -1,5 +1,6 @@
 // The trainers that show that they use a model (AttendModel), whether or not they write a version
-// now. Owner: the Agent. Threads: any. Cost: a line of text per trainer. No errors.
+// now. The model that has the name learns which of their clients live. Owner: the Agent. Threads:
+// any. Cost: a line of text per trainer. No errors.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,17 @@
 
 namespace deltawire::sender {
 
+class Model;
+
 class ModelUsers {
  public:
   /// A use lasts until it is dropped, which may be after this object has gone.
   using Use = std::shared_ptr<const void>;
-  [[nodiscard]] Use Enter(const std::string& model, uint32_t rank, const std::string& publisher);
+  /// `client`: as in OffloadRequest.
+  [[nodiscard]] Use Enter(const std::string& model, uint32_t rank, const std::string& publisher,
+                          uint64_t client = 0);
+  /// `model` has its name from now on, and hears of the clients that another one had until now.
+  void Serve(const std::shared_ptr<Model>& model);
   /// The users of the model, in order of arrival: "rank 0 (python train.py, process 4711 on
   /// node7)".
   std::vector<std::string> Of(const std::string& model) const;
@@ -32,12 +39,19 @@ class ModelUsers {
   void Stop();
 
  private:
+  struct User {
+    std::string who;
+    uint64_t client = 0;
+  };
+  struct Named {
+    std::weak_ptr<Model> model;      // so that another one can take its place
+    std::map<uint64_t, User> users;  // by arrival
+  };
   struct Table {
     CheckedMutex mu;
     bool stopped ABSL_GUARDED_BY(mu) = false;
     uint64_t next ABSL_GUARDED_BY(mu) = 1;
-    // By model and arrival.
-    std::map<std::string, std::map<uint64_t, std::string>> users ABSL_GUARDED_BY(mu);
+    std::map<std::string, Named> models ABSL_GUARDED_BY(mu);
   };
   const std::shared_ptr<Table> table_ = std::make_shared<Table>();
   Listeners listeners_;

@@ -39,19 +39,8 @@ class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
 /// has been noted.
 class UseSource final : public WatchSource<v1::AttendModelEvent> {
  public:
-  /// Holds no model, so that another one can take its place meanwhile.
-  UseSource(ModelUsers& users, ModelUsers::Use use, const std::shared_ptr<Model>& model,
-            uint64_t client, std::function<void()> news)
-      : users_(users),
-        use_(std::move(use)),
-        model_(model),
-        client_(client),
-        listener_(users_.OnStop(std::move(news))) {
-    model->ClientCame(client_);
-  }
-  ~UseSource() override {
-    if (const auto model = model_.lock()) model->ClientGone(client_);
-  }
+  UseSource(ModelUsers& users, ModelUsers::Use use, std::function<void()> news)
+      : users_(users), use_(std::move(use)), listener_(users_.OnStop(std::move(news))) {}
 
   StatusOr<Found> Next(v1::AttendModelEvent*) override {
     if (!std::exchange(told_, true)) return Found::kMessage;
@@ -62,8 +51,6 @@ class UseSource final : public WatchSource<v1::AttendModelEvent> {
  private:
   ModelUsers& users_;
   const ModelUsers::Use use_;
-  const std::weak_ptr<Model> model_;
-  const uint64_t client_;
   const Listeners::Listener listener_;
   bool told_ = false;
 };
@@ -133,12 +120,12 @@ grpc::ServerWriteReactor<v1::AttendModelEvent>* TrainerServiceImpl::AttendModel(
   using Reactor = WatchReactor<v1::AttendModelEvent>;
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
-        DW_ASSIGN_OR_RETURN(const auto model, agent_.Find(request->model()));
+        DW_RETURN_IF_ERROR(agent_.Find(request->model()).status());
         ModelUsers& users = agent_.users();
-        auto use = users.Enter(request->model(), request->rank(), request->publisher());
+        auto use =
+            users.Enter(request->model(), request->rank(), request->publisher(), request->client());
         DW_RETURN_IF_ERROR(agent_.CheckStays(request->model()));
-        return std::make_unique<UseSource>(users, std::move(use), model, request->client(),
-                                           std::move(news));
+        return std::make_unique<UseSource>(users, std::move(use), std::move(news));
       });
 }
 
@@ -165,6 +152,7 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   response->set_waited_seconds(grant->waited_seconds);
   response->set_lease(grant->lease);
   response->set_attempt(grant->attempt);
+  deltawire::ToProto(grant->published, response->mutable_published());
   return grpc::Status::OK;
 }
 

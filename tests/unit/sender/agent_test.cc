@@ -336,6 +336,32 @@ TEST_CASE("agent: a model that is offloaded or used by a trainer is not unregist
   REQUIRE(model->WaitPublished(2, grant->lease, no).ok());
 }
 
+TEST_CASE("agent: a model that takes another's place hears when a trainer of that one dies") {
+  Host host;
+  Agent& agent = host.agent();
+  const auto no = [] { return false; };
+  auto use = agent.users().Enter("m", 1, "trainer", 42);
+  const bool replaced = GENERATE(true, false);
+  CAPTURE(replaced);
+  if (replaced) {
+    REQUIRE(host.Register(5, true).ok());
+  } else {
+    std::filesystem::remove_all(std::filesystem::path(host.Options().data_dir) / "m");
+  }
+  const auto model = agent.FindInPlace("m");
+  REQUIRE(model.ok());
+  const auto zero =
+      (*model)->BeginOffload({.version = 1, .rank = 0, .world = 2, .client = 41, .job = "j"}, no);
+  REQUIRE(zero.ok());
+  REQUIRE((*model)->Attend(zero->lease, 0).ok());
+  REQUIRE((*model)
+              ->BeginOffload({.version = 1, .rank = 1, .world = 2, .client = 42, .job = "j"}, no)
+              .ok());
+  REQUIRE((*model)->Attended(zero->lease, 0).ok());
+  use.reset();  // rank 1 dies before it attends
+  CHECK(absl::IsAborted((*model)->Attended(zero->lease, 0).status()));
+}
+
 TEST_CASE("agent: what is still in use when it is unregistered is removed by the next call") {
   Host host({.letting_go = milliseconds(50)});
   Agent& agent = host.agent();
