@@ -258,8 +258,8 @@ class WeightManager:
         generator's tensors one is held at a time; with `overlap` two, and while one is copied the
         generator, on this thread, makes the next one. The first call
         registers the model from it if `register` was not called, and then it must be iterable
-        twice. `unchanged`: names that the sender carries over from the published version; they may
-        be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.
+        twice. `unchanged`: names that the sender carries over from the published version, which has
+        to be this rank's last; they may be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.
         `notify=False`: this rank is ready only after `notify()`. `attempt`: a number that ties the
         ranks' parts together, the same on all ranks and different for each offload
         (`draw_attempt`); 0: the sender draws it for the first rank, and the others of its job join
@@ -267,7 +267,8 @@ class WeightManager:
         registered must have it already.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
-        shape or dtype, and then abandons the version for all ranks.
+        shape or dtype, and then abandons the version for all ranks. A RefusedError, once,
+        where names are `unchanged` and this rank's last version was lost or rolled back.
         """
         if not self._layout.metas:
             self.register(twice(named_tensors), dtype=dtype)
@@ -605,6 +606,10 @@ class WeightManager:
             offload.mark_unchanged(sorted(self._layout.index[n] for n in keep))
             return done
 
-        written = self._offload_by(version, notify, started, attempt, write)
-        self._side.written(self._world == 1 and notify)
+        is_sure = False
+        try:
+            written = self._offload_by(version, notify, started, attempt, write)
+            is_sure = self._world == 1 and notify
+        finally:
+            self._side.written(is_sure)
         return written

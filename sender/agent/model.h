@@ -41,6 +41,7 @@ struct OffloadGrant {
   double waited_seconds = 0;
   uint64_t lease = 0;
   uint64_t attempt = 0;
+  Identity published;  ///< while ranks write, no other version is published
 };
 
 /// Sums over this process's publishes of one model.

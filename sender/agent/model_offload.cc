@@ -103,8 +103,11 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
   }
   const uint32_t half = InactiveHalf();
   halves_->Granted(half, {lease, request.rank, request.client, request.publisher});
-  return OffloadGrant{halves_->path(half), halves_->data_offset(), session_.waited_seconds(), lease,
-                      session_.attempt()};
+  const auto newest = store_->newest();
+  return OffloadGrant{
+      halves_->path(half),       halves_->data_offset(),
+      session_.waited_seconds(), lease,
+      session_.attempt(),        newest == nullptr ? Identity{} : newest->info.identity};
 }
 
 Status Model::PrepareHalf(uint32_t half, double* waited) {

@@ -196,6 +196,35 @@ TEST_CASE("a restarted job does not complete what a rank of the dead one has lef
   CheckContent(receiver, 102);
 }
 
+TEST_CASE("what a rank declares unchanged is not carried over from a version before its last") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Layout layout = *Layout::Create({{"a", DType::kU8, {64}}, {"b", DType::kU8, {64}}});
+  TrainerClient one(sender.socket(), kModel), other(sender.socket(), kModel);
+  const auto offload = [&](uint64_t version, std::byte a, std::optional<std::byte> b) -> Status {
+    DW_ASSIGN_OR_RETURN(auto begun, one.Begin(version));
+    DW_RETURN_IF_ERROR(begun->Write(0, std::vector<std::byte>(64, a)));
+    if (b) DW_RETURN_IF_ERROR(begun->Write(1, std::vector<std::byte>(64, *b)));
+    if (!b) begun->Unchanged(1);
+    return begun->Ready();
+  };
+  REQUIRE(one.Register(layout, {}).ok());
+  REQUIRE(offload(1, std::byte{1}, std::byte{1}).ok());
+  REQUIRE(one.WaitPublished(1).ok());
+  // Version 2 is lost, here by a rollback, and the rank does not wait for it.
+  REQUIRE(offload(2, std::byte{2}, std::byte{2}).ok());
+  REQUIRE(other.WaitPublished(2).ok());
+  REQUIRE(sender.Rollback(kModel, 1).status() == absl::OkStatus());
+  const Status refused = offload(3, std::byte{3}, {});
+  CHECK(absl::IsFailedPrecondition(refused));
+  Has(std::string(refused.message()), "declared unchanged since version 2");
+  REQUIRE(offload(3, std::byte{3}, std::byte{2}).ok());
+  REQUIRE(one.WaitPublished(3).ok());
+  // The rank has been told of the loss, so what it declares now is about version 3.
+  REQUIRE(offload(4, std::byte{4}, {}).ok());
+  CHECK(one.WaitPublished(4).ok());
+}
+
 TEST_CASE("ranks that name no job and no attempt are refused") {
   ShmDir root;
   SenderProcess sender(root.path());

@@ -215,7 +215,8 @@ DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors,
  * element. Since DW_ABI_VERSION 3. */
 DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t ndim,
                                  const uint64_t* start, const uint64_t* shape);
-/* The sender shall carry these tensors over from the published version. */
+/* The sender shall carry these tensors over from the published version. Where that is not the last
+ * one that this client made ready, dw_offload_ready is DW_FAILED_PRECONDITION, once. */
 DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
 
 /* This rank is done. When all ranks are, the version is checked for completeness and published.

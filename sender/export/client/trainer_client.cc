@@ -133,6 +133,8 @@ struct TrainerClient::Impl {
   std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
+  /// The last version that this client made ready, unless it has been told that it was abandoned.
+  uint64_t ready_version = 0, ready_attempt = 0;
   size_t copy_threads = 0;
   std::unique_ptr<ThreadPool> copiers;  // made when first used
   std::once_flag copiers_made;
@@ -232,6 +234,7 @@ struct TrainerClient::Offload::State {
   uint64_t version = 0;
   uint64_t lease = 0;
   uint64_t attempt = 0;
+  std::optional<Identity> published;  // from which tensors are carried over; null: not told
   MutableBytes data;
   double waited = 0;
   std::shared_ptr<HalfMapping> half;
@@ -348,6 +351,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   state->version = version;
   state->lease = response.lease();
   state->attempt = response.attempt();
+  if (response.has_published()) state->published = FromProto(response.published());
   state->waited = response.waited_seconds();
   const Status attended = impl_->MapAndAttend(response, *state);
   if (!attended.ok()) {
@@ -441,6 +445,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
   // A sender that was restarted may have broken the connection, and its new process knows the
   // version by its attempt. Asking changes nothing there, so it is done once more.
   if (absl::IsUnavailable(asked)) asked = ask();
+  if (absl::IsAborted(asked) && version == impl_->ready_version) impl_->ready_version = 0;
   DW_RETURN_IF_ERROR(asked);
   const v1::VersionInfo& info = response.info();
   PublishedVersion out;
@@ -606,8 +611,29 @@ Status TrainerClient::Offload::CheckCounted() {
   return absl::OkStatus();
 }
 
+// The rank declares what has not changed since the version that it offloaded last. If the agent
+// carried it over from another one, it would publish bytes that no rank has offered.
+Status TrainerClient::Offload::CheckCarried() {
+  Impl& client = *state_->client;
+  const std::optional<Identity>& from = state_->published;
+  std::lock_guard lock(state_->mu);
+  if (state_->unchanged.empty() || client.ready_version == 0 || !from) return absl::OkStatus();
+  if (from->id.version == client.ready_version && from->attempt == client.ready_attempt) {
+    return absl::OkStatus();
+  }
+  // This has told of it: the next declaration is about what is published.
+  return Errorf(
+      StatusCode::kFailedPrecondition,
+      "model \"{}\", version {}: {} tensors are declared unchanged since version {}, which "
+      "was not published or was rolled back, and would be carried over from version {}; "
+      "offload again with these tensors, or declare what equals version {}",
+      client.model, state_->version, state_->unchanged.size(),
+      std::exchange(client.ready_version, 0), from->id.version, from->id.version);
+}
+
 Status TrainerClient::Offload::Ready() {
   DW_RETURN_IF_ERROR(CheckCounted());
+  DW_RETURN_IF_ERROR(CheckCarried());
   v1::NotifyBufferReadyRequest request;
   {
     std::lock_guard lock(state_->mu);
@@ -629,8 +655,12 @@ Status TrainerClient::Offload::Ready() {
   v1::NotifyBufferReadyResponse response;
   grpc::ClientContext context;
   state_->client->Prepare(context);
-  return state_->client->Check(
-      state_->client->stub->NotifyBufferReady(&context, request, &response), "NotifyBufferReady");
+  Impl& client = *state_->client;
+  DW_RETURN_IF_ERROR(client.Check(client.stub->NotifyBufferReady(&context, request, &response),
+                                  "NotifyBufferReady"));
+  client.ready_version = state_->version;
+  client.ready_attempt = state_->attempt;
+  return absl::OkStatus();
 }
 
 }  // namespace deltawire

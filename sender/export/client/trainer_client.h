@@ -133,7 +133,9 @@ class TrainerClient {
     /// This rank has written its share of these tensors. With a single rank the bytes are final,
     /// and the agent may diff them already.
     Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
-    /// The agent shall carry the tensor over from the published version.
+    /// The agent shall carry the tensor over from the published version. Where that is not the one
+    /// that this client made ready last, and no wait has said so, Ready is kFailedPrecondition,
+    /// once.
     void Unchanged(size_t t);
     /// This rank is done; returns when the agent has recorded it. kAborted with the reason when
     /// another rank has died or given up meanwhile. kFailedPrecondition, and no call, when this is
@@ -157,6 +159,7 @@ class TrainerClient {
       uint64_t first = 0;             // the block's first byte in the tensor
     };
     Status CheckCounted();
+    Status CheckCarried();
     StatusOr<BlockStrides> StridesOf(size_t t, const StridedSource& source) const;
     explicit Offload(std::unique_ptr<State> state);
     std::unique_ptr<State> state_;
