@@ -132,7 +132,7 @@ TEST_CASE("a port that takes connections and says nothing is no closed one") {
   CHECK_THAT(std::string(MessageOf(late)),
              StartsWith(fmt::format(
                  "sender {}: no answer in 300 ms, although its port takes connections; ", mute)));
-  CHECK(std::chrono::steady_clock::now() - start < milliseconds(3000));
+  CHECK(std::chrono::steady_clock::now() - start < milliseconds(30000));
   ::close(fd);
 }
 

@@ -518,10 +518,10 @@ TEST_CASE("an engine that never answers is left at the limit, and at once when c
   answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000));
   cancels.join();
   CHECK_FALSE(answer.done());
-  CHECK(Clock::now() - begin < milliseconds(10000));
+  CHECK(Clock::now() - begin < milliseconds(30000));
   begin = Clock::now();
   CHECK_FALSE(hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000)).done());
-  CHECK(Clock::now() - begin < milliseconds(10000));
+  CHECK(Clock::now() - begin < milliseconds(30000));
 }
 
 TEST_CASE("a hook that was cancelled asks nobody, and does not say that nobody was there") {
@@ -540,7 +540,7 @@ TEST_CASE("a name that nobody resolves takes no longer than the limit, and can b
   EngineAnswer answer = hook->Make(EngineCall::kPause, kSeven, milliseconds(100));
   CHECK(answer.result == Result::kUnreachable);
   CHECK(answer.why == "resolve: nothing within 100 ms");
-  CHECK(Clock::now() - begin < milliseconds(10000));
+  CHECK(Clock::now() - begin < milliseconds(30000));
   // The search goes on, and the next request takes what it finds.
   CHECK(hook->Make(EngineCall::kPause, kSeven, milliseconds(10)).result == Result::kUnreachable);
   CHECK(SlowResolver().asked() == 1);
@@ -554,7 +554,7 @@ TEST_CASE("a name that nobody resolves takes no longer than the limit, and can b
   CHECK(cancelled->Make(EngineCall::kPause, kSeven, milliseconds(60000)).result == Result::kUnsure);
   cancels.join();
   cancelled.reset();  // the search outlives it
-  CHECK(Clock::now() - begin < milliseconds(4000));
+  CHECK(Clock::now() - begin < milliseconds(30000));
 
   SlowResolver().Answer();
   answer = hook->Make(EngineCall::kPause, kSeven, milliseconds(10000));
