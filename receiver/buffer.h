@@ -149,6 +149,14 @@ class Buffer {
   /// and the named file is what the next update starts from.
   void Discard();
 
+  /// True in two-file mode while no file has the name and the second file does not exist.
+  bool lacks_spare() const {
+    return catches_up() && front_ < 0 && !(slots_[0].file && slots_[1].file);
+  }
+  /// Makes the second file, which the update after the first would wait for. kCancelled when
+  /// `stop`, which is called from any thread, returned true.
+  Status MakeSpare(const std::function<bool()>& stop);
+
   /// In two-file mode, between updates: brings the hidden file up to the committed state, by
   /// `deltas` where they fit, else by copying. The result is not whole when others have the hidden
   /// file open, or when `stop` returned true while nobody waited to open that file.
@@ -212,7 +220,7 @@ class Buffer {
   bool HasItsRoot(uint32_t slot) const;
   /// An error once another directory, or none, is where the buffer's was: nothing there is ours.
   Status CheckPlace() const;
-  Status MakeFile(int slot);
+  Status MakeFile(int slot, const std::function<bool()>& stop = nullptr);
   std::filesystem::path FreeHiddenName(int slot) const;
 
   /// The slot with chunk i's base; -1 when the chunk has none.

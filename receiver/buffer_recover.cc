@@ -340,12 +340,22 @@ Status Buffer::CheckPlace() const {
                 dir_.native());
 }
 
-Status Buffer::MakeFile(int slot) {
+Status Buffer::MakeSpare(const std::function<bool()>& stop) {
+  const Turn turn(*this);
+  if (!lacks_spare()) return absl::OkStatus();
+  const int slot = slots_[0].file ? 1 : 0;
+  DW_RETURN_IF_ERROR(MakeFile(slot, stop));
+  slots_[slot].lease.Release();
+  return absl::OkStatus();
+}
+
+Status Buffer::MakeFile(int slot, const std::function<bool()>& stop) {
   DW_RETURN_IF_ERROR(CheckPlace());
   if (slots_[slot].file) DW_RETURN_IF_ERROR(DropFile(slot));
-  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(FreeHiddenName(slot), layout_,
-                                                          {.huge_pages = options_.huge_pages,
-                                                           .pool = options_.pool}));
+  DW_ASSIGN_OR_RETURN(
+      BufferFile file,
+      BufferFile::Create(FreeHiddenName(slot), layout_,
+                         {.huge_pages = options_.huge_pages, .pool = options_.pool, .stop = stop}));
   state_.set_inode(static_cast<uint32_t>(slot), file.inode());
   slots_[slot].file = std::make_shared<BufferFile>(std::move(file));
   slots_[slot].lease = FileLease(slots_[slot].file->fd());

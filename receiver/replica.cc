@@ -234,7 +234,8 @@ bool Replica::MayCatchUp(Clock::time_point now) const {
 
 bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
                        Clock::time_point* again) {
-  if (buffer_ == nullptr || status_.committed.empty()) return false;
+  if (buffer_ == nullptr) return false;
+  if (status_.committed.empty()) return MakeSpare(lock, again);
   // What is due soon is done now, or it would wake the processor once more.
   if (now + kTogether >= check_at_) {
     CheckFiles(lock);

@@ -334,6 +334,11 @@ class Replica {
   /// Whether the hidden file is to be brought up, if it may be `now`. REQUIRES: mu_ held.
   bool MayCatchUp(SteadyClock::time_point now) const;
   void CatchUp(std::unique_lock<Mutex>& lock);
+  /// Makes the second file while the replica waits for its first version. Returns false if there is
+  /// nothing to do before `*again`.
+  bool MakeSpare(std::unique_lock<Mutex>& lock, SteadyClock::time_point* again);
+  /// Whether something else is to be done first: also an incoming version, if `incoming`.
+  bool IsWanted(bool incoming) const;
   /// Compares some chunks with their digests; returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome();
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.

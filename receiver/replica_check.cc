@@ -224,18 +224,37 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
            options_.model, health->bad_chunks.size(), options_.directory.native());
 }
 
+bool Replica::IsWanted(bool incoming) const {
+  std::lock_guard guard(mu_);
+  if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
+  if (verifies_.waiting()) return true;
+  const Follower::Choice next = NextPlan(Clock::now()).choice;
+  return next.pull && (incoming || !next.target.unwritten());
+}
+
+bool Replica::MakeSpare(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
+  if (paused_ || !buffer_->lacks_spare()) return false;
+  if (Clock::now() < catch_up_at_) {
+    *again = std::min(*again, catch_up_at_);
+    return false;
+  }
+  catching_up_ = true;
+  lock.unlock();
+  const Status made = buffer_->MakeSpare([this] { return IsWanted(true); });
+  lock.lock();
+  catching_up_ = false;
+  cv_.notify_all();
+  if (made.ok()) return true;
+  catch_up_at_ = Clock::now() + (absl::IsCancelled(made) ? kCatchUpPause : kCatchUpFailedPause);
+  LogDebug("model {}: {}", options_.model, MessageOf(made));
+  return true;
+}
+
 void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   catching_up_ = true;
   lock.unlock();
   const std::vector<Buffer::AppliedDelta> deltas = sink_->Applied();
-  const auto stop = [this] {
-    std::lock_guard guard(mu_);
-    if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
-    if (verifies_.waiting()) return true;
-    const Follower::Choice next = NextPlan(Clock::now()).choice;
-    return next.pull && !next.target.unwritten();
-  };
-  const auto caught = buffer_->CatchUp(deltas, stop);
+  const auto caught = buffer_->CatchUp(deltas, [this] { return IsWanted(false); });
   lock.lock();
   catching_up_ = false;
   cv_.notify_all();

@@ -58,13 +58,16 @@ bool Populate(const Mapping& map, const ByteRange& range) {
   return rc == 0;
 }
 
-/// Populates several ranges of pages, chunk by chunk on `pool` if there is one. Returns 0 or an
-/// errno. REQUIRES: `pages` is in rising order.
+/// Populates several ranges of pages, chunk by chunk on the pool if there is one. Returns 0 or an
+/// errno, ECANCELED if `stop` says so. REQUIRES: `pages` is in rising order.
 int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
-                uint64_t data_offset, ThreadPool* pool) {
+                uint64_t data_offset, const BufferOptions& options) {
+  ThreadPool* const pool = options.pool;
+  const auto stopped = [&] { return options.stop && options.stop(); };
   const auto table = ChunkTable::Create(layout);
   if (pool == nullptr || !table.ok() || table->size() == 0) {
     for (const ByteRange& p : pages) {
+      if (stopped()) return ECANCELED;
       if (!Populate(map, p)) return errno;
     }
     return 0;
@@ -78,6 +81,7 @@ int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const L
   };
   std::atomic<int> failed = 0;  // errno of a thread that failed
   pool->ParallelFor(table->size(), [&](size_t i) {
+    if (failed == 0 && stopped()) failed = ECANCELED;
     const uint64_t begin = start(i), end = start(i + 1);
     auto p = std::lower_bound(pages.begin(), pages.end(), begin,
                               [](const ByteRange& r, uint64_t at) { return r.last <= at; });
@@ -138,9 +142,10 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   // Populate before Allocate: on a mount with huge=advise only a fault takes huge pages, and
   // fallocate would take small ones.
   const bool kernel_populates = KernelPopulates(buffer.map_);
-  if (options.populate && kernel_populates &&
-      PopulateAll(buffer.map_, pages, layout, header.size(), options.pool) != 0) {
-    return file.NoSpace();
+  if (options.populate && kernel_populates) {
+    const int failed = PopulateAll(buffer.map_, pages, layout, header.size(), options);
+    if (failed == ECANCELED) return absl::CancelledError("something else comes first");
+    if (failed != 0) return file.NoSpace();
   }
   for (const ByteRange& p : pages) {
     DW_RETURN_IF_ERROR(file.Allocate(p.first, p.last));
@@ -192,7 +197,7 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
     if (options.populate && !kernel_populates) TouchPages(buffer.map_, p);
   }
   const int failed = options.populate && kernel_populates
-                         ? PopulateAll(buffer.map_, pages, layout, header_bytes, options.pool)
+                         ? PopulateAll(buffer.map_, pages, layout, header_bytes, options)
                          : 0;
   if (failed != 0) {
     return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()), failed);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct BufferOptions {
   /// If not empty, only these bytes of the data section (and the header) get memory. The rest of
   /// the file stays a hole, which must not be written, nor read through a mapping.
   std::vector<ByteRange> only = {};
+  /// Asked from any of the threads between chunks, while Create faults pages in. True: it gives up
+  /// (kCancelled).
+  std::function<bool()> stop = nullptr;
 };
 
 class BufferFile {

@@ -272,6 +272,21 @@ TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmp
   fs::remove_all(place);
 }
 
+TEST_CASE("a buffer that is given up while it is made leaves no file") {
+  const TempDir temp;
+  const auto layout = Layout::Create({{"w", DType::kU8, {64 << 20}}});
+  ThreadPool pool(2);
+  for (const fs::path& place : Places(temp)) {
+    for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+      std::atomic<int> asked{0};
+      const BufferOptions options{.pool = threads, .stop = [&] { return ++asked > 0; }};
+      CHECK(absl::IsCancelled(BufferFile::Create(place / "a", *layout, options).status()));
+      CHECK(fs::is_empty(place));
+    }
+    if (place != temp.path()) fs::remove_all(place);
+  }
+}
+
 TEST_CASE("a buffer of parts takes memory for these alone, and so does opening it again") {
   const TempDir temp;
   constexpr uint64_t kMiB = 1 << 20;
