@@ -221,7 +221,7 @@ StatusOr<Exit> Simulate(const SimulateOptions& o) {
 void DeclareSimulate(CLI::App& app, Run* run) {
   auto o = std::make_shared<SimulateOptions>();
   CLI::App* sub = app.add_subcommand(
-      "simulate", "Foretell how long a version takes to a fleet's receivers, and what bounds it");
+      "simulate", "Predict how long a version takes to a fleet's receivers, and what bounds it");
   sub->add_option("FLEET", o->file, "TOML file of the fleet (docs/scaling.md)")
       ->type_name("")
       ->required();
