@@ -17,20 +17,17 @@ Usage: fleet_test.py vllm|sglang [--packed] [--ranks N] [--versions N]
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import pathlib
 import shutil
 import sys
 import time
 import urllib.error
 
-ENGINE = sys.argv[1]
-if importlib.util.find_spec(ENGINE) is None:
-    print(f"SKIPPED: no {ENGINE}; ./run test --engines makes a Python with {ENGINE}")
-    sys.exit(0)
+import engine_python
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+ENGINE = sys.argv[1]
+engine_python.require("torch", ENGINE)
+
 from daemons import DEADLINE_S  # noqa: E402
 from policy import PROMPT, Policy, Requests, check, dense, smaller  # noqa: E402
 from sglang_server import SglangServer  # noqa: E402

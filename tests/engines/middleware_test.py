@@ -12,24 +12,16 @@ Usage: middleware_test.py vllm|sglang   (DELTAWIRE_BIN_DIR, and deltawire's pack
 from __future__ import annotations
 
 import http.client
-import importlib
 import json
-import pathlib
 import sys
 import threading
 import time
 
+import engine_python
+
 ENGINE = sys.argv[1]
-try:
-    import torch  # noqa: F401  # pylint: disable=unused-import
-    import uvicorn
-
-    importlib.import_module(ENGINE)
-except ImportError as error:
-    print(f"SKIPPED: {error}; ./run test --engines makes a Python with {ENGINE}")
-    sys.exit(0)
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+engine_python.require("torch", "uvicorn", ENGINE)
+import uvicorn  # noqa: E402
 from daemons import DEADLINE_S, free_port  # noqa: E402
 from policy import PROMPT, Policy, check, dense  # noqa: E402
 from sglang_server import SglangServer  # noqa: E402

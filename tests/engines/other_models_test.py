@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import sys
 
-try:
-    import torch  # noqa: F401  # pylint: disable=unused-import
-    import vllm  # noqa: F401  # pylint: disable=unused-import
-except ImportError as error:
-    print(f"SKIPPED: {error}; ./run test --engines makes a Python with vLLM")
-    sys.exit(0)
+import engine_python
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+engine_python.require("torch", "vllm")
+
 from daemons import DEADLINE_S  # noqa: E402
 from policy import PROMPT, Adapter, Policy, Requests, check, dense, draft  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402

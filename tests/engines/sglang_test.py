@@ -13,20 +13,14 @@ Usage: sglang_test.py [--model NAME] [--ranks N] [--versions N] [--no-breaks]
 from __future__ import annotations
 
 import argparse
-import pathlib
 import re
-import sys
 import time
 from statistics import median
 
-try:
-    import sglang  # noqa: F401  # pylint: disable=unused-import
-    import torch  # noqa: F401  # pylint: disable=unused-import
-except ImportError as error:
-    print(f"SKIPPED: {error}; ./run test --engines makes a Python with SGLang")
-    sys.exit(0)
+import engine_python
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+engine_python.require("torch", "sglang")
+
 import sglang_breaks  # noqa: E402
 from daemons import DEADLINE_S  # noqa: E402
 from policy import MODELS, PROMPT, Policy, Requests, check, report_pauses  # noqa: E402

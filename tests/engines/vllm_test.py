@@ -16,18 +16,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
-import sys
 import time
 
-try:
-    import torch  # noqa: F401  # pylint: disable=unused-import
-    import vllm  # noqa: F401  # pylint: disable=unused-import
-except ImportError as error:
-    print(f"SKIPPED: {error}; ./run test --engines makes a Python with vLLM")
-    sys.exit(0)
+import engine_python
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+engine_python.require("torch", "vllm")
+
 import vllm_breaks  # noqa: E402
 from policy import (  # noqa: E402
     LATENT_MODELS,
