@@ -50,6 +50,7 @@ bool IsOwnOrRoot(uid_t uid) {
 }
 
 Status CheckTrustedPlace(const fs::path& path, const std::function<bool(uid_t)>& trusted) {
+  if (path.empty()) return CheckTrustedPlace(".", trusted);
   std::error_code ec;
   const fs::path real = fs::canonical(path, ec);
   if (ec) return ErrnoError("look for " + path.native(), ec.value());

@@ -1,6 +1,7 @@
-// Whether the users who could replace a file are trusted: the owners of all directories on the way
-// to it, and all who may write into one. Owner: none. Threads: any. Cost: a few system calls per
-// directory. Errors: kPermissionDenied names the directory and its user; else the kernel's.
+// Whether a file's place is safe: trusted users own all directories on the way to it, and none is
+// open to all users. A directory's group counts as its owner. Threads: any. Cost: a few system
+// calls per directory. Errors: kPermissionDenied names the directory and its user; else the
+// kernel's.
 #pragma once
 
 #include <sys/types.h>
@@ -16,8 +17,8 @@ namespace deltawire {
 /// namespace cannot name.
 bool IsOwnOrRoot(uid_t uid);
 
-/// Links are followed, and `path` itself counts. Directories with the sticky bit may be written by
-/// others.
+/// Links are followed, and `path` itself counts; empty: the working directory, as parent_path() of
+/// a bare name. Directories with the sticky bit may be written by others.
 Status CheckTrustedPlace(const std::filesystem::path& path,
                          const std::function<bool(uid_t)>& trusted = IsOwnOrRoot);
 
