@@ -13,6 +13,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Scans without a change, of a checkpoint that is written again and again.
+constexpr int kMostNeeded = 32;
+
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 // Names, sizes and times of the files in `dir`; empty when it has no weights. `model`: only of
@@ -106,7 +109,7 @@ void CheckpointScanner::LookAgain(const std::string& name, const fs::path& dir, 
   published_.clear();
   if (content.empty()) return;  // it was removed
   // A writer that paused for longer than the last wait gets a longer one next time.
-  seen = {.needed = 2 * seen.needed, .old = seen.old, .again = true};
+  seen = {.needed = std::min(2 * seen.needed, kMostNeeded), .old = seen.old, .again = true};
 }
 
 StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {

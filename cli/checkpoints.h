@@ -56,7 +56,7 @@ class CheckpointScanner {
   };
   /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
   /// exist, and nothing has changed since the previous Scan. One that changed after it was
-  /// published must stay unchanged for twice as many scans as the time before.
+  /// published must stay unchanged for twice as many scans as the time before, up to 32.
   StatusOr<Found> Scan();
   /// Says that the checkpoint was published. If the files that make up the model change after its
   /// Scan, a later Scan reports it again. Ends the same for the one published before.

@@ -110,6 +110,27 @@ TEST_CASE("a published checkpoint whose files change later is reported again") {
   }
 }
 
+TEST_CASE("a published checkpoint that is written again and again is not waited for ever longer") {
+  const TempDir dir;
+  const fs::path step = dir.path() / "step-9";
+  CheckpointScanner scanner(dir.path(), "");
+  WriteShard(step / "model.safetensors", "w");
+  for (int round = 0; round < 12; ++round) {
+    CAPTURE(round);
+    int scans = 0;
+    std::vector<Checkpoint> complete;
+    for (; complete.empty() && scans < 100; ++scans) {
+      auto found = scanner.Scan();
+      REQUIRE(found.ok());
+      complete = found->complete;
+    }
+    REQUIRE(complete.size() == 1);
+    CHECK(scans < 40);
+    scanner.Published(complete[0]);
+    std::ofstream(step / "config.json", std::ios::app) << "{}";
+  }
+}
+
 TEST_CASE("checkpoints come by rising version, whatever their names' order") {
   const TempDir dir;
   CheckpointScanner scanner(dir.path(), "");
