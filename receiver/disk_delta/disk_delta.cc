@@ -125,7 +125,9 @@ Status NewDirectory(const fs::path& path, mode_t mode) {
 
 /// The mode of the directory that versions are written to, which is made for this user alone. An
 /// error if somebody else could put something into it.
-StatusOr<mode_t> OwnDirectory(const fs::path& path) {
+StatusOr<mode_t> OwnDirectory(const fs::path& named) {
+  // Behind a slash its parent would be the directory itself.
+  const fs::path path = named.has_filename() ? named : named.parent_path();
   std::error_code error;
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   if (error) return ErrnoError(fmt::format("make {}", path.native()), error.value());

@@ -532,6 +532,17 @@ TEST_CASE("disk delta: links lead to no file elsewhere, and a directory of other
         std::string::npos);
 }
 
+TEST_CASE(
+    "disk delta: a directory that is made is this user's alone, also with a slash behind it") {
+  const bool slash = GENERATE(false, true);
+  Setup s;
+  s.options.directory = slash ? s.dir.path() / "deltas/made/" : s.dir.path() / "deltas/made";
+  s.Commit(First());
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  const auto mode = fs::status(s.dir.path() / "deltas/made").permissions();
+  CHECK(mode == fs::perms::owner_all);
+}
+
 TEST_CASE("disk delta: the document's worked example is what is written") {
   std::ifstream in(DELTAWIRE_DISK_DELTA_DOC);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
