@@ -45,6 +45,19 @@ CLI::Validator Seconds(double least, double most) {
           ""};
 }
 
+CLI::Option* AddHex(CLI::App& app, const std::string& name, std::string& target,
+                    const std::string& help, size_t most) {
+  const auto lower = [most](std::string& text) -> std::string {
+    const bool digits = text.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+    if (text.empty() || text.size() > most || !digits) {
+      return fmt::format("\"{}\" is not 1 to {} hexadecimal digits", text, most);
+    }
+    for (char& c : text) c = c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
+    return "";
+  };
+  return app.add_option(name, target, help)->type_name("HEX")->transform(CLI::Validator(lower, ""));
+}
+
 CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double& target,
                         const std::string& help, double least, double most) {
   return app.add_option(name, target, help)

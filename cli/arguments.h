@@ -30,6 +30,10 @@ CLI::Option* AddWhole(CLI::App& app, const std::string& name, Number& target,
   return app.add_option(name, target, help)->type_name("N")->transform(WholeNumber(least, most));
 }
 
+/// The first of at most `most` hexadecimal digits, as text in lower case, shown as HEX.
+CLI::Option* AddHex(CLI::App& app, const std::string& name, std::string& target,
+                    const std::string& help, size_t most);
+
 /// An option with seconds, whose default --help shows.
 CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double& target,
                         const std::string& help, double least, double most);

@@ -210,11 +210,9 @@ void DeclareWait(CLI::App& app, Run* run) {
       "wait", "Wait until receivers have committed a version, or engines serve it");
   AddWhole(*sub, "--version", o->version,
            "This version or a later one; default: the newest that the daemon knows", 1);
-  sub->add_option("--lineage", o->lineage,
-                  "Of this history, as publish prints it: an earlier run may have left the number")
-      ->type_name("HEX");
-  sub->add_option("--root", o->root, "With --version: that version must have these bytes")
-      ->type_name("HEX");
+  AddHex(*sub, "--lineage", o->lineage,
+         "Of this history, as publish prints it: an earlier run may have left the number", 32);
+  AddHex(*sub, "--root", o->root, "With --version: that version must have these bytes", 16);
   sub->add_flag("--served", o->served,
                 "Wait until each engine of the receiver serves it, or a later one; with --all "
                 "each engine of all receivers");

@@ -33,6 +33,18 @@ TEST_CASE("a whole number is digits alone, and a refusal says from where on") {
   CHECK(version == 10);
 }
 
+TEST_CASE("hexadecimal digits are taken in either case, and nothing else is") {
+  CLI::App app;
+  std::string root;
+  AddHex(app, "--root", root, "", 4);
+  const auto said = [&](const std::string& text) { return Said(app, {"--root=" + text}); };
+  CHECK(said("xyz") == "--root: \"xyz\" is not 1 to 4 hexadecimal digits");
+  CHECK_FALSE(said("0x1").empty());
+  CHECK_FALSE(said("12345").empty());
+  CHECK(said("9aF0").empty());
+  CHECK(root == "9af0");
+}
+
 TEST_CASE("a whole number that its target cannot hold is refused, never wrapped or cut") {
   CLI::App app;
   uint64_t seed = 0;

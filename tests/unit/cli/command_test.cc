@@ -86,6 +86,17 @@ TEST_CASE("a wait for all is of receivers, and only it counts them") {
   CHECK(RunTool({"wait", "--all", "--at-least", "0"}) == 2);
 }
 
+TEST_CASE("a wait for a history or for bytes takes the digits that publish prints") {
+  const std::string dead = DeadAddress();
+  for (const char* option : {"--lineage", "--root"}) {
+    for (const char* text : {"", "xyz", "0x12", "693098ee ", "123456789012345678901234567890123"}) {
+      CAPTURE(option, text);
+      CHECK(RunTool({"wait", "--version", "1", option, text, "--receiver", dead}) == 2);
+    }
+    CHECK(RunTool({"wait", "--version", "1", option, "693098EE", "--receiver", dead}) != 2);
+  }
+}
+
 TEST_CASE("a wait takes the address of the daemon that it asks, and refuses the other one's") {
   const std::string dead = DeadAddress();
   CHECK(RunTool({"wait", "--version", "1", "--sender", dead}) == 2);
