@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# format.sh [--check]: clang-format over every source in place, or only says what is not clean.
+# format.sh [--check]: clang-format over every source in place, or only says what is not clean,
+# and which subjects of commits that upstream lacks are too long.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,8 +10,13 @@ case ${1:-} in
   '') exec clang-format-14 -i "${sources[@]}" ;;
   --check)
     unclean=$(clang-format-14 --dry-run "${sources[@]}" 2>&1 | sed -n 's/:.*warning.*//p' | sort -u)
-    [[ -n $unclean ]] || exit 0
-    printf 'format: not clean (./run format puts it right):\n%s\n' "$unclean" >&2
+    # Also subjects of commits that can still be changed; without git or an upstream there are none.
+    long=$(git log --format=%s '@{upstream}..' 2>/dev/null | awk 'length > 72' || true)
+    [[ -n $unclean$long ]] || exit 0
+    [[ -z $unclean ]] ||
+      printf 'format: not clean (./run format puts it right):\n%s\n' "$unclean" >&2
+    [[ -z $long ]] ||
+      printf 'format: commits with subjects above 72 characters (git rebase -i, reword):\n%s\n' "$long" >&2
     ;;
   *) printf 'format: unknown option %s\n' "$1" >&2 ;;
 esac
