@@ -47,7 +47,7 @@ def written_name(name, model_type, parallel):
     """
     newer = parallel.minor >= 19
     for prefix in VISION_PREFIX.get(model_type, {}).values():
-        if model_type != "gemma3" and name.startswith(prefix):
+        if model_type not in ("gemma3", "kimi_k25") and name.startswith(prefix):
             return ("visual." if newer else "vision_model.") + name.removeprefix(prefix)
     for other, written in (
         (f".{parallel.mtp_inner}.", ".mtp_model_layer." if newer else ".transformer_layer."),

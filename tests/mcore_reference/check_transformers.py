@@ -20,6 +20,8 @@ from mcore_reference.hub import HubFile, hf_tensors  # noqa: E402
 from mcore_reference.model import VISION_PREFIX, Model  # noqa: E402
 from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 
+# Models of others' code, or of a class that wants a vision part's every size.
+NOT_SAVED = ("bailing_moe_v2", "kimi_k25", "sarvam_moe")
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,
                    deepstack_visual_indexes=[0], embed_dim=8, mlp_ratio=1)
@@ -74,7 +76,7 @@ def without_mtp(tensors, model):
 
 def as_written(family, config):
     """hub.py's tensors in the form that transformers 5 writes."""
-    tensors = hf_tensors(config, HubFile(packed=False))  # Qwen3.5-MoE: published packed
+    tensors = hf_tensors(config, HubFile(packed=family == "qwen3_vl_moe"))  # Qwen3.5-MoE: published packed
     shapes = {name: shape for name, (shape, _) in tensors.items()}
     if family == "qwen3_vl_moe":  # published [E, H, 2Im] and [E, Im, H], written as it is in memory
         for name, (e, a, b) in [x for x in shapes.items() if ".mlp.experts." in x[0]]:
@@ -91,7 +93,7 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     bad = 0
-    for family in FAMILIES:
+    for family in (name for name in FAMILIES if name not in NOT_SAVED):
         for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):
             config = random_config(family, random.Random(seed))
             model = Model(config)

@@ -8,7 +8,9 @@ FAMILIES = [
     "llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2",
     "deepseek_v3", "moonlight", "kimi_k2", "glm4", "glm4_moe", "gpt_oss", "gemma2", "gemma3_text",
     "gemma3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe",
-    "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_5_moe_text", "gemma", "nemotron", "phi3", "seed_oss", "exaone4", "olmo2", "olmo3",
+    "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe",
+    "hy_v3", "exaone_moe",
 ]
 
 ARCHITECTURES = {
@@ -24,6 +26,13 @@ ARCHITECTURES = {
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "gemma": "GemmaForCausalLM", "nemotron": "NemotronForCausalLM", "phi3": "Phi3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM", "exaone4": "Exaone4ForCausalLM", "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "kimi_k25": "KimiK25ForConditionalGeneration", "minimax_m2": "MiniMaxM2ForCausalLM",
+    "bailing_moe_v2": "BailingMoeV2ForCausalLM", "sarvam_moe": "SarvamMoeForCausalLM",
+    "hy_v3": "HYV3ForCausalLM", "exaone_moe": "ExaoneMoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
@@ -45,7 +54,7 @@ def random_config(family, rng):
         if rng.random() < 0.5:
             del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
     model_type = {"moonlight": "deepseek_v3"}.get(family, family)
-    if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl"):
+    if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3"):
         _derive_head_dim(c, rng)
     _tie(family, c, rng)
     if family in _NESTED or (family == "qwen2_vl" and rng.random() < 0.5):
@@ -53,9 +62,10 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("gemma3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_TIED_ONLY = ("gemma2", "gemma3_text", "gemma3")
-_NEVER_TIED = ("deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss")
+_NESTED = ("gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_TIED_ONLY = ("gemma", "gemma2", "gemma3_text", "gemma3")
+_NEVER_TIED = ("deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
+               "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe")
 
 
 def _derive_head_dim(c, rng):
@@ -157,6 +167,57 @@ def _kimi_k2(c, rng):
     c["num_nextn_predict_layers"] = 0
 
 
+def _dsa(c, rng):
+    _deepseek_v3(c, rng)
+    c["index_n_heads"], c["index_head_dim"], c["index_topk"] = rng.choice([2, 4]), rng.choice([6, 8]), 4
+
+
+def _glm_moe_dsa(c, rng):
+    _dsa(c, rng)
+    kinds = ["full"] + [rng.choice(["full", "shared"]) for _ in range(c["num_hidden_layers"] - 1)]
+    if rng.random() < 0.4:
+        c["indexer_types"] = kinds
+    elif rng.random() < 0.7:
+        c["index_topk_freq"], c["index_skip_topk_offset"] = rng.choice([2, 3]), rng.choice([1, 2, 3])
+
+
+def _layer_types(c, rng):
+    """How transformers 5 says which layers are dense."""
+    c["mlp_layer_types"] = [rng.choice(["sparse", "sparse", "dense"]) for _ in range(c["num_hidden_layers"])]
+    del c["first_k_dense_replace"]
+
+
+def _glm4_moe_lite(c, rng):
+    _deepseek_v3(c, rng)
+    _layer_types(c, rng)
+
+
+def _hy_v3(c, rng):
+    _bailing(c, rng)
+    _layer_types(c, rng)
+
+
+def _bailing(c, rng):
+    c["num_experts"] = _moe_sizes(c, rng)
+    c["num_experts_per_tok"], c["num_shared_experts"] = 2, rng.choice([1, 2])
+    c["first_k_dense_replace"] = rng.randint(0, c["num_hidden_layers"] - 1)
+    c["num_nextn_predict_layers"] = rng.choice([0, 1])
+
+
+def _sarvam_moe(c, rng):
+    _bailing(c, rng)
+    del c["num_nextn_predict_layers"]
+
+
+def _minimax_m2(c, rng):
+    c["num_local_experts"] = rng.choice([4, 6, 8])
+    c["num_experts_per_tok"] = 2
+
+
+def _seed_oss(c, rng):
+    c["attention_bias"], c["attention_out_bias"] = rng.random() < 0.7, rng.random() < 0.3
+
+
 def _glm4(c, rng):
     c["attention_bias"] = rng.random() < 0.8
 
@@ -216,6 +277,9 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "seed_oss": _seed_oss, "glm4_moe_lite": _glm4_moe_lite, "deepseek_v32": _dsa, "glm_moe_dsa": _glm_moe_dsa,
+    "kimi_k25": _kimi_k2, "minimax_m2": _minimax_m2, "bailing_moe_v2": _bailing, "sarvam_moe": _sarvam_moe,
+    "hy_v3": _hy_v3, "exaone_moe": _sarvam_moe,
     "llama": _llama, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen_moe, "mixtral": _mixtral,
     "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3, "moonlight": _moonlight,
     "kimi_k2": _kimi_k2, "glm4": _glm4, "glm4_moe": _glm4_moe, "gpt_oss": _gpt_oss,

@@ -10,11 +10,15 @@ from .model import (DENSE, FULL, GDN, MLA, PACKED_IN_OUT, PACKED_INTERLEAVED, PA
                     SEPARATE, SEPARATE_MIXTRAL, VISION_PREFIX, Model)
 
 
+# Whose published MTP layers may repeat the embedding and the head.
+MTP_COPIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
+
+
 @dataclass(frozen=True)
 class HubFile:
     lists_tied_head: bool = False  # lm_head.weight is in the file though tied
     mtp_copies: bool = False  # DeepSeek kind: the MTP layer repeats embed_tokens and the head
-    packed: bool = True  # Qwen3.5-MoE: packed experts; False: one tensor an expert and projection
+    packed: bool = True  # Qwen3.5-MoE, Qwen3-VL-MoE: packed experts; False: one tensor an expert and projection
     mtp_packed: bool = False  # with packed: the MTP block's experts are packed too (Qwen3.6)
     gdn_fp32: bool = False  # A_log, dt_bias and the GDN norm are F32
 
@@ -28,8 +32,10 @@ def hf_tensors(config, hub=HubFile()):
     m = Model(config)
     out = {}
     for name, shape in _language(m, hub):
+        dtype = _dtype(m, hub, name)
+        name = m.published(name)
         assert name not in out, name
-        out[name] = (tuple(shape), _dtype(m, hub, name))
+        out[name] = (tuple(shape), dtype)
     for name, shape in _vision(m):
         out[name] = (tuple(shape), "BF16")
     return out
@@ -45,6 +51,8 @@ def _dtype(m, hub, name):
 def _language(m, hub):
     yield f"{m.hf_prefix}embed_tokens.weight", [m.vocab, m.hidden]
     yield f"{m.hf_prefix}norm.weight", [m.hidden]
+    if m.norm_bias:
+        yield f"{m.hf_prefix}norm.bias", [m.hidden]
     if not m.tied or hub.lists_tied_head:
         yield "lm_head.weight", [m.vocab, m.hidden]
     for layer in range(m.layers + m.mtp_layers):
@@ -59,7 +67,7 @@ def _language(m, hub):
             yield prefix + "eh_proj.weight", [m.hidden, 2 * m.hidden]
             for name in ("enorm", "hnorm", "shared_head.norm"):
                 yield f"{prefix}{name}.weight", [m.hidden]
-            if hub.mtp_copies:
+            if hub.mtp_copies and m.model_type in MTP_COPIES:
                 yield prefix + "embed_tokens.weight", [m.vocab, m.hidden]
                 yield prefix + "shared_head.head.weight", [m.vocab, m.hidden]
 
@@ -71,13 +79,23 @@ def _block(m, hub, layer):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     if m.glm4_norms:
         norms += ["post_self_attn_layernorm", "post_mlp_layernorm"]
+    if m.post_norms:
+        norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
     for norm in norms:
         yield f"{prefix}{norm}.weight", [m.hidden]
+        if m.norm_bias:
+            yield f"{prefix}{norm}.bias", [m.hidden]
     kind = m.attention(layer)
     attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn}[kind]
     where = prefix + ("linear_attn." if kind == GDN else "self_attn.")
     for name, shape in attention(m):
         yield where + name, shape
+    if m.indexer(layer):
+        yield where + "indexer.wq_b.weight", [m.index_heads * m.index_dim, m.q_lora]
+        yield where + "indexer.wk.weight", [m.index_dim, m.hidden]
+        yield where + "indexer.k_norm.weight", [m.index_dim]
+        yield where + "indexer.k_norm.bias", [m.index_dim]
+        yield where + "indexer.weights_proj.weight", [m.index_heads, m.hidden]
     if m.mlp(layer) == DENSE:
         for name, shape in _dense_mlp(m):
             yield f"{prefix}mlp.{name}", shape
@@ -89,7 +107,10 @@ def _block(m, hub, layer):
 def _full_attention(m):
     q_rows = m.heads * m.head_dim * (2 if m.gated_attention else 1)
     kv_rows = m.groups * m.head_dim
-    for name, rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
+    projections = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
+    if m.fused_qkv:
+        projections = (("qkv", q_rows + 2 * kv_rows),)
+    for name, rows in projections:
         yield name + ".weight", [rows, m.hidden]
         if m.qkv_bias:
             yield name + ".bias", [rows]
@@ -97,8 +118,8 @@ def _full_attention(m):
     if m.o_bias:
         yield "o_proj.bias", [m.hidden]
     if m.qk_norm:
-        yield "q_norm.weight", [m.head_dim]
-        yield "k_norm.weight", [m.head_dim]
+        yield "q_norm.weight", [q_rows if m.wide_norms else m.head_dim]
+        yield "k_norm.weight", [kv_rows if m.wide_norms else m.head_dim]
     if m.sinks:
         yield "sinks", [m.heads]
 
@@ -141,6 +162,8 @@ def _dense_mlp(m):
         return
     for name, rows, columns in (("gate_proj", m.ffn, m.hidden), ("up_proj", m.ffn, m.hidden),
                                 ("down_proj", m.hidden, m.ffn)):
+        if name == "gate_proj" and not m.glu:
+            continue
         yield name + ".weight", [rows, columns]
         if m.mlp_bias:
             yield name + ".bias", [rows]
@@ -156,6 +179,8 @@ def _moe(m, hub, layer):
         yield "gate.e_score_correction_bias", [experts]
     form = m.expert_form
     if form == PACKED_OUT_IN and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
+        form = SEPARATE
+    if form == PACKED_IN_OUT and not hub.packed:
         form = SEPARATE
     if form in (SEPARATE, SEPARATE_MIXTRAL):
         gate, up, down = (("w1", "w3", "w2") if form == SEPARATE_MIXTRAL
@@ -188,7 +213,7 @@ def _vision(m):
     A vision MLP has an fc1 too, which is no gate/up pair, and a fused qkv in another order.
     """
     for prefix in VISION_PREFIX.get(m.model_type, {}):
-        if prefix == "multi_modal_projector.":
+        if prefix in ("multi_modal_projector.", "mm_projector."):
             yield prefix + "mm_input_projection_weight", [7, m.hidden]
             continue
         yield prefix + "patch_embed.proj.weight", [6, 3, 2, 2]

@@ -7,12 +7,38 @@ names. Nothing here depends on how the model is split over ranks.
 FULL, MLA, GDN = "full", "mla", "gdn"
 DENSE, MOE = "dense", "moe"
 
-MLA_TYPES = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
+MLA_TYPES = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"}
+DSA_TYPES = {"deepseek_v32", "glm_moe_dsa"}  # MLA with an indexer of sparse attention
+# Everything but attention as in DeepSeek-V3: a correction bias, shared experts, first layers dense.
+DEEPSEEK_MOE_TYPES = MLA_TYPES | {"glm4_moe", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe"}
+POST_NORM_TYPES = {"exaone4", "olmo2", "olmo3"}  # norms behind attention and MLP, none before them
+WIDE_NORM_TYPES = {"minimax_m2", "olmo2", "olmo3"}  # q_norm and k_norm over the width of all heads
+CONCATENATED_QKV_TYPES = {"bailing_moe_v2", "sarvam_moe", "phi3"}  # [q; k; v] in one HF tensor
 GDN_TYPES = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 GEMMA_TYPES = {"gemma2", "gemma3_text"}
+# HF names that are others than those which hub.py, shards.py and reassemble.py spell.
+_BAILING = (("model.embed_tokens.", "model.word_embeddings."), (".self_attn.o_proj.", ".attention.dense."),
+            (".self_attn.qkv.", ".attention.query_key_value."),
+            (".self_attn.q_norm.", ".attention.query_layernorm."),
+            (".self_attn.k_norm.", ".attention.key_layernorm."),
+            (".mlp.gate.e_score_correction_bias", ".mlp.gate.expert_bias"),
+            (".shared_head.norm.", ".final_layernorm."))
+PUBLISHED = {
+    "bailing_moe_v2": _BAILING,
+    "sarvam_moe": _BAILING,
+    "phi3": ((".self_attn.qkv.", ".self_attn.qkv_proj."),),
+    "hy_v3": ((".mlp.gate.weight", ".mlp.router.gate.weight"),
+              (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
+              (".mlp.shared_experts.", ".mlp.shared_mlp."), (".shared_head.norm.", ".final_layernorm.")),
+    "exaone_moe": ((".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),),
+    "minimax_m2": ((".block_sparse_moe.gate.e_score_correction_bias",
+                    ".block_sparse_moe.e_score_correction_bias"),),
+    "kimi_k25": (("lm_head.", "language_model.lm_head."),),
+}
 # A model with a vision part -> the model_type of its language part.
 LANGUAGE_PART = {
     "gemma3": "gemma3_text",
+    "kimi_k25": "kimi_k2",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
@@ -21,6 +47,7 @@ LANGUAGE_PART = {
 }
 HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
     "gemma3": "language_model.model.",
+    "kimi_k25": "language_model.model.",
     "qwen3_vl": "model.language_model.",
     "qwen3_vl_moe": "model.language_model.",
     "qwen3_5": "model.language_model.",
@@ -29,6 +56,7 @@ HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
 # HF name prefix -> mcore name prefix of the parts that pass through unchanged.
 VISION_PREFIX = {
     "gemma3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
+    "kimi_k25": {"vision_tower.": "vision_tower.", "mm_projector.": "mm_projector."},
     "qwen2_vl": {"visual.": "visual."},
     "qwen3_vl": {"model.visual.": "vision_model."},
     "qwen3_vl_moe": {"model.visual.": "vision_model."},
@@ -59,7 +87,7 @@ class Model:
         self.groups = text.get("num_key_value_heads") or self.heads
         self.head_dim = text.get("head_dim") or self.hidden // self.heads
         # The flag of a model with vision stands at the top; what text_config says is not meant.
-        self.tied = config.get("tie_word_embeddings", kind in GEMMA_TYPES)
+        self.tied = config.get("tie_word_embeddings", kind in GEMMA_TYPES | {"gemma"})
 
         self.hf_prefix = HF_PREFIX.get(self.model_type, "model.")
         self.mcore_prefix = "language_model." if self.has_vision else ""
@@ -73,11 +101,21 @@ class Model:
             self.v_dim = text["v_head_dim"]
         self.gated_attention = kind in GDN_TYPES
         self.qkv_bias = kind in ("qwen2", "qwen2_moe", "gpt_oss") or (
-            kind in ("llama", "glm4", "glm4_moe") and text.get("attention_bias", False))
+            kind in ("llama", "glm4", "glm4_moe", "seed_oss") and text.get("attention_bias", False))
         # Llama's attention_bias reaches o_proj too; GLM's does not.
-        self.o_bias = kind == "gpt_oss" or (kind == "llama" and text.get("attention_bias", False))
+        self.o_bias = (kind == "gpt_oss" or (kind == "llama" and text.get("attention_bias", False))
+                       or (kind == "seed_oss" and text["attention_out_bias"]))
+        self.dsa = kind in DSA_TYPES
+        if self.dsa:
+            self.index_heads, self.index_dim = text["index_n_heads"], text["index_head_dim"]
+        self.fused_qkv = kind in CONCATENATED_QKV_TYPES
+        self.wide_norms = kind in WIDE_NORM_TYPES
+        self.norm_bias = kind == "nemotron"
+        self.glu = kind != "nemotron"
+        self.post_norms = kind in POST_NORM_TYPES
         self.mlp_bias = kind == "llama" and text.get("mlp_bias", False)
-        self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text") or kind in GDN_TYPES
+        self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text", "bailing_moe_v2", "sarvam_moe", "hy_v3",
+                                 "exaone_moe", "exaone4") or self.wide_norms or kind in GDN_TYPES
                         or (kind == "glm4_moe" and text.get("use_qk_norm", False)))
         self.sinks = kind == "gpt_oss"
         if kind in GDN_TYPES:
@@ -88,24 +126,26 @@ class Model:
         # MLP.
         self.experts = (text.get("n_routed_experts") or text.get("num_experts")
                         or text.get("num_local_experts") or 0)
-        self.expert_ffn = self.ffn if kind in ("mixtral", "gpt_oss") else text.get("moe_intermediate_size")
-        self.correction_bias = kind in ("deepseek_v3", "kimi_k2", "glm4_moe")
+        self.expert_ffn = self.ffn if kind in ("mixtral", "gpt_oss", "minimax_m2") else text.get("moe_intermediate_size")
+        self.correction_bias = kind in DEEPSEEK_MOE_TYPES - {"deepseek_v2"} or kind == "minimax_m2"
         self.shared_ffn = 0  # 0: there is no shared expert
-        if kind in MLA_TYPES or kind == "glm4_moe":
-            self.shared_ffn = (text.get("n_shared_experts") or 0) * self.expert_ffn
+        if kind in DEEPSEEK_MOE_TYPES:
+            count = text.get("n_shared_experts") or text.get("num_shared_experts") or 0
+            self.shared_ffn = count * self.expert_ffn
         elif kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             self.shared_ffn = text["shared_expert_intermediate_size"]
-        self.shared_gate = self.shared_ffn > 0 and not (kind in MLA_TYPES or kind == "glm4_moe")
+        self.shared_gate = self.shared_ffn > 0 and kind not in DEEPSEEK_MOE_TYPES
         self.shared_name = "shared_expert" if self.shared_gate else "shared_experts"
         self.expert_form = {
             "mixtral": SEPARATE_MIXTRAL,
+            "minimax_m2": SEPARATE_MIXTRAL,
             "gpt_oss": PACKED_INTERLEAVED,
             "qwen3_5_moe_text": PACKED_OUT_IN,
         }.get(kind, SEPARATE)
         if self.model_type == "qwen3_vl_moe":
             self.expert_form = PACKED_IN_OUT
-        self.moe_name = "block_sparse_moe" if kind == "mixtral" else "mlp"
-        self.fused_dense_gate_up = kind == "glm4"
+        self.moe_name = "block_sparse_moe" if kind in ("mixtral", "minimax_m2") else "mlp"
+        self.fused_dense_gate_up = kind in ("glm4", "phi3")
 
         self.gemma_norms = kind in GEMMA_TYPES
         self.glm4_norms = kind == "glm4"
@@ -127,9 +167,11 @@ class Model:
         """DENSE or MOE of a decoder layer; layer >= self.layers: of an MTP block."""
         if not self.experts:
             return DENSE
-        if layer >= self.layers or self.kind in ("mixtral", "gpt_oss", "qwen3_5_moe_text"):
+        if layer >= self.layers or self.kind in ("mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text"):
             return MOE
-        if self.kind in MLA_TYPES or self.kind == "glm4_moe":
+        if self.kind in DEEPSEEK_MOE_TYPES:
+            if "mlp_layer_types" in self.text:
+                return MOE if self.text["mlp_layer_types"][layer] == "sparse" else DENSE
             first = self.text["first_k_dense_replace"]
             every = self.text.get("moe_layer_freq", 1)
             return MOE if layer >= first and layer % every == 0 else DENSE
@@ -137,6 +179,24 @@ class Model:
         if layer in (self.text.get("mlp_only_layers") or []) or (layer + 1) % step != 0:
             return DENSE
         return MOE
+
+    def indexer(self, layer):
+        """Whether a layer of sparse attention chooses its own tokens: others take an earlier layer's."""
+        if not self.dsa:
+            return False
+        if layer >= self.layers:
+            return True
+        if "indexer_types" in self.text:
+            return self.text["indexer_types"][layer] == "full"
+        first = max(self.text.get("index_skip_topk_offset", 1), 1)  # every layer before it has one
+        return max(layer + 1 - first, 0) % self.text.get("index_topk_freq", 1) == 0
+
+    def published(self, name):
+        """The name in the file of the tensor that this reference calls `name`."""
+        for own, theirs in PUBLISHED.get(self.model_type, ()):
+            if own in name and not (own == "lm_head." and name != "lm_head.weight"):
+                name = name.replace(own, theirs)
+        return name
 
     def hf_layer(self, layer):
         """The prefix of a layer's HF names; layer >= self.layers: of MTP block layer - self.layers."""

@@ -182,6 +182,8 @@ def _attention_reason(model, x):
         return "heads"
     if model.groups % T and T % model.groups:
         return "KV groups"  # TransformerConfig asks for this even if no layer has full attention
+    if model.wide_norms and model.groups % T:
+        return "norms over all heads of a kind"
     if FULL in kinds and model.fused_qkv_rows() % T:
         return "fused QKV rows"
     if MLA in kinds:

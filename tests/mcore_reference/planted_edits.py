@@ -110,11 +110,12 @@ def square_gate_up(language):
 plant("square down projections as Megatron has them", "gpt_oss",
       in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"), change=square)
 plant("square down projections as Megatron has them", "qwen3_vl_moe",
-      in_param("qwen3_vl_moe", "linear_fc2.weight{e}")("transpose = true\n"), change=square,
-      shows=lambda m, x: has_moe(m))
+      in_param("qwen3_vl_moe", "linear_fc2.weight{e}", "transpose")("transpose = true\n"), change=square,
+      shows=lambda m, x: has_moe(m) and m.hub.packed)
 plant("square gate_up as Megatron has it", "qwen3_vl_moe",
-      in_param("qwen3_vl_moe", "linear_fc1.weight{e}")("transpose = true\n"), change=square_gate_up,
-      shows=lambda m, x: has_moe(m))
+      in_param("qwen3_vl_moe", "linear_fc1.weight{e}", "transpose")("transpose = true\n"),
+      change=square_gate_up,
+      shows=lambda m, x: has_moe(m) and m.hub.packed)
 plant("down projections as Megatron has them", "gpt_oss",
       in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"),
       says="in the checkpoint, and", shows=lambda m, x: m.hidden != m.expert_ffn)
@@ -217,9 +218,9 @@ plant("stale output layer written over the tied embedding", "qwen3", tied_head("
       says="are written by more than one rank", shows=lambda m, x: m.tied and x.pp > 1)
 for listed, says in ((True, None), (False, "the checkpoint has no such tensor")):
     plant(f"stale output layer written as lm_head{'' if listed else ', unlisted'}", "qwen3",
-          tied_head("drop = true\n"), tied_head("{root}embed_tokens.weight", "lm_head.weight"),
-          anywhere("llama", 'copies = [{ of = "{root}embed_tokens.weight", '
-                   'hf = "lm_head.weight", when = "tied" }]\n'), says=says,
+          tied_head("drop = true\n"), tied_head("{root}{embedding}.weight", "lm_head.weight"),
+          anywhere("llama", 'copies = [{ of = "{root}{embedding}.weight", '
+                   'hf = "{lm_head}", when = "tied" }]\n'), says=says,
           shows=lambda m, x, listed=listed: (m.tied and x.pp > 1 and
                                              m.hub.lists_tied_head == listed))
 embedding = in_param("llama", 'scope = "embedding"')
@@ -242,3 +243,31 @@ plant("MTP layer numbered from 0", "glm4_moe",
 plant("eh_proj cut by columns", "glm4_moe",
       in_param("moe", 'mcore = "eh_proj.weight"')('split = "rows"', 'split = "columns"'),
       says=REFUSED_SHAPE, shows=lambda m, x: m.mtp_layers and x.tp > 1)
+
+# ---- families of today ----
+
+several_groups = lambda m, x: 1 < m.groups < m.heads
+for family in ("bailing_moe_v2", "phi3"):
+    plant(f"one tensor of q, k and v not cut by group: {family}", family,
+          anywhere(family, 'groups = "kv_heads"', 'groups = 1'), shows=several_groups)
+for family in ("minimax_m2", "olmo3"):
+    for name in "qk":
+        plant(f"the norm over all {name} heads not cut: {family}", family,
+              in_param(family, f'mcore = "self_attention.{name}_layernorm.weight"')('split = "rows"\n'),
+              says=REFUSED_SHAPE, shows=lambda m, x: x.tp > 1)
+plant("norms behind attention and feed-forward exchanged", "exaone4",
+      in_param("exaone4", 'hf = "post_attention_layernorm.weight"')(
+          'hf = "post_attention_layernorm.weight"', 'hf = "post_feedforward_layernorm.weight#"'),
+      in_param("exaone4", 'hf = "post_feedforward_layernorm.weight"\n')(
+          'hf = "post_feedforward_layernorm.weight"\n', 'hf = "post_attention_layernorm.weight"\n'),
+      anywhere("exaone4", "weight#", "weight"))
+plant("a norm's bias raised by 1", "nemotron",
+      in_param("nemotron", 'hf = "input_layernorm.bias"')('rows = "hidden"', 'add = 1\nrows = "hidden"'))
+plant("the indexer cut by rows", "deepseek_v32",
+      in_param("deepseek_v32", "indexer.linear_wq_b")('rows =', 'split = "rows"\nrows ='), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.tp > 1)
+plant("an indexer in every layer", "glm_moe_dsa",
+      anywhere("deepseek_v32", '  "listed.indexer",\n'),
+      anywhere("deepseek_v32", '"mtp || indexer_types.is.full"', '"1"'),
+      says="the checkpoint has no such tensor",
+      shows=lambda m, x: not all(map(m.indexer, range(m.layers))))

@@ -9,6 +9,7 @@ import re
 import numpy as np
 
 from .model import DENSE, FULL, MLA, VISION_PREFIX, Model
+from .renamed import Renamed
 from .values import add_one, round_to_bf16, widen
 
 
@@ -16,8 +17,8 @@ class Reassembly:
     """listed: name -> (shape, dtype) of the HF file that is to be written."""
 
     def __init__(self, config, parallel, shards, listed):
-        self.m, self.x, self.shards, self.listed = Model(config), parallel, shards, listed
-        self.out = {}
+        self.m, self.x, self.shards = Model(config), parallel, shards
+        self.listed, self.out = Renamed(self.m, listed), Renamed(self.m, {})
 
     def run(self):
         m = self.m
@@ -27,7 +28,7 @@ class Reassembly:
             self.mtp(k)
         self.ends()
         self.vision()
-        return self.out
+        return self.out.tensors
 
     # Where things are.
 
@@ -103,9 +104,14 @@ class Reassembly:
         self.out[f"{m.hf_prefix}embed_tokens.weight"] = embedding
         name = "decoder.final_layernorm.weight"
         self.out[f"{m.hf_prefix}norm.weight"] = self.one(self.first_with(name), name)
+        if m.norm_bias:
+            name = "decoder.final_layernorm.bias"
+            self.out[f"{m.hf_prefix}norm.bias"] = self.one(self.first_with(name), name)
         head = self.head()
         for name in self.listed:
-            if name == "lm_head.weight" or name.endswith(".shared_head.head.weight"):
+            if name == m.published("lm_head.weight"):
+                self.out["lm_head.weight"] = head
+            elif name.endswith(".shared_head.head.weight"):
                 self.out[name] = head
             elif re.search(r"layers\.\d+\.embed_tokens\.weight$", name):
                 self.out[name] = embedding
@@ -144,7 +150,9 @@ class Reassembly:
 
     def block(self, chunk, own, hf, layer):
         m, attention = self.m, own + "self_attention."
-        self.norms(chunk, own, hf)
+        self.post_norms(chunk, own, hf) if m.post_norms else self.norms(chunk, own, hf)
+        if m.indexer(layer):
+            self.indexer(chunk, attention + "core_attention.indexer.", hf + "self_attn.indexer.")
         if m.attention(layer) == MLA:
             self.mla(chunk, attention, hf + "self_attn.")
         elif m.attention(layer) == FULL:
@@ -158,6 +166,17 @@ class Reassembly:
 
     def norm(self, array):
         return array
+
+    def post_norms(self, chunk, own, hf):
+        for mcore, name in (("self_attention.linear_proj", "attention"), ("mlp.linear_fc2", "feedforward")):
+            self.out[f"{hf}post_{name}_layernorm.weight"] = self.one(
+                chunk, f"{own}{mcore}.post_layernorm.weight")
+
+    def indexer(self, chunk, own, hf):
+        for name in ("wq_b", "wk", "weights_proj"):
+            self.out[f"{hf}{name}.weight"] = self.one(chunk, f"{own}linear_{name}.weight")
+        for kind in ("weight", "bias"):
+            self.out[f"{hf}k_norm.{kind}"] = self.one(chunk, f"{own}k_norm.{kind}")
 
     def before_mlp(self):
         return "pre_feedforward_layernorm" if self.m.gemma_norms else "post_attention_layernorm"
@@ -180,6 +199,11 @@ class Reassembly:
         if self.m.glm4_norms:
             for name in ("post_self_attn_layernorm", "post_mlp_layernorm"):
                 found[name] = self.one(chunk, f"{own}{name}.weight")
+        if self.m.norm_bias:
+            for name, spellings in (
+                    ("input_layernorm", ("input_layernorm.bias", "self_attention.linear_qkv.layer_norm_bias")),
+                    ("post_attention_layernorm", ("pre_mlp_layernorm.bias", "mlp.linear_fc1.layer_norm_bias"))):
+                self.out[f"{hf}{name}.bias"] = self.one(chunk, *(own + text for text in spellings))
         for name, array in found.items():
             self.out[f"{hf}{name}.weight"] = self.norm(array)
 
@@ -206,13 +230,18 @@ class Reassembly:
         for kind in ("weight", "bias"):
             if self.has(chunk, f"{own}linear_qkv.{kind}"):
                 split = self.split_qkv(self.parts(chunk, f"{own}linear_qkv.{kind}"))
+                if self.m.fused_qkv:
+                    self.out[f"{hf}qkv.{kind}"] = np.concatenate(split)
+                    continue
                 for name, array in zip("qkv", split):
                     self.out[f"{hf}{name}_proj.{kind}"] = array
         self.out[hf + "o_proj.weight"] = self.columns(chunk, own + "linear_proj.weight")
         if self.has(chunk, own + "linear_proj.bias"):
             self.out[hf + "o_proj.bias"] = self.one(chunk, own + "linear_proj.bias")
         for name in "qk":
-            if self.has(chunk, f"{own}{name}_layernorm.weight"):
+            if self.has(chunk, f"{own}{name}_layernorm.weight") and self.m.wide_norms:
+                self.out[f"{hf}{name}_norm.weight"] = self.rows(chunk, f"{own}{name}_layernorm.weight")
+            elif self.has(chunk, f"{own}{name}_layernorm.weight"):
                 self.out[f"{hf}{name}_norm.weight"] = self.norm(
                     self.one(chunk, f"{own}{name}_layernorm.weight"))
         if self.m.sinks:
@@ -309,6 +338,9 @@ class Reassembly:
         for kind in ("weight", "bias"):
             if not self.has(chunk, f"{own}1.{kind}"):
                 continue
+            if not self.m.glu:
+                self.out[f"{hf}up_proj.{kind}"] = self.rows(chunk, f"{own}1.{kind}")
+                continue
             gate, up = self.gate_and_up(self.parts(chunk, f"{own}1.{kind}"))
             if self.m.fused_dense_gate_up:
                 self.out[f"{hf}gate_up_proj.{kind}"] = np.concatenate([gate, up])
@@ -385,7 +417,7 @@ class Reassembly:
         m = self.m
         if hf + "gate_up_proj" not in self.listed:
             names = dict(gate="gate_proj", up="up_proj", down="down_proj")
-            if m.kind == "mixtral":
+            if m.kind in ("mixtral", "minimax_m2"):
                 names = dict(gate="w1", up="w3", down="w2")
             for e, one in enumerate(experts):
                 for kind, name in names.items():

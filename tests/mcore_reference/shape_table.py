@@ -5,7 +5,12 @@ import re
 # name pattern (without prefix and layer) -> shape; the letters are those of sizes() below.
 TABLE = [
     (r"embedding\.word_embeddings\.weight|output_layer\.weight", "Vp/T, H"),
-    (r"decoder\.final_layernorm\.weight", "H"),
+    (r"decoder\.final_layernorm\.(weight|bias)", "H"),
+    (r"(input|pre_mlp)_layernorm\.bias|(self_attention\.linear_qkv|mlp\.linear_fc1)\.layer_norm_bias", "H"),
+    (r"self_attention\.core_attention\.indexer\.linear_wq_b\.weight", "xh*xd, ql"),
+    (r"self_attention\.core_attention\.indexer\.linear_wk\.weight", "xd, H"),
+    (r"self_attention\.core_attention\.indexer\.k_norm\.(weight|bias)", "xd"),
+    (r"self_attention\.core_attention\.indexer\.linear_weights_proj\.weight", "xh, H"),
     (r"mtp\.(enorm|hnorm|final_layernorm)\.weight", "H"),
     (r"mtp\.eh_proj\.weight", "H/T, 2*H"),
     (r"(input|pre_mlp|post_self_attn|post_mlp|post_attention|post_feedforward)_layernorm\.weight", "H"),
@@ -25,13 +30,13 @@ TABLE = [
     (r"self_attention\.linear_q_up_proj\.layer_norm_weight", "ql"),
     (r"self_attention\.linear_kv_up_proj\.layer_norm_weight|self_attention\.kv_layernorm\.weight", "kvl"),
     (r"self_attention\.q_layernorm\.weight", "qn"),
-    (r"self_attention\.k_layernorm\.weight", "hd"),
+    (r"self_attention\.k_layernorm\.weight", "kn"),
     (r"self_attention\.in_proj\.weight", "(2*gk+2*gv+2*nv)/T, H"),
     (r"self_attention\.conv1d\.weight", "(2*gk+gv)/T, 1, K"),
     (r"self_attention\.(A_log|dt_bias)", "nv/T"),
     (r"self_attention\.out_norm\.weight", "dv"),
     (r"self_attention\.out_proj\.weight", "H, gv/T"),
-    (r"mlp\.linear_fc1\.weight", "2*I/T, H"),
+    (r"mlp\.linear_fc1\.weight", "glu*I/T, H"),
     (r"mlp\.linear_fc1\.bias", "2*I/T"),
     (r"mlp\.linear_fc1\.layer_norm_weight|mlp\.linear_fc2\.bias", "H"),
     (r"mlp\.linear_fc2\.weight", "H, I/T"),
@@ -56,14 +61,17 @@ def sizes(config, parallel):
     unit = parallel.vocab_divisor * parallel.tp
     split_down = parallel.spec == "local" or parallel.mla_fusion_sharded
     gv = get("linear_num_value_heads") * get("linear_value_head_dim")
-    mla = "kv_lora_rank" in text
+    mla, wide = "kv_lora_rank" in text, config["model_type"] in ("minimax_m2", "olmo2", "olmo3")
     return {
         "T": parallel.tp, "ET": parallel.etp, "D": parallel.tp if split_down else 1, "H": H,
         "Vp": (text["vocab_size"] + unit - 1) // unit * unit, "nh": nh, "hd": hd,
         "qkv": ((2 if gated else 1) * nh + 2 * (get("num_key_value_heads") or nh)) * hd,
         "o": nh * (get("v_head_dim") if mla else hd),
         "qh": nh * (get("qk_nope_head_dim") + get("qk_rope_head_dim")), "ql": get("q_lora_rank"),
-        "qn": get("q_lora_rank") if mla else hd,
+        "qn": get("q_lora_rank") if mla else (nh * hd // parallel.tp if wide else hd),
+        "kn": get("num_key_value_heads") * hd // parallel.tp if wide else hd,
+        "xh": get("index_n_heads"), "xd": get("index_head_dim"),
+        "glu": 1 if config["model_type"] == "nemotron" else 2,
         "kvl": get("kv_lora_rank"), "kvd": get("kv_lora_rank") + get("qk_rope_head_dim"),
         "kvh": nh * (get("qk_nope_head_dim") + get("v_head_dim")),
         "gk": get("linear_num_key_heads") * get("linear_key_head_dim"), "gv": gv,
@@ -72,13 +80,13 @@ def sizes(config, parallel):
         "E": get("n_routed_experts", "num_experts", "num_local_experts"),
         "Im": get("moe_intermediate_size", "intermediate_size"),
         "Is": get("shared_expert_intermediate_size")
-        or get("n_shared_experts") * get("moe_intermediate_size"),
+        or get("n_shared_experts", "num_shared_experts") * get("moe_intermediate_size"),
     }
 
 
 def expected_shape(name, numbers):
     """The shape of a tensor by its mcore name; None for the vision part. Raises on unknown names."""
-    if name.startswith(("visual.", "vision_")) or name.startswith("multi_modal_projector."):
+    if name.startswith(("visual.", "vision_")) or name.startswith(("multi_modal_projector.", "mm_projector.")):
         return None
     name = name.removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)

@@ -11,6 +11,7 @@ import numpy as np
 
 from .model import DENSE, FULL, GDN, MLA, VISION_PREFIX, Model
 from .parallel import Placement, padded_vocab
+from .renamed import Renamed
 from .rows import chunk_rows, component_rows, glu_rows, qkv_rows, qwen3_next_gdn_rows
 from .values import PAD, mcore_out_norm, stale
 
@@ -22,7 +23,7 @@ def mcore_shards(config, parallel, hf):
     share the array, so treat them as read-only.
     """
     model = Model(config)
-    place, build = Placement(model, parallel), _Builder(model, parallel, hf)
+    place, build = Placement(model, parallel), _Builder(model, parallel, Renamed(model, hf))
     out = {}
     for rank in range(parallel.world):
         t, _, _, p = parallel.dense_coordinates(rank)
@@ -53,7 +54,8 @@ def _ends(model, parallel, place, build, chunk, t):
     elif chunk == place.mtp:
         out[embedding] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
     if chunk == place.final_norm:
-        out["decoder.final_layernorm.weight"] = build.hf[f"{model.hf_prefix}norm.weight"]
+        for kind in ("weight", "bias") if model.norm_bias else ("weight",):
+            out[f"decoder.final_layernorm.{kind}"] = build.hf[f"{model.hf_prefix}norm.{kind}"]
     if chunk in heads and not (model.tied and chunk == place.embedding):
         own = f"{model.hf_prefix}embed_tokens.weight" if model.tied else "lm_head.weight"
         out[head] = build.vocabulary(own, t)
@@ -120,6 +122,14 @@ class _Builder:
         out = {f"self_attention.{name}": array for name, array in attention.items()}
         for name, norm in self._norms(layer, kind).items():
             out[name] = self.hf[f"{prefix}{norm}.weight"]
+            if m.norm_bias:
+                out[name.removesuffix("weight") + "bias"] = self.hf[f"{prefix}{norm}.bias"]
+        if m.indexer(layer):
+            for mcore, name in (("linear_wq_b.weight", "wq_b.weight"), ("linear_wk.weight", "wk.weight"),
+                                ("k_norm.weight", "k_norm.weight"), ("k_norm.bias", "k_norm.bias"),
+                                ("linear_weights_proj.weight", "weights_proj.weight")):
+                out[f"self_attention.core_attention.indexer.{mcore}"] = self.hf[
+                    f"{prefix}self_attn.indexer.{name}"]
         if m.mlp(layer) == DENSE:
             out |= self._dense_mlp(f"{prefix}mlp.", t)
         else:
@@ -140,6 +150,9 @@ class _Builder:
         if te and m.mlp(layer) == DENSE:
             before_mlp = "mlp.linear_fc1.layer_norm_weight"
         out = {before_attention: "input_layernorm", before_mlp: "post_attention_layernorm"}
+        if m.post_norms:
+            return {"self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm",
+                    "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm"}
         if m.gemma_norms:
             out[before_mlp] = "pre_feedforward_layernorm"
             if x.gemma_norms == "linear":
@@ -160,15 +173,17 @@ class _Builder:
         mine = rows[chunk_rows(len(rows), self.x.tp, t)]
         own = prefix + "self_attn."
         for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
-            stacked = np.concatenate([hf[f"{own}{name}_proj.{kind}"] for name in "qkv"])
+            stacked = (hf[f"{own}qkv.{kind}"] if m.fused_qkv else
+                       np.concatenate([hf[f"{own}{name}_proj.{kind}"] for name in "qkv"]))
             assert len(stacked) == len(rows)
             out[f"linear_qkv.{kind}"] = stacked[mine]
         out["linear_proj.weight"] = self.split_columns(hf[own + "o_proj.weight"], t)
         if m.o_bias:
             out["linear_proj.bias"] = hf[own + "o_proj.bias"]
         if m.qk_norm:
-            out["q_layernorm.weight"] = hf[own + "q_norm.weight"]
-            out["k_layernorm.weight"] = hf[own + "k_norm.weight"]
+            for name in "qk":
+                norm = hf[f"{own}{name}_norm.weight"]
+                out[f"{name}_layernorm.weight"] = self.split_rows(norm, t) if m.wide_norms else norm
         if m.sinks:
             out["core_attention.softmax_offset"] = self.split_rows(hf[own + "sinks"], t)
         return out
@@ -177,7 +192,7 @@ class _Builder:
         m, x, own = self.m, self.x, prefix + "self_attn."
         hf = lambda name: self.hf[f"{own}{name}.weight"]
         down = (lambda a: self.split_rows(a, t)) if x.spec == "local" else (lambda a: a)
-        norm = "{}_layernorm.weight" if x.spec == "local" else "linear_{}_up_proj.layer_norm_weight"
+        norm = "{}_layernorm.weight" if x.spec == "local" or m.dsa else "linear_{}_up_proj.layer_norm_weight"
         out = {}
         if m.q_lora is None:
             out["linear_q_proj.weight"] = self.split_rows(hf("q_proj"), t)
@@ -221,7 +236,9 @@ class _Builder:
     def _dense_mlp(self, own, t):
         m, hf, out = self.m, self.hf, {}
         rows = glu_rows(m.ffn, self.x.tp, t)
-        if m.fused_dense_gate_up:
+        if not m.glu:
+            out["mlp.linear_fc1.weight"] = self.split_rows(hf[own + "up_proj.weight"], t)
+        elif m.fused_dense_gate_up:
             out["mlp.linear_fc1.weight"] = hf[own + "gate_up_proj.weight"][rows]
         else:
             for kind in ("weight", "bias") if m.mlp_bias else ("weight",):

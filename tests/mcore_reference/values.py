@@ -49,14 +49,14 @@ def hf_values(config, rng, hub=HubFile()):
             flat = _gdn_norm(count, dtype, rng)
         elif dtype == "BF16":
             flat = finite_bf16(start + np.arange(count))
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             # fp32 whose low half is never zero: a trip through bf16 shows.
             low = 1 + (np.arange(count, dtype=np.uint32) * 0x1235 + start) % 0xFFFE
             flat = widen(finite_bf16(start + np.arange(count))) | low.astype(np.uint32)
         else:
             flat = widen(finite_bf16(start + np.arange(count)))  # trained in bf16, kept as F32
         out[name] = flat.reshape(shape)
-    embedding = out[f"{model.hf_prefix}embed_tokens.weight"]
+    embedding = out[model.published(f"{model.hf_prefix}embed_tokens.weight")]
     if model.tied and "lm_head.weight" in out:
         out["lm_head.weight"] = embedding
     for name in out:

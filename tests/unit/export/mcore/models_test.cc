@@ -70,6 +70,22 @@ const Model kModels[] = {
     {"qwen3_next_80b_a3b", "qwen3_next", "tp=8,ep=16,etp=1,pp=4", 79'674'391'296},
     {"qwen3_5_35b_a3b", "qwen3_5", "tp=4,ep=8,etp=1,pp=4", 34'660'610'688, 844'640'768},
     {"qwen3_5_9b", "qwen3_5", "tp=8,pp=2", 8'953'803'264, 243'290'624},
+    // These are the defaults of transformers' configs.
+    {"gemma_7b", "gemma", "tp=8,pp=4", 8'537'680'896},
+    {"nemotron", "nemotron", "tp=8,pp=4,vpp=2", 15'628'775'424},
+    {"phi3_mini", "phi3", "tp=8,pp=4", 3'821'079'552},
+    {"seed_oss_36b", "seed_oss", "tp=8,pp=4", 28'921'040'896},
+    {"exaone4", "exaone4", "tp=8,pp=4", 9'429'069'824},
+    {"olmo3", "olmo3", "tp=8,pp=4,vpp=2", 6'888'624'128},
+    {"glm_4_7_flash", "glm4_moe_lite", "tp=4,ep=8,etp=1,pp=2,first_stage_layers=23",
+     29'943'393'920},
+    {"deepseek_v3_2", "deepseek_v32",
+     "tp=8,pp=16,ep=32,etp=1,first_stage_layers=3,last_stage_layers=2,world=2048", 671'877'944'064},
+    {"glm_5", "deepseek_v32", "tp=8,ep=32,etp=1,pp=6", 743'911'218'432},
+    {"minimax_m2", "minimax_m2", "tp=8,ep=32,etp=2,pp=2", 228'689'764'864},
+    {"hy_v3", "hy_v3", "tp=8,ep=16,etp=1,pp=4", 295'033'543'488},
+    {"sarvam_moe", "bailing_moe_v2", "tp=4,ep=16,etp=1", 32'152'650'368},
+    {"exaone_moe", "exaone_moe", "tp=8,ep=16,etp=1,pp=2", 28'550'641'600},
 };
 
 TEST_CASE("models: published configs are planned whole, with as many parameters as are known") {
