@@ -50,7 +50,7 @@ void Reader::Pass() {
   }
   seen_ = receiver_.wipes();
   const bool doubted = receiver_.doubted() || receiver_.rotten();
-  const uint64_t boots = receiver_.boots();
+  const uint64_t boots = receiver_.boots(), rots = receiver_.rots();
   struct stat file;
   ::fstat(fd, &file);
   const auto size = static_cast<size_t>(file.st_size);
@@ -74,7 +74,7 @@ void Reader::Pass() {
   if (fd >= 0) ::close(fd);
   ++passes_;
   // Nobody can keep memory that rots, or a disk that lost power, from a reader at once.
-  if (doubted || receiver_.rotten() || receiver_.boots() != boots) return;
+  if (doubted || receiver_.rots() != rots || receiver_.boots() != boots) return;
   if (ledger_.Find(content) == nullptr) {
     scheduler.Fail(fmt::format("{} read what is no version:\n{}", name_, ledger_.Explain(content)));
   }

@@ -58,10 +58,11 @@ class ReceiverNode : public HostNode {
   uint64_t boots() const { return boots_; }
   /// Starts the machine anew, which voids its state file. REQUIRES: no process is alive.
   void Reboot();
-  /// Flips a bit of a weight file of the live process. Until AwaitRepair says so, its element may
-  /// be wrong wherever it is found.
+  /// Flips a bit of a weight file of the live process, once until a Wipe. Its element may be wrong
+  /// from then on, wherever it is found.
   void Rot();
   bool rotten() const { return rot_.has_value(); }
+  uint64_t rots() const { return rots_; }  ///< how often a bit was flipped
   /// The bytes of a named file may be of no version: since a Reboot, and until 1 s after the
   /// process has looked at what it found.
   bool doubted() const { return doubted_; }
@@ -130,6 +131,7 @@ class ReceiverNode : public HostNode {
   Identity committed_;        // as the orchestrator last saw it, across restarts
   Time last_commit_{0}, longest_gap_{0};
   std::optional<uint64_t> rot_;  // where in the data a bit was flipped
+  uint64_t rots_ = 0;
   bool doubted_ = false;
   Content kept_bytes_;  // empty: no second name was given
   uint64_t last_hash_ = 0;
