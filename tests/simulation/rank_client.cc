@@ -68,7 +68,10 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
         return model.BeginOffload(request, gone);
       }));
   granted();
-  Offload offload{.version = version, .lease = grant.lease, .attempt = grant.attempt};
+  Offload offload{.version = version,
+                  .lease = grant.lease,
+                  .attempt = grant.attempt,
+                  .published = grant.published};
   const Status attended = MapAndAttend(grant, offload);
   if (!attended.ok()) {
     Abandon(offload, "it could not attend");  // else the other ranks would wait for this one
@@ -169,6 +172,7 @@ void RankClient::MarkWritten(const Offload& offload, const sender::WrittenNotice
 
 Status RankClient::Ready(const Offload& offload, const std::vector<uint32_t>& written,
                          const std::vector<uint32_t>& unchanged) {
+  DW_RETURN_IF_ERROR(CheckCarried(offload, unchanged));
   sender::ReadyNotice ready;
   ready.version = offload.version;
   ready.rank = settings_.rank;
@@ -176,8 +180,20 @@ Status RankClient::Ready(const Offload& offload, const std::vector<uint32_t>& wr
   ready.lease = offload.lease;
   ready.written = written;
   ready.unchanged = unchanged;
-  return Ask<bool>([ready](sender::Model& model, const Gone&) { return model.NotifyReady(ready); })
-      .status();
+  DW_RETURN_IF_ERROR(Ask<bool>([ready](sender::Model& model, const Gone&) {
+                       return model.NotifyReady(ready);
+                     }).status());
+  ready_version_ = offload.version;
+  ready_attempt_ = offload.attempt;
+  return absl::OkStatus();
+}
+
+Status RankClient::CheckCarried(const Offload& offload, const std::vector<uint32_t>& unchanged) {
+  const Identity& from = offload.published;
+  if (unchanged.empty() || ready_version_ == 0) return absl::OkStatus();
+  if (from.id.version == ready_version_ && from.attempt == ready_attempt_) return absl::OkStatus();
+  ready_version_ = 0;
+  return absl::FailedPreconditionError("its last version was lost");
 }
 
 void RankClient::Abandon(const Offload& offload, const std::string& reason) {
@@ -201,6 +217,7 @@ StatusOr<VersionInfo> RankClient::WaitPublished(uint64_t version) {
   auto info = AskPublished(call, deadline);
   // A sender that was restarted may have broken the connection, so it is asked once more.
   if (absl::IsUnavailable(info.status())) info = AskPublished(call, deadline);
+  if (absl::IsAborted(info.status()) && version == ready_version_) ready_version_ = 0;
   return info;
 }
 

@@ -35,6 +35,7 @@ class RankClient {
   /// A granted half. The mapping lives as long as the client.
   struct Offload {
     uint64_t version = 0, lease = 0, attempt = 0;
+    Identity published;  ///< from which the agent carries over what is declared unchanged
     std::byte* data = nullptr;
     std::shared_ptr<Attendance> attendance;
     /// An error once the offload is over, as far as this rank has heard.
@@ -55,6 +56,7 @@ class RankClient {
  private:
   Status AwaitSender(Time deadline);
   StatusOr<std::byte*> Map(const std::filesystem::path& path);
+  Status CheckCarried(const Offload& offload, const std::vector<uint32_t>& unchanged);
   Status MapAndAttend(const sender::OffloadGrant& grant, Offload& offload);
   Status Attend(Offload& offload);
   /// Makes a call whose answers come in the background: the first one notes it, the second ends it.
@@ -76,6 +78,7 @@ class RankClient {
   std::shared_ptr<Attendance> use_;
   std::vector<Mapping> mappings_;  // two at most
   uint64_t last_version_ = 0, last_lease_ = 0, last_attempt_ = 0;
+  uint64_t ready_version_ = 0, ready_attempt_ = 0;  // 0: none, or it is known to be lost
 };
 
 }  // namespace deltawire::simulation
