@@ -57,7 +57,11 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
   request.publisher = "a trainer";  // the same for all, since nothing may rely on it
   request.client = settings_.client;
   request.job = settings_.job;
-  if (use_ == nullptr || use_->done) ShowUse();
+  if (use_ == nullptr || use_->done) {
+    // That stream waits for a sender that starts, too, and goes to it before the call does.
+    DW_RETURN_IF_ERROR(AwaitSender(Running().now() + settings_.timeout));
+    ShowUse();
+  }
   DW_ASSIGN_OR_RETURN(
       const sender::OffloadGrant grant,
       Ask<sender::OffloadGrant>([request, fingerprint](sender::Model& model, const Gone& gone)
