@@ -171,7 +171,8 @@ class Client : public std::enable_shared_from_this<Client> {
 
   py::dict Register(const std::vector<std::tuple<std::string, std::string, Shape>>& tensors,
                     const std::vector<std::pair<std::string, py::bytes>>& side_files,
-                    const std::optional<std::string>& hf_dir, bool replace, bool keep_side_files) {
+                    const std::optional<std::string>& hf_dir, bool replace, bool keep_side_files,
+                    const std::vector<std::pair<uint32_t, uint32_t>>& owned) {
     std::vector<dw_tensor_meta> metas;
     for (const auto& [name, dtype, shape] : tensors) {
       metas.push_back({sizeof(dw_tensor_meta), name.c_str(), dtype.c_str(), shape.data(),
@@ -191,6 +192,10 @@ class Client : public std::enable_shared_from_this<Client> {
     o.hf_dir = hf_dir ? hf_dir->c_str() : nullptr;
     o.replace = replace;
     o.keep_side_files = keep_side_files;
+    std::vector<uint32_t> ends;
+    for (const auto& [first, last] : owned) ends.insert(ends.end(), {first, last});
+    o.owned = ends.data();
+    o.owned_ranges = owned.size();
     dw_registered r{};
     r.struct_size = sizeof r;
     Run([&] { return dw_client_register(client_, &o, &r); });
@@ -514,7 +519,9 @@ PYBIND11_MODULE(_core, m) {
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init<const std::string&, const std::string&, uint32_t, uint32_t, uint32_t,
                     uint32_t>())
-      .def("register", &Client::Register)
+      .def("register", &Client::Register, py::arg("tensors"), py::arg("side_files"),
+           py::arg("hf_dir"), py::arg("replace"), py::arg("keep_side_files"),
+           py::arg("owned") = std::vector<std::pair<uint32_t, uint32_t>>())
       .def("begin", &Client::Begin, py::arg("version"), py::arg("attempt"), py::arg("job") = "")
       .def("wait_published", &Client::WaitPublished);
   py::class_<Collective>(m, "Collective")

@@ -18,14 +18,14 @@ def draw_attempt() -> int:
 
 def agree_attempt() -> int:
     """Draws an attempt on the job's first rank; torch.distributed hands it to all. Every rank calls."""
-    distributed = _distributed()
-    if distributed is None:
+    group = distributed()
+    if group is None:
         raise Error(
             "several senders publish parts of one version, and there is no torch.distributed to "
             "agree over: give `attempt`, the same number on every rank (deltawire.draw_attempt())"
         )
-    drawn = [draw_attempt() if distributed.get_rank() == 0 else 0]
-    distributed.broadcast_object_list(drawn, src=0)
+    drawn = [draw_attempt() if group.get_rank() == 0 else 0]
+    group.broadcast_object_list(drawn, src=0)
     return drawn[0]
 
 
@@ -35,20 +35,20 @@ def job_of_store() -> str:
     It is agreed on by the job's key-value store, which is new at each start (torchrun puts the
     restarts into its keys). That is no collective: ranks ask in any order, each when it needs to.
     """
-    distributed = _distributed()
-    if distributed is None:
+    group = distributed()
+    if group is None:
         return ""
-    store = distributed.distributed_c10d._get_default_store()
+    store = group.distributed_c10d._get_default_store()
     if store is None:  # MPI has none
         return ""
     # The first rank sets it; the others read it.
     return store.compare_set(_KEY, "", f"{draw_attempt():016x}").decode()
 
 
-def _distributed() -> Any:
+def distributed() -> Any:
     """torch.distributed where the program uses it, or None."""
     torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    group = getattr(torch, "distributed", None)
+    if group is None or not group.is_available() or not group.is_initialized():
         return None
-    return distributed
+    return group

@@ -5,10 +5,12 @@ Works on any object with .shape, .placements and .device_mesh; nothing is commun
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deltawire._errors import TensorError
+from deltawire._parts import Box, Cut
 from deltawire._tensors import shape_text
 
 
@@ -19,13 +21,22 @@ class Place:
     start: tuple[int, ...]
     shape: tuple[int, ...]
     writes: bool  # one of several replicas does
+    boxes: tuple[Box, ...] | None = None  # the blocks of it that go to this node's sender; None: all
+
+    def parts(self, local: Any) -> Iterator[tuple[Any, Place]]:
+        """`local`, the block, by what goes to this node's sender."""
+        if self.boxes is None:
+            yield local, self
+            return
+        for box in self.boxes:
+            yield view_of(local, self.start, box), Place(box.start, box.shape, True)
 
 
-def _cut(start: int, size: int, parts: int, part: int) -> tuple[int, int]:
-    """Part `part` of a range as torch.chunk cuts it: equal ones, then a rest, then empty ones."""
-    each = -(-size // parts)
-    first = min(part * each, size)
-    return start + first, min(each, size - first)
+def view_of(local: Any, begins: Sequence[int], box: Box) -> Any:
+    """A box of a tensor, of which `local` is a block that begins there."""
+    for dim, (start, size) in enumerate(zip(box.start, box.shape)):
+        local = local.narrow(dim, start - begins[dim], size)
+    return local
 
 
 def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
@@ -43,48 +54,65 @@ def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
         )
 
 
-def place_of(name: str, tensor: Any) -> Place:
-    """The place of a DTensor's local shard.
+def cut_of(name: str, tensor: Any) -> Cut:
+    """How a DTensor is cut over all ranks of its mesh.
 
     Raises TensorError for partial sums and for placements that are no block of the tensor.
     """
     mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    ranges = [(0, int(n)) for n in tensor.shape]
-    if coordinate is None:  # this rank is outside the tensor's mesh
-        return Place(tuple(0 for _ in ranges), tuple(0 for _ in ranges), False)
-    writes = True
-    first = all(int(at) == 0 for at in coordinate)
-    shards: list[tuple[int, int, Any]] = []  # in the order in which the tensor was cut
-    outer: list[tuple[int, int, Any]] = []
+    rank = len(tensor.shape)
+    dims: list[int | None] = []
+    inner: list[int] = []  # mesh dimensions in the order in which the tensor was cut
+    outer: list[int] = []
     for axis, placement in enumerate(tensor.placements):
         if placement.is_replicate():
-            writes = writes and coordinate[axis] == 0
-        elif placement.is_partial():
+            dims.append(None)
+            continue
+        if placement.is_partial():
             raise TensorError(
                 f'tensor "{name}" is a partial sum over mesh dimension {axis}; redistribute it to '
                 "Replicate or Shard first",
                 name,
             )
-        elif hasattr(placement, "split_factor"):
+        dims.append(placement.dim % rank)
+        if hasattr(placement, "split_factor"):
             # FSDP over tensor parallelism: cut last, though its mesh dimension comes first.
-            outer.insert(0, (axis, placement.dim, placement))
+            outer.insert(0, axis)
         else:
-            shards.append((axis, placement.dim, placement))
-    for axis, dim, _ in shards + outer:
-        dim %= len(ranges)
-        ranges[dim] = _cut(*ranges[dim], mesh.size(axis), coordinate[axis])
-    # A rank that has none of a tensor's rows does not write it: another may have all of them. A
-    # tensor without any element has one writer too.
-    empty = any(size == 0 for _, size in ranges)
-    writes = first if 0 in tuple(tensor.shape) else writes and not empty
-    place = Place(tuple(r[0] for r in ranges), tuple(r[1] for r in ranges), writes)
+            inner.append(axis)
+    ranks = tuple(int(r) for r in mesh.mesh.flatten().tolist())
+    return Cut(ranks, tuple(int(n) for n in mesh.mesh.shape), tuple(dims), (*inner, *outer))
+
+
+def block_of(name: str, tensor: Any, cut: Cut) -> Box | None:
+    """The block of a DTensor that this rank has; None: it is outside the tensor's mesh."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    block = cut.block(tuple(int(n) for n in tensor.shape), tuple(int(at) for at in coordinate))
     local = tuple(tensor.to_local().shape)
-    if local != place.shape and not (0 in local and 0 in place.shape):
+    if local != block.shape and not (0 in local and 0 in block.shape):
         raise TensorError(
             f'tensor "{name}": the local shard is {shape_text(local)}, by its placements '
-            f"{tensor.placements} it would be {shape_text(place.shape)}; redistribute it to plain "
+            f"{tensor.placements} it would be {shape_text(block.shape)}; redistribute it to plain "
             "Shard placements first",
             name,
         )
-    return place
+    return block
+
+
+def place_of(name: str, tensor: Any) -> Place:
+    """The place of a DTensor's local shard. Raises as `cut_of` and `block_of`."""
+    cut = cut_of(name, tensor)
+    block = block_of(name, tensor, cut)
+    if block is None:
+        return Place(tuple(0 for _ in tensor.shape), tuple(0 for _ in tensor.shape), False)
+    at = tensor.device_mesh.get_coordinate()
+    # A rank that has none of a tensor's rows does not write it: another may have all of them. A
+    # tensor without any element has one writer too.
+    if 0 in tuple(tensor.shape):
+        writes = all(int(i) == 0 for i in at)
+    else:
+        writes = block.elements > 0 and all(
+            dim is not None or int(i) == 0 for i, dim in zip(at, cut.dims))
+    return Place(block.start, block.shape, writes)

@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deltawire import _core, _zero3
@@ -25,13 +25,23 @@ from deltawire._megatron import (
 )
 from deltawire._megatron_ddp import finish_param_gathers
 from deltawire._megatron_job import MegatronJob, telling
-from deltawire._names import base_of, is_module, tensors_of
+from deltawire._names import Reconciled, base_of, is_module, tensors_of
+from deltawire._nodes import Nodes, place_in
 from deltawire._overlap import Overlap, is_lazy
+from deltawire._parts import Box
 from deltawire._pinning import PinnedHalves
 from deltawire._side_parts import SideParts, checkpoint_of, log_names, no_collections
 from deltawire._stream import StreamWriter
 from deltawire._tensors import TensorMeta, is_dtensor
-from deltawire._writing import NamedTensors, is_source, json_text, metas_and_ties, pairs_of, twice
+from deltawire._writing import (
+    NamedTensors,
+    is_source,
+    json_text,
+    metas_and_ties,
+    pairs_of,
+    settled,
+    twice,
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,10 @@ class WeightManager:
     "*norm.weight", that are registered in the dtype that they are given in, whatever `dtype` and
     `hf_dir` say. `job`: names one start of the job, the same text on all ranks and another one after
     a restart, so that no rank completes what a dead run has left. It matters with `world` > 1;
-    ranks of torch.distributed need not give it.
+    ranks of torch.distributed need not give it. `node_ranks`: where the ranks of torch.distributed
+    share several nodes, each with a sender of its own: those on this node, instead of `rank` and
+    `world`. Then `register` and `offload_fsdp` are calls of all ranks, and a receiver follows all
+    senders.
     """
 
     def __init__(
@@ -102,8 +115,15 @@ class WeightManager:
         overlap: bool = False,
         keep_dtype: Collection[str] = (),
         job: str = "",
+        node_ranks: Collection[int] | None = None,
     ):
         self._endpoint = os.fspath(endpoint)
+        self._nodes = None if node_ranks is None else Nodes(node_ranks)
+        if self._nodes is not None:
+            if (rank, world) != (0, 1) and (rank, world) != self._nodes.place:
+                raise Error(f"with node_ranks this is rank {self._nodes.place[0]} of "
+                            f"{self._nodes.place[1]} at the node's sender; leave rank and world out")
+            rank, world = self._nodes.place
         self._options = (timeout, copy_threads)
         self._client = _core.Client(
             self._endpoint, model, rank, world, max(1, round(timeout * 1000)), copy_threads
@@ -191,6 +211,53 @@ class WeightManager:
         checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
+        if self._nodes is not None:
+            return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
+        metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
+        version = self._registered_as(metas, side_files, hf_dir, replace)
+        if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
+            return version  # as it was registered: nothing else was said of it
+        self._set(metas, found, hf_dir, dtype)
+        return version
+
+    def _register_nodes(
+        self,
+        nodes: Nodes,
+        tensors: Any,
+        side_files: Mapping[str, bytes | str] | None,
+        hf_dir: str | os.PathLike[str] | None,
+        replace: bool,
+        dtype: Any,
+    ) -> int:
+        """`register` by all ranks of several nodes: each registers its node's part."""
+        failure, description = None, None
+        metas: list[TensorMeta] = []
+        try:
+            if not (isinstance(tensors, Mapping) or is_module(tensors)):
+                raise Error("over several nodes give register the module or its state dict: where "
+                            "its shards lie says which node has which part")
+            metas, _, found = self._reconciled(tensors, hf_dir, dtype)
+            carried = [m.name for m in found.carried]
+            state = dict(pairs_of(tensors))
+            description = nodes.describe(metas, state, found.names, carried)
+        except Exception as error:
+            failure = error
+        plan = nodes.register(metas, description, failure)
+        version: int | None = None
+        try:
+            if plan.part:
+                version = self._registered_as(metas, side_files, hf_dir, replace, plan.part)
+        except Exception as error:
+            failure = error
+        self._layout.set([], {}, casts=False)  # else only some ranks would register again
+        versions = nodes.agree(failure, version)
+        self._set(metas, found, hf_dir, dtype)
+        return min(v for v, in versions if v is not None)
+
+    def _reconciled(
+        self, tensors: Any, hf_dir: str | os.PathLike[str] | None, dtype: Any
+    ) -> tuple[list[TensorMeta], list[TensorMeta], Reconciled]:
+        """What to register, what was given, and how one becomes the other."""
         model = base_of(tensors) if is_module(tensors) else None
         with no_collections(not is_lazy(tensors)):
             given_metas, given_tied, said = metas_and_ties(tensors)
@@ -203,14 +270,14 @@ class WeightManager:
             if compares:  # one layout, whoever registers the checkpoint's model
                 place = {m.name: i for i, m in enumerate(disk)}
                 metas.sort(key=lambda m: place[m.name])
-        version = self._registered_as(metas, side_files, hf_dir, replace)
-        if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
-            return version  # as it was registered: nothing else was said of it
+        return metas, given_metas, replace(found, compares=compares or model is not None)
+
+    def _set(self, metas: list[TensorMeta], found: Reconciled,
+             hf_dir: str | os.PathLike[str] | None, dtype: Any) -> None:
         self._layout.set(
             metas, found.tied, hf_dir is not None or dtype is not None, found.names, found.compared)
         self._side = SideParts(hf_dir, [m.name for m in found.carried])
-        log_names(self._model, self._rank, found.names, hf_dir, compares or model is not None)
-        return version
+        log_names(self._model, self._rank, found.names, hf_dir, found.compares)
 
     def register_checkpoint(
         self, metas: Sequence[TensorMeta], hf_dir: str | os.PathLike[str]
@@ -228,6 +295,7 @@ class WeightManager:
         side_files: Mapping[str, bytes | str] | None,
         hf_dir: str | os.PathLike[str] | None,
         replace: bool,
+        owned: Sequence[tuple[int, int]] = (),
     ) -> int:
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
@@ -237,6 +305,7 @@ class WeightManager:
             None if hf_dir is None else os.fspath(hf_dir),
             replace,
             not files and hf_dir is None,
+            owned,
         )
         self._known = result
         self._registered = None
@@ -270,6 +339,8 @@ class WeightManager:
         shape or dtype, and then abandons the version for all ranks. A RefusedError, once,
         where names are `unchanged` and this rank's last version was lost or rolled back.
         """
+        if self._nodes is not None:
+            raise Error("a manager with node_ranks publishes shards: use offload_fsdp")
         if not self._layout.metas:
             self.register(twice(named_tensors), dtype=dtype)
         elif dtype is not None:
@@ -322,6 +393,8 @@ class WeightManager:
             self.register(given, dtype=dtype)
         elif dtype is not None:
             self._layout.cast_to(dtype)
+        if self._nodes is not None:
+            return self._offload_nodes(self._nodes, state, version, unchanged, notify, attempt)
         # A wrong rank or world is told before the version begins: ranks that all take themselves
         # for rank 0 would otherwise hear of each other's offload and not of the cause.
         for name, tensor in pairs_of(state):
@@ -340,6 +413,70 @@ class WeightManager:
         return self._offload(
             pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
         )
+
+    def _offload_nodes(
+        self,
+        nodes: Nodes,
+        state: Mapping[str, Any],
+        version: int,
+        unchanged: Collection[str],
+        notify: bool,
+        attempt: int,
+    ) -> Offloaded:
+        started = time.monotonic()
+        layout = self._layout
+        failure, description, keep = None, None, set[str]()
+        try:
+            keep = layout.registered(unchanged)
+            description = nodes.describe(layout.metas, state, layout.names, self._side.names)
+        except Exception as error:
+            failure = error
+        attempt = nodes.begin(layout.metas, description, keep, version, attempt, failure)
+        plan = nodes.plan
+        assert plan is not None
+        kept = {layout.index[name] for name in keep}
+        given = {m.name for i, m in enumerate(layout.metas) if i not in plan.absent}
+        layout.check_complete(given, keep)
+        _, supplied = self._side.of_version(nodes.is_first)
+        current: list[_core.Offload] = []
+
+        def alive() -> None:
+            for offload in current:
+                offload.check()
+
+        def write(offload: _core.Offload | None) -> tuple[int, int]:
+            held: dict[int, tuple[Any, Box]] = {}
+            if offload is not None:
+                current.append(offload)
+
+            def place(name: str, tensor: Any) -> tuple[Place, int]:
+                index = layout.index.get(name)
+                if index is None:
+                    return place_in(plan, layout.index[layout.tied[name]], tensor)
+                block = plan.block(index)
+                if index in plan.sends and block is not None:
+                    held[index] = settled(tensor), block
+                return place_in(plan, index, tensor)
+
+            with Overlap(False) as copies:
+                tensors, written = self._writer.write(
+                    offload, layout.converted(iter(state.items()), supplied), keep, place, True,
+                    copies)
+            if offload is not None:
+                offload.mark_unchanged(sorted(kept))
+                # A tensor without elements is in no chunk, so no rank has a block of it.
+                empty = [i for i, m in enumerate(layout.metas) if 0 in m.shape]
+                offload.mark_written([i for i in empty if i not in kept], _core.SHARE_PART)
+            step("written")
+            written += nodes.exchange(offload, held, layout.metas, kept, plan)
+            step("sent")
+            return tensors, written
+
+        with nodes.together(alive) as step:
+            if plan.part:
+                return self._offload_by(version, notify, started, attempt, write)
+            tensors, _ = write(None)
+            return Offloaded(version, tensors, 0, 0.0, time.monotonic() - started, 0, self)
 
     def offload_zero3(
         self, module: Any, version: int, bucket_bytes: int = 1 << 30, notify: bool = True
@@ -467,6 +604,9 @@ class WeightManager:
         Raises AbandonedError, with the reason, as soon as another rank dies, hangs or gives up. On
         the main thread Ctrl-C ends it at once, as it does where a sender is waited for.
         """
+        if self._nodes is not None and self._nodes.plan is not None and not self._nodes.plan.part:
+            raise Error("no sender of this node has a part of the model, since its ranks hold only "
+                        "copies; wait on another node")
         millis = 0 if timeout is None else max(1, round(timeout * 1000))
         return Published(**self._client.wait_published(version, millis))
 

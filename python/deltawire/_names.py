@@ -187,6 +187,15 @@ class Names:
             return (name,)
         return tuple(rule[0].targets.values()) if isinstance(rule[0], Group) else rule
 
+    def becomes(self, name: str, tensor: Any) -> list[tuple[str, bool]]:
+        """The checkpoint's tensors that one tensor is a part of, and whether it is that one, whole or
+        as a shard."""
+        rule = self.rule(name, tensor.shape)
+        if rule is not None and isinstance(rule[0], Group):
+            return [(target, False) for target in rule[0].targets.values()]
+        target = name if rule is None else rule[0]
+        return [(n, True) for n in (*self.copies.get(target, ()), target)]
+
     def known(self, name: str) -> tuple[str, ...]:
         """`targets` of a tensor that was given before, in whatever shape."""
         return next((self.targets(n, s) for n, s in self._rules if n == name), (name,))
@@ -349,6 +358,7 @@ class Reconciled:
     said: set[str]
     compared: frozenset[str]
     carried: list[TensorMeta]
+    compares: bool = False  # with a checkpoint, or with what the model is saved as
 
 
 def reconcile(

@@ -21,14 +21,14 @@ class SideParts:
     """Tensors `names` of the checkpoint `hf_dir`, over the versions of one registration."""
 
     def __init__(self, hf_dir: str | os.PathLike[str] | None, names: Collection[str]):
-        self._hf_dir, self._names = hf_dir, frozenset(names)
+        self._hf_dir, self.names = hf_dir, frozenset(names)
         self._is_there = False  # the sender's newest version has them
 
     def of_version(self, writes: bool) -> tuple[frozenset[str], Iterable[tuple[str, Any]]]:
         """Names that the sender carries over, and tensors to be written. `writes`: this rank does.
         """
         if self._is_there or not writes:
-            return (self._names if writes else frozenset()), ()
+            return (self.names if writes else frozenset()), ()
         return frozenset(), self._tensors()
 
     def written(self, is_sure: bool) -> None:
@@ -36,14 +36,14 @@ class SideParts:
         self._is_there = is_sure
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
-        if not self._names or self._hf_dir is None:
+        if not self.names or self._hf_dir is None:
             return
         found = 0
-        for pair in _checkpoint.sources(self._hf_dir, self._names):
+        for pair in _checkpoint.sources(self._hf_dir, self.names):
             found += 1
             yield pair
-        if found != len(self._names):
-            raise Error(f"{os.fspath(self._hf_dir)} has only {found} of the {len(self._names)} "
+        if found != len(self.names):
+            raise Error(f"{os.fspath(self._hf_dir)} has only {found} of the {len(self.names)} "
                         "tensors any more that it had when the model was registered; register again")
 
 

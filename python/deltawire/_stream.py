@@ -31,7 +31,7 @@ class StreamWriter:
 
     def write(
         self,
-        offload: _core.Offload,
+        offload: _core.Offload | None,
         named: Iterator[tuple[str, Any]],
         keep: set[str],
         place: Callable[[str, Any], tuple[Place, int]],
@@ -39,7 +39,8 @@ class StreamWriter:
         overlap: Overlap,
     ) -> tuple[int, int]:
         """Returns how many tensors this rank wrote (or parts of them), and how many bytes. `keep`:
-        names that the sender carries over. `partly`: other ranks give the rest."""
+        names that the sender carries over. `partly`: other ranks give the rest. `offload`: None
+        where `place` says of no tensor that this rank writes it."""
         layout = self._layout
         seen: set[str] = set()
         ties = Ties(offload, layout.metas, seen, frozenset(layout.tied.values()))
@@ -54,7 +55,8 @@ class StreamWriter:
                 continue
             if name not in layout.index and (layout.leaves_ties or name in layout.compared):
                 overlap.wait()  # what it may be a copy of has to be there
-                ties.check(name, tensor)
+                if offload is not None:
+                    ties.check(name, tensor)
                 continue
             index = layout.find(name)
             if name in seen:
@@ -63,12 +65,14 @@ class StreamWriter:
             meta = layout.metas[index]
             given = check(meta, tensor, layout.casts)
             where, share = place(name, tensor)
-            if not where.writes:
+            if not where.writes or offload is None:
                 continue
             local = settled(tensor)
             ties.wrote(name, tensor, local)
-            overlap.run(name, local, functools.partial(
-                copy_settled, offload, index, meta, local, where, share, halves))
+            for part, there in where.parts(local):
+                overlap.run(name, part, functools.partial(
+                    copy_settled, offload, index, meta, part, there, share, halves))
+                del part
             self._cast_log.add(given, meta)
             tensors += 1
             del tensor, local  # the copy alone holds it now

@@ -30,7 +30,7 @@ class Ties:
 
     def __init__(
         self,
-        offload: _core.Offload,
+        offload: _core.Offload | None,
         metas: Sequence[TensorMeta],
         written: set[str],
         firsts: Collection[str] = (),
@@ -70,13 +70,18 @@ class Ties:
             return
         index = next(i for i, meta in enumerate(self._metas) if meta.name == first)
         meta = self._metas[index]
+        assert self._offload is not None  # this rank writes
         address, size = self._offload.memory(index)
         if size == 0 or local.numel() == 0:
             return
         memory = (ctypes.c_char * size).from_address(address)
         there = torch.frombuffer(memory, dtype=torch_dtype(meta.dtype)).reshape(meta.shape)
-        for dim, start in enumerate(where.start):
-            there = there.narrow(dim, start, where.shape[dim])
+        for part, place in where.parts(local):
+            self._compare(name, first, part, _block(there, place))
+
+    def _compare(self, name: str, first: str, local: Any, there: Any) -> None:
+        import torch  # pylint: disable=import-outside-toplevel
+
         if tuple(local.shape) != tuple(there.shape):
             raise _apart(name, first)
         rows = max(1, _SLICE * local.shape[0] // local.numel()) if local.dim() > 0 else 1
@@ -122,6 +127,7 @@ class Ties:
         wanted = _TORCH_FLOATS.get(meta.dtype)
         if wanted is None or not tensor.is_floating_point():
             return False
+        assert self._offload is not None
         address, size = self._offload.memory(index)
         if size == 0:
             return False
@@ -135,6 +141,12 @@ class Ties:
 
 
 _TORCH_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _block(tensor: Any, where: Place) -> Any:
+    for dim, start in enumerate(where.start):
+        tensor = tensor.narrow(dim, start, where.shape[dim])
+    return tensor
 
 
 def _bits(tensor: Any) -> Any:

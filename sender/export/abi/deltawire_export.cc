@@ -169,10 +169,14 @@ int dw_client_register(dw_client* client, const dw_register_options* options,
                         Read(options, kRegisterOptionsSize, "dw_register_options"));
     DW_ASSIGN_OR_RETURN(const deltawire::Layout layout, ReadLayout(o));
     DW_ASSIGN_OR_RETURN(const auto side_files, ReadSideFiles(o));
+    if (o.owned == nullptr && o.owned_ranges > 0) return Invalid("the owned chunks are NULL");
+    deltawire::RegisterOptions to{.replace = o.replace != 0,
+                                  .keep_side_files = o.keep_side_files != 0};
+    for (size_t i = 0; i < o.owned_ranges; ++i) {
+      to.owned.push_back({o.owned[2 * i], o.owned[2 * i + 1]});
+    }
     DW_ASSIGN_OR_RETURN(const deltawire::Identity published,
-                        client->client.Register(layout, side_files,
-                                                {.replace = o.replace != 0,
-                                                 .keep_side_files = o.keep_side_files != 0}));
+                        client->client.Register(layout, side_files, to));
     return Fill(Registered(layout, published), kRegisteredSize, result, "dw_registered");
   });
 }

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 10
+#define DW_ABI_VERSION 11
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -112,6 +112,11 @@ typedef struct dw_register_options {
   const char* hf_dir;  /* a HF model directory whose small files become side files; or NULL */
   int replace;         /* not 0: drop a model that is registered with another layout */
   int keep_side_files; /* not 0: keep the registered ones; ignore side_files and hf_dir's */
+  /* Since DW_ABI_VERSION 11: the layout's chunks that this sender publishes where other nodes'
+   * senders publish the rest: the first chunk and the last + 1 of each range, in order; NULL: all.
+   * Write to no other chunk. */
+  const uint32_t* owned;
+  size_t owned_ranges;
 } dw_register_options;
 
 typedef struct dw_registered {
