@@ -23,10 +23,12 @@
 #include "common/layout/layout.h"
 #include "common/serving/incoming_version.h"
 #include "common/serving/state_source.h"
-#include "common/shm/dir_lock.h"
 #include "kernels/kernels.h"
 #include "sender/agent/gpu_diff.h"
+#include "sender/agent/gpu_slot.h"
 #include "sender/agent/halves.h"
+#include "sender/agent/incoming_slot.h"
+#include "sender/agent/model_home.h"
 #include "sender/agent/offload_session.h"
 #include "sender/agent/publish_job.h"
 #include "sender/agent/scrubber.h"
@@ -68,10 +70,6 @@ struct ModelOptions {
 
 class Model : public StateSource {
  public:
-  // Entries of its directory, beside the halves, their state (halves.h) and the groups' file.
-  static constexpr const char* kOwnedName = ".deltawire.owned";
-  static constexpr const char* kSideDir = "side";
-
   /// Returns true once the caller has gone.
   using Gone = std::function<bool()>;
 
@@ -87,32 +85,32 @@ class Model : public StateSource {
                                                   const ModelOptions& options, ThreadPool& pool);
   ~Model() override;
 
-  const std::string& name() const override { return name_; }
-  const Layout& layout() const override { return layout_; }
-  const ChunkTable& chunks() const override { return chunks_; }
+  const std::string& name() const override { return home_->name(); }
+  const Layout& layout() const override { return home_->layout(); }
+  const ChunkTable& chunks() const override { return home_->chunks(); }
   /// The chunks that this agent publishes. All others are holes in both halves: never read, diffed,
   /// sent or counted.
-  const Coverage& owned() const override { return owned_; }
-  uint64_t owned_bytes() const override { return owned_bytes_; }
+  const Coverage& owned() const override { return home_->owned(); }
+  uint64_t owned_bytes() const override { return home_->owned_bytes(); }
   ThreadPool& pool() override { return pool_; }
   void CountPull(int change) override { pulls_ += change; }
   std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
-    return store_->Pin(state);
+    return store_.Pin(state);
   }
-  const kernels::DigestKey& key() const override { return key_; }
+  const kernels::DigestKey& key() const override { return home_->key(); }
   const kernels::Backend& backend() const override { return backend_; }
-  uint64_t data_offset() const { return halves_->data_offset(); }
-  const std::filesystem::path& directory() const { return dir_; }
+  uint64_t data_offset() const { return home_->halves().data_offset(); }
+  const std::filesystem::path& directory() const { return home_->directory(); }
   /// The highest version ever published in this lineage. Above the published version, it was
   /// rolled back from.
-  uint64_t highest_version() const { return halves_->highest_version(); }
+  uint64_t highest_version() const { return home_->halves().highest_version(); }
   /// The history in which this model's versions count.
-  const Hash128& lineage() const { return halves_->lineage(); }
+  const Hash128& lineage() const { return home_->halves().lineage(); }
 
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// Those that will belong to the next version.
-  std::shared_ptr<const SideFileSet> next_side_files() const;
+  std::shared_ptr<const SideFileSet> next_side_files() const { return home_->side_files().next(); }
   /// `files` will belong to the next version that is published.
   Status SetSideFiles(std::vector<SideFile> files);
 
@@ -157,14 +155,14 @@ class Model : public StateSource {
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.
-  std::shared_ptr<const Published> published() const override { return store_->newest(); }
+  std::shared_ptr<const Published> published() const override { return store_.newest(); }
   LeasedState Lease() override;
-  Bytes half(uint32_t i) const override { return std::as_const(*halves_).data(i); }
+  Bytes half(uint32_t i) const override { return std::as_const(home_->halves()).data(i); }
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override {
-    return store_->At(id);
+    return store_.At(id);
   }
   std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override {
-    return halves_->Lease(half, id);
+    return home_->halves().Lease(half, id);
   }
   void Recheck(uint32_t chunk) override;
   /// Sets what is called when the trainer has waited out the grace; `cut` ends the pulls that still
@@ -175,8 +173,7 @@ class Model : public StateSource {
   /// For versions that are sent early: `wanted` says whether somebody is there who may take them,
   /// `coming` is called when incoming() has changed. Both from any thread, without a lock.
   void SetEarlyListener(std::function<bool()> wanted, std::function<void()> coming) {
-    wanted_ = std::move(wanted);
-    coming_ = std::move(coming);
+    incoming_.SetListener(std::move(wanted), std::move(coming));
   }
   /// The version that is being written, once a chunk of it has been diffed; null: none is sent
   /// early.
@@ -186,19 +183,19 @@ class Model : public StateSource {
   PublishTotals totals() const;
   VersionHistory& history() { return history_; }
   const VersionHistory& history() const { return history_; }
-  ScrubTotals scrub() const { return scrubber_->totals(); }
+  ScrubTotals scrub() const { return scrubber_.totals(); }
   uint64_t damaged_chunks() const;  ///< of the published version
-  uint64_t log_bytes() const { return store_->log_bytes(); }
-  uint64_t held_bytes() const { return store_->held_bytes(); }
-  uint64_t log_limit() const override { return store_->log_limit(); }
-  EncodedCache::Counts encoded() const { return store_->encoded(); }
+  uint64_t log_bytes() const { return store_.log_bytes(); }
+  uint64_t held_bytes() const { return store_.held_bytes(); }
+  uint64_t log_limit() const override { return store_.log_limit(); }
+  EncodedCache::Counts encoded() const { return store_.encoded(); }
   /// The same of versions that are sent while they are written.
-  EncodedCache::Counts early_encoded() const { return early_encoded_->counts(); }
-  GpuDiff::Counts gpu_counts() const;
+  EncodedCache::Counts early_encoded() const { return incoming_.encoded(); }
+  GpuDiff::Counts gpu_counts() const { return gpu_.counts(); }
 
   /// False if its files are not in its directory any more: whoever opens them by name finds none,
   /// or others.
-  bool IsInPlace() const;
+  bool IsInPlace() const { return home_->IsInPlace(); }
 
   /// Wakes everything that waits, with `why`. A publish that is running finishes, and no other
   /// begins. The first reason stays.
@@ -211,50 +208,26 @@ class Model : public StateSource {
   void Drop(const Status& why);
 
  private:
-  /// What Create and Recover put together.
-  struct Parts {
-    std::string name;
-    std::filesystem::path dir;
-    ModelOptions options;
-    std::optional<DirLock> lock;
-    std::unique_ptr<Layout> layout;
-    std::unique_ptr<ChunkTable> chunks;
-    std::unique_ptr<Coverage> owned;
-    std::unique_ptr<Halves> halves;
-    std::shared_ptr<const SideFileSet> next_side_files;
-  };
-  static Halves::Context ContextOf(const Parts& parts, ThreadPool& pool);
-  Model(Parts parts, uint64_t first_lease, ThreadPool& pool);
+  static ModelHome::Options HomeOptions(const ModelOptions& options, ThreadPool& pool);
+  Model(std::unique_ptr<const ModelHome> home, const ModelOptions& options, uint64_t first_lease,
+        ThreadPool& pool);
 
   /// Publishes the version that an earlier process had published, and keeps the version before it
   /// if its half is whole.
   Status Restore();
   StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
   uint32_t InactiveHalf() const;
-  std::shared_ptr<GpuDiff> MakeGpu() const;
-  /// Keeps the set on disk. REQUIRES: one call at a time.
-  Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  std::unique_ptr<GpuDiff> MakeGpu() const;
 
   /// Drains and fences the half, for which it waits and may make files.
   Status PrepareHalf(uint32_t half, double* waited) ABSL_LOCKS_EXCLUDED(mu_);
-  /// `early`: is told of each chunk that has been diffed; null: nobody is.
+  /// `incoming`: gets each chunk that has been diffed; null: no chunk travels early.
   std::shared_ptr<PublishJob> MakeJob(uint32_t half,
-                                      const std::shared_ptr<IncomingVersion>& early) const
+                                      const std::shared_ptr<IncomingVersion>& incoming)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sending early (model_early.cc).
-  /// The version of the session's offload, to be sent while it is written; null: it is not.
-  std::shared_ptr<IncomingVersion> MakeEarly() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// A chunk of `early` is final, and differs from the published one.
-  void Diffed(IncomingVersion& early, uint32_t half, uint32_t chunk, uint64_t digest_before,
-              uint64_t digest_after, Bytes payload) const;
-  /// Whether the offload of early_ has ended without its publish.
-  bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return early_ != nullptr && early_lease_ != session_.lease();
-  }
-  /// Gives the version up, if it is not null: its pulls end, and read its half no more when this
-  /// returns, also where another thread does the same.
-  void DropEarly(const std::shared_ptr<IncomingVersion>& early) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Makes the session's offload the incoming version, or returns null if none of its chunks shall
+  /// travel early.
+  std::shared_ptr<IncomingVersion> BeginIncoming() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StatusOr<bool> NoteReady(const ReadyNotice& notice);
   StatusOr<bool> AttendedNow(uint64_t lease, uint32_t rank) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -291,35 +264,20 @@ class Model : public StateSource {
   /// Compares some chunks; returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome() ABSL_LOCKS_EXCLUDED(mu_);
 
-  const std::string name_;
-  const std::filesystem::path dir_;
+  const std::unique_ptr<const ModelHome> home_;
   const ModelOptions options_;
-  const std::unique_ptr<const Layout> layout_ptr_;
-  const std::unique_ptr<const ChunkTable> chunks_ptr_;
-  const std::unique_ptr<const Coverage> owned_ptr_;
-  const Layout& layout_;
-  const ChunkTable& chunks_;
-  const Coverage& owned_;
-  const uint64_t owned_bytes_;
-  uint64_t elements_ = 0;
-  const kernels::DigestKey key_;
   const kernels::Backend& backend_;
   ThreadPool& pool_;
   std::atomic<int> pulls_{0};
-  DirLock dir_lock_;
-  SideFileStore side_store_;
-  std::unique_ptr<Halves> halves_;
-  std::unique_ptr<VersionStore> store_;
-  std::unique_ptr<Scrubber> scrubber_;
+  VersionStore store_;
+  Scrubber scrubber_;
   VersionHistory history_;
-  const std::shared_ptr<EncodedCache::Totals> early_encoded_ =
-      std::make_shared<EncodedCache::Totals>();
+  IncomingSlot incoming_;
+  GpuSlot gpu_;  // destroyed before the halves, whose memory it has pinned
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
-  std::function<bool()> wanted_;
-  std::function<void()> coming_;
 
-  // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
+  // Locks: mu_, then those of the members above and of the job.
   mutable CheckedMutex mu_;
   CondVar cv_;
   Listeners offload_listeners_;          // not under mu_
@@ -328,16 +286,6 @@ class Model : public StateSource {
   // Of the session's offload, or of one that has ended.
   std::shared_ptr<PublishJob> job_ ABSL_GUARDED_BY(mu_);
   uint64_t job_lease_ ABSL_GUARDED_BY(mu_) = 0;
-  // Of the offload of early_lease_; null: none.
-  std::shared_ptr<IncomingVersion> early_ ABSL_GUARDED_BY(mu_);
-  uint64_t early_lease_ ABSL_GUARDED_BY(mu_) = 0;
-  // Null: the CPU diffs; destroyed before the halves that it pins.
-  std::shared_ptr<GpuDiff> gpu_ ABSL_GUARDED_BY(mu_);
-  // Of earlier GpuDiffs, whose halves were replaced.
-  GpuDiff::Counts gpu_before_ ABSL_GUARDED_BY(mu_);
-  bool gpu_unpinned_ ABSL_GUARDED_BY(mu_) = false;  // gpu_ must be made anew
-  std::shared_ptr<const SideFileSet> next_side_files_ ABSL_GUARDED_BY(mu_);
-  bool side_files_busy_ ABSL_GUARDED_BY(mu_) = false;
   PublishTotals totals_ ABSL_GUARDED_BY(mu_);
   Thread publisher_;
 };

@@ -10,7 +10,7 @@
 #include "common/shm/dir_lock.h"
 #include "sender/agent/group_file.h"
 #include "sender/agent/halves.h"
-#include "sender/agent/model.h"
+#include "sender/agent/model_home.h"
 #include "sender/agent/side_file_store.h"
 
 namespace deltawire::sender {
@@ -80,14 +80,15 @@ StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& 
   if (!IsRealDirectory(dir)) return removed;
   DW_ASSIGN_OR_RETURN(const DirLock lock, DirLock::Acquire(dir, group));
   const std::string half[] = {Halves::PathOf(dir, 0).filename(), Halves::PathOf(dir, 1).filename()};
-  for (const std::string& name : {std::string(Halves::kStateName), half[0], half[1],
-                                  std::string(Model::kOwnedName), std::string(kGroupFileName)}) {
+  for (const std::string& name :
+       {std::string(Halves::kStateName), half[0], half[1], std::string(ModelHome::kOwnedName),
+        std::string(kGroupFileName)}) {
     DW_RETURN_IF_ERROR(RemoveRegularFile(dir / name, removed.freed_bytes));
     // A file that was being made when a process died: NAME.new, with a dot in front.
     const std::string hidden = (name.starts_with('.') ? "" : ".") + name + ".new";
     DW_RETURN_IF_ERROR(RemoveRegularFile(dir / hidden, removed.freed_bytes));
   }
-  DW_RETURN_IF_ERROR(RemoveSideFiles(dir / Model::kSideDir, removed.freed_bytes));
+  DW_RETURN_IF_ERROR(RemoveSideFiles(dir / ModelHome::kSideDir, removed.freed_bytes));
   for (const fs::path& entry : EntriesOf(dir)) {
     const std::string name = entry.filename().string();
     if (name == DirLock::kFileName || removed.left.size() >= kMostLeft) continue;

@@ -18,15 +18,15 @@ constexpr std::chrono::milliseconds kGoneSlice{50};
 }  // namespace
 
 uint32_t Model::InactiveHalf() const {
-  const auto newest = store_->newest();
+  const auto newest = store_.newest();
   return newest == nullptr ? 0 : 1 - newest->half;
 }
 
 StateId Model::NextState(uint64_t version) const {
-  const auto newest = store_->newest();
+  const auto newest = store_.newest();
   if (newest == nullptr) return {1, version};
   const StateId now = newest->info.id();
-  const bool later = version > now.version || (version == now.version && !owned_.all());
+  const bool later = version > now.version || (version == now.version && !owned().all());
   return {later ? now.epoch : now.epoch + 1, version};
 }
 
@@ -42,7 +42,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     MutexLock lock(mu_);
     while (true) {
       if (!stopped_.ok()) return stopped_;
-      const auto newest = store_->newest();
+      const auto newest = store_.newest();
       auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
                                  SteadyClock::now());
       if (!step.ok()) return step.status();
@@ -58,7 +58,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
   }
   offload_listeners_.Call();  // an older offload may be over
   // A client that begins anew has dropped what it had begun before.
-  halves_->LetGoOf(request.client, request.rank);
+  home_->halves().LetGoOf(request.client, request.rank);
   if (begun.next == OffloadSession::Next::kDrain) {
     const uint32_t half = InactiveHalf();
     double waited = 0;
@@ -66,12 +66,11 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     MutexLock lock(mu_);
     session_.Drained(begun.lease, ready, waited, SteadyClock::now());
     if (ready.ok()) {
-      early_ = MakeEarly();
-      early_lease_ = job_lease_ = begun.lease;
-      job_ = MakeJob(half, early_);
+      job_lease_ = begun.lease;
+      job_ = MakeJob(half, BeginIncoming());
     }
     if (session_.writing(begun.lease)) {
-      LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}", name_,
+      LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}", name(),
               ToString(NextState(request.version)), request.rank, request.world,
               HumanSeconds(waited), ToString(TraceOf(request.version, session_.attempt())));
     }
@@ -102,79 +101,78 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
     return CallerGone();
   }
   const uint32_t half = InactiveHalf();
-  halves_->Granted(half, {lease, request.rank, request.client, request.publisher});
-  const auto newest = store_->newest();
+  home_->halves().Granted(half, {lease, request.rank, request.client, request.publisher});
+  const auto newest = store_.newest();
   return OffloadGrant{
-      halves_->path(half),       halves_->data_offset(),
-      session_.waited_seconds(), lease,
-      session_.attempt(),        newest == nullptr ? Identity{} : newest->info.identity};
+      home_->halves().path(half), home_->halves().data_offset(),
+      session_.waited_seconds(),  lease,
+      session_.attempt(),         newest == nullptr ? Identity{} : newest->info.identity};
 }
 
 Status Model::PrepareHalf(uint32_t half, double* waited) {
   std::shared_ptr<PublishJob> last;
-  std::shared_ptr<IncomingVersion> early;
   {
     MutexLock lock(mu_);
     last = std::exchange(job_, nullptr);
-    early = early_;
   }
   if (last != nullptr) {
     last->Cancel();
     last->Join();  // its early diffs read the half
   }
-  DropEarly(early);
-  DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
-  const Status fenced = halves_->Fence(half, [&] {
-    std::shared_ptr<GpuDiff> pinned;  // destroyed without the lock
-    MutexLock lock(mu_);
-    pinned = std::exchange(gpu_, nullptr);
-    if (pinned == nullptr) return;
-    gpu_before_ += pinned->counts();
-    gpu_unpinned_ = true;
-  });
+  incoming_.Discard(incoming_.current());
+  DW_RETURN_IF_ERROR(home_->halves().Drain(half, options_.grace, cut_, waited));
+  const Status fenced = home_->halves().Fence(half, [this] { gpu_.Unpin(); });
   if (!fenced.ok()) {
-    halves_->GiveBack(half);
+    home_->halves().GiveBack(half);
     return fenced;
   }
-  // A half has other memory now, so it must be pinned anew. A GPU that was wrong once stays unused.
-  bool unpinned = false;
-  {
-    MutexLock lock(mu_);
-    unpinned = std::exchange(gpu_unpinned_, false);
-  }
-  if (unpinned && gpu_counts().mismatches == 0) {
-    auto gpu = MakeGpu();
-    MutexLock lock(mu_);
-    gpu_ = std::move(gpu);
-  }
-  halves_->BeginWrite(half);
+  gpu_.PinAnew();
+  home_->halves().BeginWrite(half);
   return absl::OkStatus();
 }
 
+std::shared_ptr<IncomingVersion> Model::incoming() const {
+  MutexLock lock(mu_);
+  return incoming_.Told(session_.lease());
+}
+
+std::shared_ptr<IncomingVersion> Model::BeginIncoming() {
+  const auto newest = store_.newest();
+  // A GPU diffs all at the end, and its results can be dropped again.
+  if (!options_.send_early || !incoming_.has_listener() || newest == nullptr || gpu_.diffs()) {
+    return nullptr;
+  }
+  const Identity version{home_->halves().lineage(), NextState(session_.version()), 0,
+                         session_.attempt()};
+  return incoming_.Begin(session_.lease(), version, *newest, options_.delta_log_bytes / 2);
+}
+
 std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half,
-                                           const std::shared_ptr<IncomingVersion>& early) const {
+                                           const std::shared_ptr<IncomingVersion>& incoming) {
   PublishJob::Inputs in;
-  in.chunks = &chunks_;
-  in.layout = &layout_;
-  in.owned = &owned_;
+  in.chunks = &chunks();
+  in.layout = &layout();
+  in.owned = &owned();
   in.backend = &backend_;
-  in.key = &key_;
-  in.inactive = halves_->writable(half);
-  if (const auto newest = store_->newest()) {
+  in.key = &key();
+  in.inactive = home_->halves().writable(half);
+  if (const auto newest = store_.newest()) {
     in.active = this->half(newest->half);
     in.active_digests = newest->digests;
     in.active_root = newest->info.identity.root;
     in.published = newest;
-    in.gpu = gpu_.get();
-    in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
+    in.gpu = gpu_.diff().get();
+    in.lost = [this](uint32_t chunk, bool whole) { scrubber_.BaseLost(chunk, whole); };
     in.changing = [this](uint32_t chunk, Bytes before, bool undoable) {
-      store_->Changing(chunk, before, undoable, pulls_ > 0);
+      store_.Changing(chunk, before, undoable, pulls_ > 0);
     };
   }
-  if (early != nullptr) {
-    in.diffed = [this, half, early](uint32_t chunk, uint64_t before, uint64_t after,
-                                    Bytes payload) {
-      Diffed(*early, half, chunk, before, after, payload);
+  if (incoming != nullptr) {
+    in.diffed = [this, half, incoming](uint32_t chunk, uint64_t before, uint64_t after,
+                                       Bytes payload) {
+      const Chunk& place = chunks()[chunk];
+      incoming_.Add(*incoming, chunk, before, after, payload,
+                    this->half(half).subspan(place.offset, place.bytes));
     };
   }
   // No single delta may take more than half of the log, or the log would hold nothing else.
@@ -236,7 +234,7 @@ Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
 }
 
 Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
-  halves_->LetGo(lease, rank);
+  home_->halves().LetGo(lease, rank);
   Status done;
   {
     MutexLock lock(mu_);
@@ -262,7 +260,7 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
     }
     // Early diffs run on the CPU. With a GPU they do not pay: the chunks' base would have to be
     // copied to the GPU again.
-    if (options_.eager_diff && (gpu_ == nullptr || !gpu_->trusted())) job = job_;
+    if (options_.eager_diff && !gpu_.diffs()) job = job_;
   }
   if (!refused.ok()) {
     offload_listeners_.Call();  // the offload is over
@@ -282,17 +280,17 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
 
 StatusOr<bool> Model::NoteReady(const ReadyNotice& notice) {
   MutexLock lock(mu_);
-  const auto newest = store_->newest();
+  const auto newest = store_.newest();
   const TraceId trace = TraceOf(notice.version, session_.attempt());
   const auto granted = session_.granted();
   auto last = session_.Ready(notice, newest ? newest->info.identity : Identity{});
   if (last.ok() && *last) {
-    LogInfo("model {}: {}: written by {}, in {} {}", name_, ToString(NextState(notice.version)),
+    LogInfo("model {}: {}: written by {}, in {} {}", name(), ToString(NextState(notice.version)),
             notice.world == 1 ? "its rank" : fmt::format("all {} ranks", notice.world),
             HumanSeconds(SecondsSince(granted)), ToString(trace));
   }
   // Whether or not Ready failed, the rank writes no more.
-  halves_->LetGo(notice.lease, notice.rank);
+  home_->halves().LetGo(notice.lease, notice.rank);
   TidyAfterSession();
   return last;
 }
@@ -315,7 +313,7 @@ std::optional<StatusOr<VersionInfo>> Model::Outcome(uint64_t version, uint64_t l
 
 std::optional<StatusOr<VersionInfo>> Model::OutcomeNow(uint64_t version, uint64_t lease,
                                                        uint64_t attempt) const {
-  const auto newest = store_->newest();
+  const auto newest = store_.newest();
   auto outcome = session_.Outcome(version, lease, newest ? newest->info : VersionInfo{}, attempt);
   if (!outcome && !stopped_.ok()) outcome = stopped_;
   return outcome;

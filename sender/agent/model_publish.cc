@@ -44,10 +44,9 @@ void Model::PublisherLoop() {
       lock.unlock();
       offload_listeners_.Call();
       lock.lock();
-    } else if (EarlyIsOver()) {
-      const auto early = early_;  // the next offload may have its own before this thread goes on
+    } else if (const auto stale = incoming_.Stale(session_.lease())) {
       lock.unlock();
-      DropEarly(early);
+      incoming_.Discard(stale);
       lock.lock();
     } else if (now >= scrub_at) {
       lock.unlock();
@@ -71,7 +70,7 @@ Model::ToPublish Model::NextPublish() {
           .offload_seconds = SecondsSince(session_.granted()),
           .waited_seconds = session_.waited_seconds(),
           .unchanged = session_.unchanged(),
-          .side_files = next_side_files_,
+          .side_files = next_side_files(),
           .job = job_};
 }
 
@@ -86,23 +85,24 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   // The next offload drains this very half, and may begin before all receivers have been told.
   base = {};
   info.diff_seconds = SecondsSince(start);
-  const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
-  const Status made = diffed.ok() ? KeepSideFiles(use, what.side_files) : diffed.status();
+  const Status made = diffed.ok()
+                          ? home_->side_files().Keep(ModelHome::UseOf(what.half), what.side_files)
+                          : diffed.status();
   if (!made.ok()) {
     {
       MutexLock lock(mu_);
-      session_.PublishFailed(
-          Annotate(made, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
+      session_.PublishFailed(Annotate(
+          made, fmt::format("model \"{}\", {}: not published", name(), ToString(what.to))));
       TidyAfterSession();
     }
     offload_listeners_.Call();
     return made;
   }
   PublishJob::Result& result = *diffed;
-  info.identity = {halves_->lineage(), what.to, result.root, what.attempt};
-  halves_->Commit(what.half, info.identity, *result.digests);
-  info.model_bytes = owned_bytes_;
-  info.elements = elements_;
+  info.identity = {home_->halves().lineage(), what.to, result.root, what.attempt};
+  home_->halves().Commit(what.half, info.identity, *result.digests);
+  info.model_bytes = owned_bytes();
+  info.elements = home_->owned_elements();
   info.changed_elements = result.changed_elements;
   info.full_bytes = result.full_bytes;
   info.delta_bytes = result.delta_bytes;
@@ -112,62 +112,59 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   info.published_unix_nanos = UnixNanos();
   info.rollback = what.rollback;
   info.side_files_hash = what.side_files->hash;
-  auto state = store_->Make(info, what.half);
+  auto state = store_.Make(info, what.half);
   state->digests = std::move(result.digests);
   state->tensors = std::move(result.tensors);
   state->side_files = what.side_files;
   for (const uint32_t c : result.damaged) state->damaged[c] = 1;
-  std::shared_ptr<IncomingVersion> early;
+  std::shared_ptr<IncomingVersion> incoming;
   std::shared_ptr<const Published> settled;
   {
     MutexLock lock(mu_);
     // First, since whoever sees the new state may commit it and say so at once.
     history_.Add(info);
-    store_->Install(std::move(state), std::move(result.delta));
+    store_.Install(std::move(state), std::move(result.delta));
     ++totals_.published;
     totals_.delta_bytes += info.delta_bytes;
     totals_.trainer_wait_seconds += info.trainer_wait_seconds;
     totals_.publish_seconds += info.publish_seconds;
     session_.Published(info);
     job_ = nullptr;
-    early = std::exchange(early_, nullptr);
-    settled = store_->newest();
+    incoming = incoming_.Take();
+    settled = store_.newest();
     TidyAfterSession();
   }
   offload_listeners_.Call();
-  if (early != nullptr) {
-    early->Settle(std::move(settled));
-    early->Release();  // the log has it all
-    coming_();
-  }
+  if (incoming != nullptr) incoming_.Settle(*incoming, std::move(settled));
   Tell(info);
   if (changed_) changed_();
   return info;
 }
 
 void Model::Tell(const VersionInfo& info) const {
-  const double changed =
-      elements_ == 0 ? 0
-                     : static_cast<double>(info.changed_elements) / static_cast<double>(elements_);
-  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {} {}", name_, ToString(info.id()),
-          100 * changed, HumanBytes(info.delta_bytes + info.full_bytes),
+  const double changed = home_->owned_elements() == 0
+                             ? 0
+                             : static_cast<double>(info.changed_elements) /
+                                   static_cast<double>(home_->owned_elements());
+  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {} {}", name(),
+          ToString(info.id()), 100 * changed, HumanBytes(info.delta_bytes + info.full_bytes),
           HumanSeconds(info.publish_seconds), ToString(TraceOf(info.identity)));
   if (!options_.stages) return;
-  options_.stages({Stage::kWait, info.trainer_wait_seconds, name_});
-  options_.stages({Stage::kOffload, info.offload_seconds, name_});
-  options_.stages({Stage::kDiff, info.diff_seconds, name_});
-  options_.stages({Stage::kPublish, info.publish_seconds, name_});
+  options_.stages({Stage::kWait, info.trainer_wait_seconds, name()});
+  options_.stages({Stage::kOffload, info.offload_seconds, name()});
+  options_.stages({Stage::kDiff, info.diff_seconds, name()});
+  options_.stages({Stage::kPublish, info.publish_seconds, name()});
 }
 
 // Rolling back --------------------------------------------------------------------------------
 
 Status Model::CheckUndamaged(const Published& newest, uint64_t version) const {
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+  for (uint32_t c = 0; c < chunks().size(); ++c) {
     if (newest.damaged[c] == 0) continue;
     return Errorf(StatusCode::kDataLoss,
                   "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
                   "made from it; offload version {} again as a new one",
-                  name_, layout_.tensor(chunks_[c].tensor).name, version);
+                  name(), layout().tensor(chunks()[c].tensor).name, version);
   }
   return absl::OkStatus();
 }
@@ -176,21 +173,21 @@ Status Model::Undo(uint32_t half, const Published& newest, const Identity& targe
   const uint64_t version = target.id.version;
   DW_RETURN_IF_ERROR(CheckUndamaged(newest, version));
   const Bytes from = this->half(newest.half);
-  const MutableBytes to = halves_->writable(half);
-  for (const ByteRange& r : owned_.ByteRanges(chunks_)) {
+  const MutableBytes to = home_->halves().writable(half);
+  for (const ByteRange& r : owned().ByteRanges(chunks())) {
     std::memcpy(to.data() + r.first, from.data() + r.first, r.last - r.first);
   }
   std::vector<uint64_t> digests = *newest.digests;
-  DW_RETURN_IF_ERROR(store_->UndoInto(to, newest, target, digests));
+  DW_RETURN_IF_ERROR(store_.UndoInto(to, newest, target, digests));
   // The digests carried along the deltas are right even if the bytes were wrong from the start.
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    const Chunk& chunk = chunks_[c];
-    if (!owned_.contains(c)) continue;
-    if (backend_.digest(key_, to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
+  for (uint32_t c = 0; c < chunks().size(); ++c) {
+    const Chunk& chunk = chunks()[c];
+    if (!owned().contains(c)) continue;
+    if (backend_.digest(key(), to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
     return Errorf(StatusCode::kDataLoss,
                   "model \"{}\": tensor {} no longer has its digest in memory, so it cannot be "
                   "rolled back; nothing was published, offload the version again",
-                  name_, layout_.tensor(chunk.tensor).name);
+                  name(), layout().tensor(chunk.tensor).name);
   }
   // A scrub may have found damage after the first check, and the copy contains it.
   return CheckUndamaged(newest, version);
@@ -203,25 +200,25 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   {
     MutexLock lock(mu_);
     DW_RETURN_IF_ERROR(session_.MayRollBack(SteadyClock::now()));
-    DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
-    epoch = store_->newest()->info.id().epoch + 1;
+    DW_ASSIGN_OR_RETURN(target, store_.Reach(version));
+    epoch = store_.newest()->info.id().epoch + 1;
     attempt = RollbackAttempt(target, epoch);
     DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
     TidyAfterSession();
   }
   offload_listeners_.Call();  // an offload may be over
-  LogInfo("model {}: {}: rolling back to {} {}", name_, ToString(StateId{epoch, version}),
+  LogInfo("model {}: {}: rolling back to {} {}", name(), ToString(StateId{epoch, version}),
           ToString(target), ToString(TraceOf(version, attempt)));
   ToPublish what;
   what.half = InactiveHalf();
   what.attempt = attempt;
   what.rollback = true;
-  what.unchanged.resize(layout_.size());
+  what.unchanged.resize(layout().size());
   LeasedState base = Lease();
   Status undone = PrepareHalf(what.half, &what.waited_seconds);
   if (undone.ok()) undone = Undo(what.half, *base.state, target);
   base.lease.reset();  // as in Publish
-  auto was = undone.ok() ? store_->At(target) : undone;
+  auto was = undone.ok() ? store_.At(target) : undone;
   MutexLock lock(mu_);
   if (!was.ok()) {
     session_.PublishFailed(was.status());
@@ -245,8 +242,8 @@ std::chrono::nanoseconds Model::ScrubSome() {
     if (!session_.idle()) return kNothingToScrub;
   }
   const LeasedState leased = Lease();
-  if (leased.state == nullptr || chunks_.size() == 0) return kNothingToScrub;
-  return TimeAtRate(scrubber_->Some(*leased.state), options_.scrub_bytes_per_s);
+  if (leased.state == nullptr || chunks().size() == 0) return kNothingToScrub;
+  return TimeAtRate(scrubber_.Some(*leased.state), options_.scrub_bytes_per_s);
 }
 
 }  // namespace deltawire::sender

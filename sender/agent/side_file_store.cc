@@ -8,6 +8,7 @@
 #include <optional>
 #include <system_error>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/base/checksum.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -107,14 +108,48 @@ Status SideFileStore::Write(const SideFileSet& set) const {
 }
 
 Status SideFileStore::Keep(Use use, const std::shared_ptr<const SideFileSet>& set) {
+  {
+    MutexLock lock(mu_);
+    while (keeping_) cv_.wait(lock);
+    keeping_ = true;
+  }
+  // Also when an exception passes (no memory), so that the next call gets its turn.
+  const absl::Cleanup kept = [this] {
+    MutexLock lock(mu_);
+    keeping_ = false;
+    cv_.notify_all();
+  };
+  return Store(use, *set);
+}
+
+std::shared_ptr<const SideFileSet> SideFileStore::next() const {
+  MutexLock lock(mu_);
+  return next_;
+}
+
+Status SideFileStore::SetNext(std::shared_ptr<const SideFileSet> set) {
+  DW_RETURN_IF_ERROR(Keep(Use::kNext, set));
+  MutexLock lock(mu_);
+  next_ = std::move(set);
+  return absl::OkStatus();
+}
+
+Status SideFileStore::LoadNext() {
+  DW_ASSIGN_OR_RETURN(auto set, Load(Use::kNext));
+  MutexLock lock(mu_);
+  next_ = std::move(set);
+  return absl::OkStatus();
+}
+
+Status SideFileStore::Store(Use use, const SideFileSet& set) const {
   const fs::path name = directory_ / kUseNames[static_cast<size_t>(use)];
-  const std::string text = UseText(set->hash);
+  const std::string text = UseText(set.hash);
   std::error_code ec;
-  if (fs::is_directory(PathOf(set->hash), ec)) {
+  if (fs::is_directory(PathOf(set.hash), ec)) {
     // Most versions have the side files of the version before, and then nothing changes here.
     if (auto now = ReadFile(name); now.ok() && *now == text) return absl::OkStatus();
   }
-  DW_RETURN_IF_ERROR(Write(*set));
+  DW_RETURN_IF_ERROR(Write(set));
   const fs::path hidden = directory_ / (std::string(kHidden) + kUseNames[static_cast<size_t>(use)]);
   DW_RETURN_IF_ERROR(WriteFile(hidden, text));
   DW_RETURN_IF_ERROR(Rename(hidden, name));

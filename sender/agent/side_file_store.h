@@ -1,7 +1,6 @@
-// A model's side files on disk, one directory per content, so that each version keeps its own set;
-// after a crash at any point every set is whole (docs/lifecycle.md, "Side files").
-// Owner: the Model. Threads: one at a time; a SideFileSet is immutable. Cost: the files, on disk
-// and in memory. Errors name the file.
+// A model's side files on disk, one directory per content, so that each version keeps its own set.
+// After a crash at any point every set is whole (docs/lifecycle.md, "Side files"). The set of the
+// next version is in memory too. Errors name the file.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,9 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/status.h"
+#include "common/base/sync.h"
 #include "common/serving/side_file_set.h"
 
 namespace deltawire::sender {
@@ -29,11 +30,18 @@ class SideFileStore {
   /// Removes everything.
   Status Clear();
   /// Keeps `set` for `use` from here on, and removes sets that no use needs any more. A crash
-  /// leaves the old set or the new one.
-  Status Keep(Use use, const std::shared_ptr<const SideFileSet>& set);
+  /// leaves the old set or the new one. Waits for other calls, since each writes files.
+  Status Keep(Use use, const std::shared_ptr<const SideFileSet>& set) ABSL_LOCKS_EXCLUDED(mu_);
   /// The set that was kept for `use`, checked against its hash; an empty set when none was.
   /// kDataLoss when its files have changed.
   StatusOr<std::shared_ptr<const SideFileSet>> Load(Use use) const;
+
+  /// The set of the next version. REQUIRES: SetNext or LoadNext.
+  std::shared_ptr<const SideFileSet> next() const;
+  /// Keeps the next version's set.
+  Status SetNext(std::shared_ptr<const SideFileSet> set);
+  /// Takes the next version's set from the disk.
+  Status LoadNext();
 
  private:
   static constexpr size_t kUses = 3;
@@ -42,7 +50,13 @@ class SideFileStore {
   /// Removes nothing unless it can read what every use needs.
   Status RemoveUnused() const;
 
+  Status Store(Use use, const SideFileSet& set) const;
+
   const std::filesystem::path directory_;
+  mutable CheckedMutex mu_;
+  CondVar cv_;  // a call of Keep has ended
+  bool keeping_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<const SideFileSet> next_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::sender
