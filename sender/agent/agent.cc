@@ -39,20 +39,7 @@ void RemoveLeftOvers(const std::string& name, const std::filesystem::path& dir,
 Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits,
              StageObserver stages)
     : options_(options),
-      model_options_{
-          .delta_log_bytes = options.delta_log_bytes,
-          .scrub_bytes_per_s = options.scrub_bytes_per_s,
-          .grace = options.grace,
-          .offload_timeout = options.offload_timeout,
-          .huge_pages = options.huge_pages,
-          .file_group = options.file_group,
-          .eager_diff = options.eager_diff,
-          // By the rule of `auto`, or fast: other codecs would be made for all receivers, on the
-          // cores with which the trainer copies.
-          .send_early = options.send_early &&
-                        options.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast,
-          .gpu = options.gpu,
-          .stages = std::move(stages)},
+      stages_(std::move(stages)),
       limits_(limits),
       pool_(pool),
       desk_({.codec = options.codec,
@@ -60,7 +47,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
              .rate_limit_per_site = options.rate_limit_per_site,
-             .stages = model_options_.stages},
+             .stages = stages_},
             limits.pulls, coder_rates_),
       groups_({.groups = options.groups,
                .every_version = options.group_commits,
@@ -220,7 +207,7 @@ void Agent::Delivered(const std::string& name, const Identity& id, const PullSta
   const auto model = Find(name);
   if (!model.ok()) return;
   const auto seconds = (*model)->history().Committed(id, pull, UnixNanos());
-  if (seconds && model_options_.stages) model_options_.stages({Stage::kDeliver, *seconds, name});
+  if (seconds && stages_) stages_({Stage::kDeliver, *seconds, name});
 }
 
 Status Agent::RecoverModels() {
@@ -234,7 +221,7 @@ Status Agent::RecoverModels() {
     const std::string name = directory.filename().string();
     std::error_code unknown;
     if (!it->is_directory(unknown) || !CheckModelName(name).ok()) continue;
-    auto model = Model::Recover(name, directory, model_options_, pool_);
+    auto model = Model::Recover(name, directory, options_, pool_, stages_);
     if (absl::IsNotFound(model.status())) {
       RemoveLeftOvers(name, directory, options_.file_group);
       continue;
@@ -454,7 +441,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout lay
                                              std::vector<SideFile> side_files, bool replaces) {
   const auto dir = std::filesystem::path(options_.data_dir) / name;
   auto made = Model::Create(name, dir, std::move(layout), std::move(part), std::move(side_files),
-                            model_options_, pool_);
+                            options_, pool_, stages_);
   if (made.ok()) {
     auto model = Adopt(std::move(*made));
     LogInfo("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
@@ -463,7 +450,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout lay
     return model;
   }
   if (!replaces) return made.status();
-  auto old = Model::Recover(name, dir, model_options_, pool_);
+  auto old = Model::Recover(name, dir, options_, pool_, stages_);
   if (!old.ok()) {
     return Annotate(made.status(),
                     fmt::format("model \"{}\" was dropped to make place, and nothing "

@@ -145,7 +145,7 @@ class Agent : public net::PullSource, public PullHost {
   static void Bury(std::shared_ptr<Model> model, Leaving& leaving);
 
   const SenderOptions options_;
-  const ModelOptions model_options_;
+  const StageObserver stages_;
   const AgentLimits limits_;
   ThreadPool& pool_;
   CoderRates coder_rates_;

@@ -21,10 +21,11 @@ StatusOr<uint64_t> FirstLease(const std::string& model) {
 
 }  // namespace
 
-Model::Model(std::unique_ptr<const ModelHome> home, const ModelOptions& options,
-             uint64_t first_lease, ThreadPool& pool)
+Model::Model(std::unique_ptr<const ModelHome> home, const SenderOptions& options,
+             uint64_t first_lease, ThreadPool& pool, StageObserver stages)
     : home_(std::move(home)),
       options_(options),
+      stages_(std::move(stages)),
       backend_(kernels::Best()),
       pool_(pool),
       store_(VersionStore::Context{name(), &layout(), &chunks(), &backend_, &key(), owned_bytes()},
@@ -50,29 +51,27 @@ Model::~Model() {
   }
 }
 
-ModelHome::Options Model::HomeOptions(const ModelOptions& options, ThreadPool& pool) {
-  return {.huge_pages = options.huge_pages, .file_group = options.file_group, .pool = &pool};
-}
-
 StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, Layout layout,
                                                Coverage owned, std::vector<SideFile> side_files,
-                                               const ModelOptions& options, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(
-      auto home,
-      ModelHome::Create(std::move(name), std::move(dir), std::move(layout), std::move(owned),
-                        std::move(side_files), HomeOptions(options, pool)));
+                                               const SenderOptions& options, ThreadPool& pool,
+                                               StageObserver stages) {
+  DW_ASSIGN_OR_RETURN(auto home,
+                      ModelHome::Create(std::move(name), std::move(dir), std::move(layout),
+                                        std::move(owned), std::move(side_files), options, pool));
   DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(home->name()));
-  std::shared_ptr<Model> model(new Model(std::move(home), options, first_lease, pool));
+  std::shared_ptr<Model> model(
+      new Model(std::move(home), options, first_lease, pool, std::move(stages)));
   model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });
   return model;
 }
 
 StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
-                                                const ModelOptions& options, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(auto home,
-                      ModelHome::Open(std::move(name), std::move(dir), HomeOptions(options, pool)));
+                                                const SenderOptions& options, ThreadPool& pool,
+                                                StageObserver stages) {
+  DW_ASSIGN_OR_RETURN(auto home, ModelHome::Open(std::move(name), std::move(dir), options, pool));
   DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(home->name()));
-  std::shared_ptr<Model> model(new Model(std::move(home), options, first_lease, pool));
+  std::shared_ptr<Model> model(
+      new Model(std::move(home), options, first_lease, pool, std::move(stages)));
   DW_RETURN_IF_ERROR(model->Restore());
   model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });
   return model;

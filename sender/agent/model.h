@@ -18,6 +18,7 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
+#include "common/config/options.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
@@ -55,19 +56,6 @@ struct PublishTotals {
   double publish_seconds = 0;
 };
 
-struct ModelOptions {
-  uint64_t delta_log_bytes = uint64_t{2} << 30;
-  uint64_t scrub_bytes_per_s = 0;
-  std::chrono::milliseconds grace{250};
-  std::chrono::milliseconds offload_timeout{0};  ///< 0: none
-  bool huge_pages = true;
-  std::string file_group;  ///< may read the files; empty: only their owner
-  bool eager_diff = true;
-  bool send_early = true;  ///< hand chunks to receivers while the trainer still writes
-  GpuUse gpu = GpuUse::kOff;
-  StageObserver stages;  ///< told of each version that is published
-};
-
 class Model : public StateSource {
  public:
   /// Returns true once the caller has gone.
@@ -78,11 +66,13 @@ class Model : public StateSource {
   static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
                                                  Layout layout, Coverage owned,
                                                  std::vector<SideFile> side_files,
-                                                 const ModelOptions& options, ThreadPool& pool);
+                                                 const SenderOptions& options, ThreadPool& pool,
+                                                 StageObserver stages = {});
   /// Takes up what an earlier process left in `dir`. kNotFound when `dir` is not a sender's
   /// directory.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
-                                                  const ModelOptions& options, ThreadPool& pool);
+                                                  const SenderOptions& options, ThreadPool& pool,
+                                                  StageObserver stages = {});
   ~Model() override;
 
   const std::string& name() const override { return home_->name(); }
@@ -208,9 +198,8 @@ class Model : public StateSource {
   void Drop(const Status& why);
 
  private:
-  static ModelHome::Options HomeOptions(const ModelOptions& options, ThreadPool& pool);
-  Model(std::unique_ptr<const ModelHome> home, const ModelOptions& options, uint64_t first_lease,
-        ThreadPool& pool);
+  Model(std::unique_ptr<const ModelHome> home, const SenderOptions& options, uint64_t first_lease,
+        ThreadPool& pool, StageObserver stages);
 
   /// Publishes the version that an earlier process had published, and keeps the version before it
   /// if its half is whole.
@@ -265,7 +254,8 @@ class Model : public StateSource {
   std::chrono::nanoseconds ScrubSome() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::unique_ptr<const ModelHome> home_;
-  const ModelOptions options_;
+  const SenderOptions options_;
+  const StageObserver stages_;
   const kernels::Backend& backend_;
   ThreadPool& pool_;
   std::atomic<int> pulls_{0};

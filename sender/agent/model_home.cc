@@ -33,8 +33,8 @@ void ModelHome::SetLayout(std::unique_ptr<const Layout> layout, ChunkTable chunk
   side_files_ = std::make_unique<SideFileStore>(dir_ / kSideDir);
 }
 
-Halves::Context ModelHome::HalvesContext(const Options& options) const {
-  BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = options.pool};
+Halves::Context ModelHome::HalvesContext(const SenderOptions& options, ThreadPool& pool) const {
+  BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
   if (!owned_->all()) buffer.only = owned_->ByteRanges(*chunks_);
   return {name_, dir_, layout_.get(), chunks_.get(), owned_.get(), std::move(buffer)};
 }
@@ -42,7 +42,8 @@ Halves::Context ModelHome::HalvesContext(const Options& options) const {
 StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::path dir,
                                                        Layout layout, Coverage owned,
                                                        std::vector<SideFile> side_files,
-                                                       const Options& options) {
+                                                       const SenderOptions& options,
+                                                       ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(auto next, MakeSideFileSet(std::move(side_files)));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir, options.file_group));
@@ -59,12 +60,13 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::pat
                    .fingerprint = home->layout().fingerprint(),
                    .digest_seed = home->layout().fingerprint().lo};
   DW_ASSIGN_OR_RETURN(shape.lineage, DrawLineage(home->name_));
-  DW_ASSIGN_OR_RETURN(home->halves_, Halves::Create(home->HalvesContext(options), shape));
+  DW_ASSIGN_OR_RETURN(home->halves_, Halves::Create(home->HalvesContext(options, pool), shape));
   return home;
 }
 
 StatusOr<std::unique_ptr<ModelHome>> ModelHome::Open(std::string name, fs::path dir,
-                                                     const Options& options) {
+                                                     const SenderOptions& options,
+                                                     ThreadPool& pool) {
   std::error_code ec;
   if (!fs::exists(dir / Halves::kStateName, ec) || !fs::exists(Halves::PathOf(dir, 0), ec)) {
     return Errorf(StatusCode::kNotFound, "{} holds no sender's model", dir.string());
@@ -85,7 +87,8 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Open(std::string name, fs::path 
   std::unique_ptr<ModelHome> home(new ModelHome(std::move(name), std::move(dir), std::move(lock)));
   home->SetLayout(std::move(layout), std::move(chunks), std::move(owned));
   DW_RETURN_IF_ERROR(home->side_files_->LoadNext());
-  DW_ASSIGN_OR_RETURN(home->halves_, Halves::Open(home->HalvesContext(options), std::move(state)));
+  DW_ASSIGN_OR_RETURN(home->halves_,
+                      Halves::Open(home->HalvesContext(options, pool), std::move(state)));
   return home;
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
+#include "common/config/options.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
@@ -30,21 +31,16 @@ class ModelHome {
   static constexpr const char* kOwnedName = ".deltawire.owned";
   static constexpr const char* kSideDir = "side";
 
-  struct Options {
-    bool huge_pages = true;
-    std::string file_group;  ///< may read the files; empty: only their owner
-    ThreadPool* pool = nullptr;
-  };
-
   /// Makes the directory and both halves for a new model, and draws its lineage. `owned`: the
   /// chunks of the layout that this agent publishes; only these take memory.
   static StatusOr<std::unique_ptr<ModelHome>> Create(std::string name, std::filesystem::path dir,
                                                      Layout layout, Coverage owned,
                                                      std::vector<SideFile> side_files,
-                                                     const Options& options);
+                                                     const SenderOptions& options,
+                                                     ThreadPool& pool);
   /// Opens the directory that an earlier process left. kNotFound when `dir` is no model's.
   static StatusOr<std::unique_ptr<ModelHome>> Open(std::string name, std::filesystem::path dir,
-                                                   const Options& options);
+                                                   const SenderOptions& options, ThreadPool& pool);
 
   const std::string& name() const { return name_; }
   const std::filesystem::path& directory() const { return dir_; }
@@ -68,7 +64,7 @@ class ModelHome {
   ModelHome(std::string name, std::filesystem::path dir, DirLock lock)
       : name_(std::move(name)), dir_(std::move(dir)), lock_(std::move(lock)) {}
   void SetLayout(std::unique_ptr<const Layout> layout, ChunkTable chunks, Coverage owned);
-  Halves::Context HalvesContext(const Options& options) const;
+  Halves::Context HalvesContext(const SenderOptions& options, ThreadPool& pool) const;
 
   const std::string name_;
   const std::filesystem::path dir_;

@@ -138,8 +138,11 @@ std::shared_ptr<IncomingVersion> Model::incoming() const {
 
 std::shared_ptr<IncomingVersion> Model::BeginIncoming() {
   const auto newest = store_.newest();
-  // A GPU diffs all at the end, and its results can be dropped again.
-  if (!options_.send_early || !incoming_.has_listener() || newest == nullptr || gpu_.diffs()) {
+  // By the rule of `auto`, or fast: other codecs would be made for all receivers, on the cores with
+  // which the trainer copies. A GPU diffs all at the end, and its results can be dropped again.
+  const bool fast = options_.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast;
+  if (!options_.send_early || !fast || !incoming_.has_listener() || newest == nullptr ||
+      gpu_.diffs()) {
     return nullptr;
   }
   const Identity version{home_->halves().lineage(), NextState(session_.version()), 0,

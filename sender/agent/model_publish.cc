@@ -149,11 +149,11 @@ void Model::Tell(const VersionInfo& info) const {
   LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {} {}", name(),
           ToString(info.id()), 100 * changed, HumanBytes(info.delta_bytes + info.full_bytes),
           HumanSeconds(info.publish_seconds), ToString(TraceOf(info.identity)));
-  if (!options_.stages) return;
-  options_.stages({Stage::kWait, info.trainer_wait_seconds, name()});
-  options_.stages({Stage::kOffload, info.offload_seconds, name()});
-  options_.stages({Stage::kDiff, info.diff_seconds, name()});
-  options_.stages({Stage::kPublish, info.publish_seconds, name()});
+  if (!stages_) return;
+  stages_({Stage::kWait, info.trainer_wait_seconds, name()});
+  stages_({Stage::kOffload, info.offload_seconds, name()});
+  stages_({Stage::kDiff, info.diff_seconds, name()});
+  stages_({Stage::kPublish, info.publish_seconds, name()});
 }
 
 // Rolling back --------------------------------------------------------------------------------

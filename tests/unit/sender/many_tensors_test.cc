@@ -51,7 +51,8 @@ Times Measure(size_t tensors) {
   REQUIRE(layout.ok());
   watch.Lap("layout");
   auto model = *Model::Create("m", dir.path() / "m", std::move(*layout),
-                              Coverage::All(static_cast<uint32_t>(tensors)), {}, {}, pool);
+                              Coverage::All(static_cast<uint32_t>(tensors)), {},
+                              {.scrub_bytes_per_s = 0}, pool);
   watch.Lap("register");
   for (uint64_t v = 1; v <= 3; ++v) {
     const auto grant = model->BeginOffload({v, 0, 1, 0, "test"}, never);
@@ -71,7 +72,7 @@ Times Measure(size_t tensors) {
   REQUIRE(model->Rollback(2).ok());
   watch.Lap("rollback");
   model.reset();
-  model = *Model::Recover("m", dir.path() / "m", {}, pool);
+  model = *Model::Recover("m", dir.path() / "m", {.scrub_bytes_per_s = 0}, pool);
   REQUIRE(model->published()->info.id() == StateId{2, 2});
   watch.Lap("restart");
   return times;

@@ -126,7 +126,7 @@ TEST_CASE("a half is granted again when nothing of what was given up is read, wh
 }
 
 TEST_CASE("versions come when they are published where the options say so") {
-  ModelOptions options;
+  SenderOptions options;
   options.send_early = false;
   SenderModel m(options);
   int changes = 0;

@@ -95,12 +95,10 @@ TEST_CASE("each publish tells of its stages once, and an abandoned offload of no
   // has ended.
   std::vector<std::pair<Stage, double>> told;
   std::vector<std::string> names;
-  ModelOptions options;
-  options.stages = [&](const StageEnd& end) {
+  SenderModel model({}, {}, {}, 2, [&](const StageEnd& end) {
     told.emplace_back(end.stage, end.seconds);
     names.push_back(std::string(end.model) + "/" + std::string(end.engine));
-  };
-  SenderModel model(options);
+  });
   const auto grant = model.Begin(1);
   REQUIRE(grant.ok());
   REQUIRE(model->Abandon(grant->lease, 0, "for the test").ok());

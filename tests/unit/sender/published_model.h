@@ -23,7 +23,7 @@ namespace deltawire::sender::test {
 class PublishedModel {
  public:
   /// Makes a model of `tensors` tensors; each is one chunk of 8 KiB.
-  explicit PublishedModel(uint32_t tensors, uint64_t seed, ModelOptions options = {},
+  explicit PublishedModel(uint32_t tensors, uint64_t seed, const SenderOptions& options = {},
                           const std::vector<ChunkRange>& owned = {})
       : options_(Small(options)), random_(seed) {
     spdlog::set_level(spdlog::level::off);
@@ -96,7 +96,8 @@ class PublishedModel {
   }
 
  private:
-  static ModelOptions Small(ModelOptions options) {
+  static SenderOptions Small(SenderOptions options) {
+    options.scrub_bytes_per_s = 0;
     options.huge_pages = false;
     options.grace = std::chrono::milliseconds(50);
     return options;
@@ -104,7 +105,7 @@ class PublishedModel {
 
   TempDir dir_;
   ThreadPool pool_{2};
-  const ModelOptions options_;
+  const SenderOptions options_;
   std::mt19937_64 random_;
   std::vector<std::byte> content_;
   std::map<uint64_t, std::vector<std::byte>> versions_;

@@ -22,17 +22,24 @@ inline Layout TestLayout() {
                           {"scalar", DType::kF32, {1}}});
 }
 
+/// Tests damage bytes and look before a scrub would, so the scrub is off unless its rate is set.
+inline SenderOptions WithoutScrub(SenderOptions options) {
+  if (options.scrub_bytes_per_s == SenderOptions{}.scrub_bytes_per_s) options.scrub_bytes_per_s = 0;
+  return options;
+}
+
 inline bool NeverGone() { return false; }
 
 class SenderModel {
  public:
-  explicit SenderModel(ModelOptions options = {}, std::vector<ChunkRange> owned = {},
-                       std::vector<SideFile> side_files = {}, size_t threads = 2)
-      : pool_(threads), options_(options) {
+  explicit SenderModel(SenderOptions options = {}, std::vector<ChunkRange> owned = {},
+                       std::vector<SideFile> side_files = {}, size_t threads = 2,
+                       const StageObserver& stages = {})
+      : pool_(threads), options_(WithoutScrub(std::move(options))) {
     const Layout layout = TestLayout();
     auto model = Model::Create("m", dir_.path() / "m", layout,
                                *Coverage::Create(owned, ChunkTable::Create(layout)->size()),
-                               std::move(side_files), options_, pool_);
+                               std::move(side_files), options_, pool_, stages);
     REQUIRE(model.ok());
     model_ = *model;
   }
@@ -91,7 +98,7 @@ class SenderModel {
  private:
   TempDir dir_;
   ThreadPool pool_;
-  ModelOptions options_;
+  SenderOptions options_;
   std::shared_ptr<Model> model_;
 };
 
