@@ -1,7 +1,6 @@
-// The sender agent: the models of this node, and the desk that serves their pulls.
-// Owner: main. Threads: every method from any; the agent's own thread buries replaced models.
-// While it holds its lock it calls into no model or pull. Cost: one thread. It takes and returns
-// structs without gRPC types (sender/agent/service.cc translates them). Errors name the model.
+// The sender's daemon without gRPC: the models of this node, and the desk that serves their pulls.
+// Every method may be called from any thread. A thread of its own destroys replaced models. While
+// the agent holds its lock it calls into no model or pull. Errors name the model.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,7 @@
-// What a sender tells the receivers of one model to follow, over time: the planner's trees
-// (common/plan/assign.h), kept still while a receiver is away for a moment, and without those that
-// others should not follow. Pure: a function of who is attached and of time. Owner: the Assigner,
-// under its lock. Cost: the planner's. Errors: none; why one is not handed out is said in words.
+// The upstreams that a sender assigns to the receivers of one model, over time. They follow the
+// planner's trees (common/plan/assign.h), but stay as they are while a receiver is away for a
+// moment, and leave out receivers that others should not follow. Pure: a function of the attached
+// receivers and of time. The Assigner calls it under its lock.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,6 @@
-// Tells receivers that name a site whom to follow, whenever one of them comes, goes or changes. It
-// has an AssignCourse for each model. Owner: the Agent; it outlives the calls of the desk's
-// Attachments. Threads: every method from any; no lock is held while receivers are told. Cost: the
-// planner's, for each receiver that comes or goes. Errors: none; who is not handed out is logged.
+// Assigns upstreams to receivers that name a site, whenever one of them comes, goes or changes. It
+// has an AssignCourse for each model. It outlives the calls of the desk's Attachments, and holds no
+// lock while it tells receivers. A receiver that others should not follow is logged.
 #pragma once
 
 #include <map>

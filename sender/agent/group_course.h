@@ -1,8 +1,7 @@
 // The rounds of one group of receivers: all prepare a state and commit it on one word, or all stay
 // (docs/groups.md). A state machine (GroupCourse::Phase) without I/O: its owner feeds it events and
-// the time, and reads from it the word to tell and the decision to write.
-// Owner: Groups, under its lock. Cost: an event of one member O(log members), others O(members).
-// Errors: of Begin only.
+// the time, and reads from it the word to tell and the decision to write. An event of one member
+// costs O(log members), others O(members). Groups calls it under its lock.
 #pragma once
 
 #include <array>

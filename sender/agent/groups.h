@@ -1,8 +1,7 @@
-// The groups of this sender's models: feeds each group's state machine (GroupCourse) with what
-// members report, what is published and the time, writes its decisions to disk, and hands its words
-// to the attachments, which tell the members. Owner: the Agent. Threads: any; one of its own keeps
-// the time. While its lock is held, it asks the attachments who is there, and calls nobody else.
-// Errors name model and group.
+// The groups of this sender's models. Members' reports, published versions and the time drive each
+// group's state machine (GroupCourse). Groups writes its decisions to disk, and hands its words to
+// the attachments, which tell the members. A thread of its own keeps the time. While Groups holds
+// its lock, it asks the attachments which receivers are there, and calls nothing else.
 #pragma once
 
 #include <filesystem>

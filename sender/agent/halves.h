@@ -1,8 +1,8 @@
 // A model's two halves: the files, the version that each holds, the pulls that read it (by lease),
-// and the ranks that were granted it. A rank that never said it was done may still write, so its
-// half is granted again only if nobody else has the file open; else a fresh file takes its place
-// ("Fencing", docs/lifecycle.md). Owner: the Model. Threads: any; Drain to Commit by one at a time.
-// Its lock is a leaf. Cost: two halves. Errors name model and file.
+// and the ranks that were granted it. A rank that never said it was done may still write. So its
+// half is granted again only if no other process has the file open; else a fresh file takes its
+// place ("Fencing", docs/lifecycle.md). Any thread may call any method, but one at a time calls
+// Drain to Commit. Errors name model and file.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// How much of each layer a version changed, by the tensors' names: in
+// The share of each layer that a version changed, by the tensors' names: in
 // "model.layers.17.mlp.up_proj.weight" the layer is 17 of "model.layers", and the part of it is
-// "mlp.up_proj". Pure. Cost: one pass over the names. Errors: none.
+// "mlp.up_proj".
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,7 @@
-// One model on the trainer's node: its halves, the offload under way, what is published, the scrub.
-// Composes their classes (offload_session.h, halves.h, version_store.h, scrubber.h) and owns the
-// thread and the directory (DirLock). Owner: the Agent, by shared_ptr; pulls hold one too. Threads:
-// every method from any thread; a publish runs on the model's own thread and the pool.
-// Cost: two halves, the delta log, 16 bytes per chunk. Errors name the model and the version.
+// One model on the trainer's node: a StateSource for pulls, the offload that ranks write, and the
+// publish that follows it, on the model's own thread and the pool. Every method may be called from
+// any thread. It costs two halves, the delta log and 16 bytes per chunk. The Agent and pulls share
+// it. Errors name the model and the version.
 #pragma once
 
 #include <chrono>
@@ -68,7 +67,7 @@ class Model : public StateSource {
                                                  std::vector<SideFile> side_files,
                                                  const SenderOptions& options, ThreadPool& pool,
                                                  StageObserver stages = {});
-  /// Takes up what an earlier process left in `dir`. kNotFound when `dir` is not a sender's
+  /// Opens the model that an earlier process left in `dir`. kNotFound when `dir` is not a sender's
   /// directory.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
                                                   const SenderOptions& options, ThreadPool& pool,
@@ -99,14 +98,13 @@ class Model : public StateSource {
 
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
-  /// Those that will belong to the next version.
+  /// The side files of the next version.
   std::shared_ptr<const SideFileSet> next_side_files() const { return home_->side_files().next(); }
-  /// `files` will belong to the next version that is published.
+  /// Sets the side files of the next version.
   Status SetSideFiles(std::vector<SideFile> files);
 
   // Trainer.
   StatusOr<OffloadGrant> BeginOffload(const OffloadRequest& request, const Gone& gone);
-  // What ranks wait for, without a thread of theirs.
   /// `news` is called, without a lock, when an offload gets on or is over; see Listeners.
   [[nodiscard]] Listeners::Listener OnOffload(std::function<void()> news) {
     return offload_listeners_.Add(std::move(news));
@@ -125,7 +123,7 @@ class Model : public StateSource {
   /// A caller waits for the publish, until EndWait. While there are any, the offload is held.
   void BeginWait(uint64_t lease);
   void EndWait(uint64_t lease);
-  /// What WaitPublished returns, or nullopt: the caller must wait on.
+  /// The result of WaitPublished, or nullopt while the caller must wait.
   std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
                                                uint64_t attempt) const;
 
@@ -155,18 +153,18 @@ class Model : public StateSource {
     return home_->halves().Lease(half, id);
   }
   void Recheck(uint32_t chunk) override;
-  /// Sets what is called when the trainer has waited out the grace; `cut` ends the pulls that still
-  /// read `half`.
+  /// Sets the function that ends the pulls that still read `half`, for a trainer that has waited
+  /// out the grace.
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
-  /// Sets what is called after each publish. The model holds no locks then.
+  /// Sets a callback after each publish. The model holds no locks then.
   void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
-  /// For versions that are sent early: `wanted` says whether somebody is there who may take them,
-  /// `coming` is called when incoming() has changed. Both from any thread, without a lock.
+  /// Sets the callbacks of the incoming version: `wanted` says whether a receiver is attached that
+  /// may take its chunks, and `coming` hears of each change of incoming(). Both are called from any
+  /// thread, without a lock.
   void SetEarlyListener(std::function<bool()> wanted, std::function<void()> coming) {
     incoming_.SetListener(std::move(wanted), std::move(coming));
   }
-  /// The version that is being written, once a chunk of it has been diffed; null: none is sent
-  /// early.
+  /// The incoming version, once one of its chunks has been diffed; else null.
   std::shared_ptr<IncomingVersion> incoming() const;
 
   uint64_t offloading_version() const;
@@ -179,12 +177,11 @@ class Model : public StateSource {
   uint64_t held_bytes() const { return store_.held_bytes(); }
   uint64_t log_limit() const override { return store_.log_limit(); }
   EncodedCache::Counts encoded() const { return store_.encoded(); }
-  /// The same of versions that are sent while they are written.
+  /// The same of incoming versions.
   EncodedCache::Counts early_encoded() const { return incoming_.encoded(); }
   GpuDiff::Counts gpu_counts() const { return gpu_.counts(); }
 
-  /// False if its files are not in its directory any more: whoever opens them by name finds none,
-  /// or others.
+  /// Whether its files are still in its directory; see ModelHome.
   bool IsInPlace() const { return home_->IsInPlace(); }
 
   /// Wakes everything that waits, with `why`. A publish that is running finishes, and no other
@@ -193,8 +190,8 @@ class Model : public StateSource {
   /// Stop, for a model that is about to be unregistered: no offload begins any more.
   /// kFailedPrecondition, and no change, while an offload is under way.
   Status Retire(const Status& why);
-  /// Stop, for a model that another takes the place of: a publish that is running is given up too,
-  /// since nobody could ever pull what it makes.
+  /// Stop, for a model that another one replaces. A publish that is running is abandoned too, since
+  /// no pull could ever take its version.
   void Drop(const Status& why);
 
  private:
@@ -240,8 +237,8 @@ class Model : public StateSource {
     std::shared_ptr<PublishJob> job;
   };
   ToPublish NextPublish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// What `version` will be published as. Only at an agent that owns a part may the published
-  /// number come again in the same epoch; elsewhere that, as a rollback, begins the next.
+  /// The state under which `version` will be published. Only at an agent that owns a part may the
+  /// published number come again in the same epoch; elsewhere that, as a rollback, begins the next.
   StateId NextState(uint64_t version) const;
   StatusOr<VersionInfo> Publish(const ToPublish& what);
   /// Writes the log line of a publish, and tells of its stages.

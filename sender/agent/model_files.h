@@ -1,6 +1,5 @@
-// Removes what a sender keeps of one model on disk: the halves, the state, the side files and the
-// directory. Owner: the Agent. Threads: one at a time for one directory. Cost: a few system calls
-// per file. Errors name the path.
+// Removes a model's files: the halves, the state, the side files and the directory. One thread at a
+// time for one directory. Errors name the path.
 #pragma once
 
 #include <cstdint>

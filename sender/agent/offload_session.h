@@ -1,8 +1,7 @@
 // One model's offload as a state machine: which ranks write which version, what each has said, and
-// how the offload ends. Pure, with no thread, file or clock: each call says what happened and when,
-// and returns what is to be done. Owner: the Model, under its lock. Errors name model, version,
-// ranks and publishers. Cost: 5 bytes per tensor and 12 per chunk during an offload; a call costs
-// as much as its notice is long.
+// how the offload ends. It has no thread, file or clock: each call says what happened and when, and
+// returns what the caller does next. The Model calls it under its lock. Errors name model, version,
+// ranks and publishers.
 #pragma once
 
 #include <chrono>

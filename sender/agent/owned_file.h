@@ -1,7 +1,6 @@
-// The file beside a model's state that says which chunks the agent owns, unless it owns all of them
-// (docs/lifecycle.md, "A part of a model"). Owner: the Model's directory. Threads: one at a time
-// for one path. Cost: one small file. Errors: kDataLoss, naming a file that is damaged or of
-// another model.
+// The file beside a model's state that lists the chunks which the agent owns, unless it owns all of
+// them (docs/lifecycle.md, "A part of a model"). kDataLoss names a file that is damaged or belongs
+// to another model.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,5 @@
-// The sender's metrics. Owner of the returned callback: the metrics endpoint; the agent outlives
-// it.
-// Threads: any. Cost: each scrape reads the status of every model. Errors: none.
+// The sender's metrics. The agent outlives the returned callback. Each scrape reads the status of
+// every model.
 #pragma once
 
 #include <functional>

@@ -1,8 +1,8 @@
-// The diff of one offload: inactive half against active half, chunk by chunk, on many threads.
-// Chunks may be diffed early, while the trainer writes others (MarkWritten); Finish does the rest.
-// Owner: the Model, by shared_ptr (tasks in the pool hold one); the halves outlive it. Threads:
-// MarkWritten and Cancel from any; Finish once. Cost: one read of both halves.
-// Errors: damaged chunks are reported through Inputs::lost and Result::damaged.
+// The diff of one offload: inactive half against active half, chunk by chunk, on many threads. A
+// chunk may be diffed while the trainer still writes others (MarkWritten); Finish diffs the rest.
+// The Model and the pool's tasks share it, and the halves outlive it. Any thread may call
+// MarkWritten and Cancel, one calls Finish once. Inputs::lost and Result::damaged name damaged
+// chunks.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,6 @@
 // Compares a model's memory with its digests. A damaged chunk is taken out of use, and rebuilt from
-// the other half and the newest delta where they suffice. Owner: the Model. Threads: any; Some by
-// one at a time. Cost: one read of the compared bytes. Errors: none returned; damage is logged,
-// counted and marked in the published state.
+// the other half and the newest delta where they suffice. Damage is logged, counted and marked in
+// the published state. Any thread may call any method, but one at a time calls Some.
 #pragma once
 
 #include <atomic>

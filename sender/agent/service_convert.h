@@ -1,6 +1,5 @@
-// Translates between the sender's structs and the messages of its services. Owner: none; free
-// functions (the function that Gone returns must not outlive its context). Threads: any. Cost: a
-// copy. Errors: none.
+// Translates between the sender's structs and the messages of its services. The function that Gone
+// returns must not outlive its context.
 #pragma once
 
 #include <grpcpp/server_context.h>

@@ -1,7 +1,6 @@
-// The sender's status page: what it has published, how that reached the receivers, and who they
-// are. Owner: the metrics server keeps the callback; the agent outlives it. Threads: any. Cost: the
-// last 64 versions of each model, its receivers, and a pass over its tensors' names; it copies what
-// it shows, so no lock is held while anybody reads the page. Errors: none.
+// The sender's status page: the versions that it published, when receivers committed them, and the
+// receivers themselves. The agent outlives the returned callback. The page is a copy, so no lock is
+// held while a client reads it.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,5 @@
-// The last versions that a model published, and when its receivers had committed them: what the
-// status page draws, and from when a delivery counts. Owner: the Model. Threads: any; its lock is a
-// leaf. Cost: 64 versions. Errors: none.
+// The last 64 versions that a model published, and when its receivers committed them, for the
+// status page and for the time that a delivery took. Any thread may call any method.
 #pragma once
 
 #include <cstdint>
