@@ -537,6 +537,7 @@ TEST_CASE(
   const bool slash = GENERATE(false, true);
   Setup s;
   s.options.directory = slash ? s.dir.path() / "deltas/made/" : s.dir.path() / "deltas/made";
+  s.Restart();
   s.Commit(First());
   REQUIRE(s.Write(At(1)) == absl::OkStatus());
   const auto mode = fs::status(s.dir.path() / "deltas/made").permissions();
