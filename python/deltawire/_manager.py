@@ -328,7 +328,8 @@ class WeightManager:
         generator, on this thread, makes the next one. The first call
         registers the model from it if `register` was not called, and then it must be iterable
         twice. `unchanged`: names that the sender carries over from the published version, which has
-        to be this rank's last; they may be left out. With `world` > 1 each rank gives the tensors that it has, each of them whole.
+        to be this rank's last; they may be left out. With `world` > 1 each rank gives the tensors
+        that it has, each of them whole.
         `notify=False`: this rank is ready only after `notify()`. `attempt`: a number that ties the
         ranks' parts together, the same on all ranks and different for each offload
         (`draw_attempt`); 0: the sender draws it for the first rank, and the others of its job join
