@@ -185,7 +185,7 @@ class PullRound {
   Status AwaitPart(Part& part);
   /// Asks for nothing more: `part` has failed, and what the others wait for may never come.
   void EndOthers(const Part& part);
-  /// Not OK when a single agent's state is older than the wish's floor.
+  /// Refuses a single agent's state that is older than the wish's floor.
   Status CheckFloor(size_t agent, const Identity& state) const;
   Status CheckEnd(const Part& part);
   /// Sets what went before the target was published apart from the transfer.

@@ -150,7 +150,7 @@ class VersionStore {
   // By serial, from first_sum_ on: bytes of all deltas up to that state's.
   std::deque<uint64_t> delta_sums_ ABSL_GUARDED_BY(mu_);
   uint64_t first_sum_ ABSL_GUARDED_BY(mu_) = 1;
-  // Of replaced states.
+  // The side files of the states that were replaced last.
   std::deque<std::shared_ptr<const SideFileSet>> last_side_files_ ABSL_GUARDED_BY(mu_);
   uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
 };

@@ -143,7 +143,7 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
             there = posixpath.relpath(at, posixpath.dirname(uri) or ".")
             moved[link] = there + (f"#{anchor}" if anchor else "")
     out = []
-    # Not splitlines: of the blanked text it would leave out the last line, a fence's end.
+    # splitlines() would leave out the last line of the blanked text, a fence's end.
     for line, kept in zip(markdown.splitlines(), prose(markdown).split("\n"), strict=True):
         out.append(line if not kept else
                    LINK.sub(lambda m: m[1] + moved.get(m[2], m[2]) + m[3], line))  # fmt: skip

@@ -270,7 +270,7 @@ class Model : public StateSource {
   Listeners offload_listeners_;          // not under mu_
   Status stopped_ ABSL_GUARDED_BY(mu_);  // why it has stopped; OK: it has not
   OffloadSession session_ ABSL_GUARDED_BY(mu_);
-  // Of the session's offload, or of one that has ended.
+  // Publishes the session's offload, or has published one that ended.
   std::shared_ptr<PublishJob> job_ ABSL_GUARDED_BY(mu_);
   uint64_t job_lease_ ABSL_GUARDED_BY(mu_) = 0;
   PublishTotals totals_ ABSL_GUARDED_BY(mu_);

@@ -10,7 +10,7 @@ from .model import (DENSE, FULL, GDN, MLA, PACKED_IN_OUT, PACKED_INTERLEAVED, PA
                     SEPARATE, SEPARATE_MIXTRAL, VISION_PREFIX, Model)
 
 
-# Whose published MTP layers may repeat the embedding and the head.
+# Model types whose published MTP layers may repeat the embedding and the head.
 MTP_COPIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
 
 

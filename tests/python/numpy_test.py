@@ -521,7 +521,7 @@ print(manager.wait_published(1).version)
             child.send_signal(signal.SIGINT)
             self.assertEqual(child.stdout.readline(), "interrupted\n")
             self.assertLess(time.monotonic() - sent, 1)
-            # Not communicate(), which loses what readline() has read beyond its line.
+            # communicate() would lose what readline() has read beyond its line.
             out, err = child.stdout.read(), child.stderr.read()
         self.assertEqual((child.returncode, out), (0, "1\n"))
         self.assertRegex(err, f"^{said}$")

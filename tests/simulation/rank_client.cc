@@ -58,7 +58,7 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
   request.client = settings_.client;
   request.job = settings_.job;
   if (use_ == nullptr || use_->done) {
-    // That stream waits for a sender that starts, too, and goes to it before the call does.
+    // The use stream, too, waits for a sender that starts, and reaches it before the call does.
     DW_RETURN_IF_ERROR(AwaitSender(Running().now() + settings_.timeout));
     ShowUse();
   }

@@ -284,7 +284,7 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
                                              name, DescribeFully(id)));
     }
     // A full sync takes the version that the agents have in common, even an older one.
-    // What rotted is not held any more either.
+    // A rotten version is not held any more, either.
     if (IsLater(committed_, id) && !may_go_back_ && !rot_) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));

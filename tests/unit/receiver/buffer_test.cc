@@ -245,7 +245,7 @@ TEST_CASE("a commit that fails for its side files is tried again, or goes on to 
   if (GENERATE(true, false)) {
     REQUIRE(s.buffer->CatchUp({}, [&] { return ++chunks > 1; }).ok());
   }
-  // What is in the way of staging them, or of putting them in place.
+  // A directory that blocks staging them, or putting them in place.
   const fs::path in_the_way =
       s.dir.path() / (GENERATE(true, false) ? ".deltawire.receiver/next" : "config.json");
   CAPTURE(in_the_way.string(), chunks);

@@ -138,7 +138,7 @@ struct History {
         return answer;
     }
   }
-  /// What a client that knows only numbers would make of a reply.
+  /// Turns a reply into one that a client reads that knows only numbers.
   static void NameByNumber(Json& result, const Identity& to) {
     if (!result.is_object() || !result.contains("held") || !result["held"].is_object()) return;
     Json& held = result["held"];
