@@ -75,8 +75,9 @@ class VersionTest(unittest.TestCase):
         self.assertIn('--build-arg "VERSION=$version"', build)
         image = (ROOT / "deploy" / "containers" / "Containerfile").read_text()
         self.assertIn('LABEL org.opencontainers.image.version="${VERSION}"', image)
-        read = said("bash", "-c", f"cd '{ROOT}'; eval \"$(grep '^project_version()' run)\"; project_version")
-        self.assertEqual(read.strip(), version())
+        for script in ("tarball.sh", "release/release.sh"):
+            read = said("bash", "-c", f"cd '{ROOT}'; eval \"$(grep '^version=' deploy/{script})\"; echo $version")
+            self.assertEqual(read.strip(), version(), script)
 
 
 if __name__ == "__main__":

@@ -168,13 +168,12 @@ class BesideTorch(WheelTest):
         log = self.root / "bindings"
         said = self.beside("first", TORCH_USE_RTLD_GLOBAL="1", LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(log))
         self.assertIn("ok: ", said)
-        inside, crossed = 0, set()
+        inside, crossed, ours = 0, set(), str(self.target)
         for path in self.root.glob("bindings.*"):
             for line in path.read_text(errors="replace").splitlines():
-                if "/deltawire" not in line or not (found := BINDING.search(line)):
+                if ours not in line or not (found := BINDING.search(line)):
                     continue
                 user, owner, symbol = found.groups()
-                ours = str(self.target)
                 if user.startswith(ours) and owner.startswith(ours):
                     inside += 1
                 elif SYSTEM.match(pathlib.Path(owner).name) or STANDARD.match(symbol):
