@@ -401,10 +401,12 @@ Status Buffer::GiveName(int slot) {
     struct stat named;
     const bool still = ::stat(name.c_str(), &named) == 0 && named.st_ino == other.file->inode();
     if (still) return file.Exchange(*other.file);
-    // Somebody removed or replaced the other file's name, so that file is given up.
-    ForgetSlot(1 - slot);
   }
-  return file.Rename(name);
+  DW_RETURN_IF_ERROR(file.Rename(name));
+  // Somebody removed or replaced the other file's name, so that file is given up. Not before: while
+  // this one has no name, the other's bytes are the base.
+  if (other.file && other.file->path() == name) ForgetSlot(1 - slot);
+  return absl::OkStatus();
 }
 
 void Buffer::AfterCommit(int slot) {

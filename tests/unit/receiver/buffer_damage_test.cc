@@ -234,6 +234,31 @@ TEST_CASE("names that somebody else took or removed are never renamed for ours")
   CHECK(version == 2);
 }
 
+TEST_CASE("a directory in the place of the weights fails commits, and nothing else") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  fs::remove(s.weights());
+  fs::create_directories(s.weights() / "full");
+  for (const uint64_t version : {3, 4}) {
+    CHECK(s.Update(version) != absl::OkStatus());
+    // The file of version 2 has no name, but its bytes are still the base of the next update.
+    CHECK(s.buffer->last_whole() == BufferRig::At(*s.buffer, 2));
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      REQUIRE(s.buffer->known(i));
+      CHECK(kernels::Best().digest(s.buffer->key(), s.buffer->base(i)) == s.buffer->digest(i));
+      CHECK(s.buffer->Intact(i));
+    }
+  }
+  fs::remove_all(s.weights());
+  REQUIRE(s.Update(5) == absl::OkStatus());
+  uint64_t version = 0;
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+  CHECK(version == 5);
+}
+
 TEST_CASE("two files: the hidden one may be removed at any time") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
