@@ -104,7 +104,10 @@ Source ChangedSource(std::string name, double density, Change change,
             DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
             const uint64_t elements = w.bytes() / 2;
             const MutableBytes before = w.old_data.data(), after = w.new_data.data();
-            pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
+            const uint64_t blocks = (elements + kFillElements - 1) / kFillElements;
+            const uint64_t repeat = (options.repeat_mib << 20) / 2 / kFillElements;
+            const uint64_t drawn = repeat == 0 ? blocks : std::min(blocks, repeat);
+            pool.ParallelFor(drawn, [&](size_t block) {
               std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
               std::bernoulli_distribution changes(density);
               const uint64_t end = std::min(elements, (block + 1) * kFillElements);
@@ -113,6 +116,13 @@ Source ChangedSource(std::string name, double density, Change change,
                 StoreLe<uint16_t>(&before[2 * i], value);
                 StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
               }
+            });
+            pool.ParallelFor(blocks - drawn, [&](size_t i) {
+              const uint64_t to = (drawn + i) * kFillElements * 2,
+                             from = i % drawn * kFillElements * 2;
+              const uint64_t n = std::min<uint64_t>(kFillElements * 2, w.bytes() - to);
+              std::memcpy(&before[to], &before[from], n);
+              std::memcpy(&after[to], &after[from], n);
             });
             AddDelta(w, pool);
             return w;

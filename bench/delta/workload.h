@@ -53,6 +53,8 @@ struct Workload {
 struct WorkloadOptions {
   uint64_t mib = 512;  ///< the approximate size of one buffer
   uint64_t seed = 1;
+  /// Random weights and changes repeat after so many MiB, since drawing takes long; 0: they do not.
+  uint64_t repeat_mib = 0;
 };
 
 /// A workload that is made when its turn comes.

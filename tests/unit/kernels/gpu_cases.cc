@@ -1,21 +1,13 @@
 // kernels/gpu.h against the scalar oracle, bitwise. Compiled into two programs: gpu_test runs it on
 // a device, where there is one, and cuda_pipeline_test on a runtime that only pretends to be CUDA.
 #include <catch2/catch.hpp>
-#include <iostream>
 
 #include "kernels/gpu.h"
 #include "tests/unit/kernels/gpu_model.h"
+#include "tests/unit/kernels/gpu_skips.h"
 
 namespace deltawire::kernels::test {
 namespace {
-
-bool NoDevice() {
-  GpuInfo info;
-  const GpuStatus status = FindGpu(0, &info);
-  if (status.ok()) return false;
-  std::cout << "SKIPPED: no CUDA device (" << status.message << ")" << std::endl;
-  return true;
-}
 
 void RequireOk(const GpuStatus& status) {
   CAPTURE(status.message);
@@ -35,7 +27,7 @@ std::unique_ptr<GpuDiffer> Make(const GpuModel& model, GpuMode mode) {
 constexpr GpuMode kModes[] = {GpuMode::kHostStaged, GpuMode::kResident};
 
 TEST_CASE("GPU diffs give the oracle's payloads and digests in both modes") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 31;
   CAPTURE(seed);
   Random random(seed);
@@ -55,7 +47,7 @@ TEST_CASE("GPU diffs give the oracle's payloads and digests in both modes") {
 }
 
 TEST_CASE("GPU diffs of thousands of small chunks go through many slabs") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 32;
   CAPTURE(seed);
   Random random(seed);
@@ -77,7 +69,7 @@ TEST_CASE("GPU diffs of thousands of small chunks go through many slabs") {
 }
 
 TEST_CASE("GPU resident bases follow rollbacks and abandoned diffs by their digests") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 33;
   CAPTURE(seed);
   Random random(seed);
@@ -97,7 +89,7 @@ TEST_CASE("GPU resident bases follow rollbacks and abandoned diffs by their dige
 }
 
 TEST_CASE("GPU digests are the oracle's and leave a base behind") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 34;
   CAPTURE(seed);
   Random random(seed);
@@ -117,7 +109,7 @@ TEST_CASE("GPU digests are the oracle's and leave a base behind") {
 }
 
 TEST_CASE("GPU applies payloads as the oracle does in both modes") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 35;
   CAPTURE(seed);
   Random random(seed);
@@ -149,7 +141,7 @@ TEST_CASE("GPU applies payloads as the oracle does in both modes") {
 }
 
 TEST_CASE("GPU refuses damaged payloads and tables without touching others") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 36;
   CAPTURE(seed);
   Random random(seed);
@@ -173,7 +165,7 @@ TEST_CASE("GPU refuses damaged payloads and tables without touching others") {
 }
 
 TEST_CASE("GPU strided copies give the oracle's bytes") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 37;
   CAPTURE(seed);
   Random random(seed);
@@ -206,7 +198,7 @@ TEST_CASE("GPU strided copies give the oracle's bytes") {
 }
 
 TEST_CASE("GPU conversions give the oracle's bytes") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 39;
   CAPTURE(seed);
   Random random(seed);
@@ -240,7 +232,7 @@ TEST_CASE("GPU conversions give the oracle's bytes") {
 }
 
 TEST_CASE("A GPU queue writes placed and converted bytes straight into pinned host memory") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   const uint64_t seed = 40;
   CAPTURE(seed);
   Random random(seed);
@@ -270,7 +262,7 @@ TEST_CASE("A GPU queue writes placed and converted bytes straight into pinned ho
 }
 
 TEST_CASE("GPU memory is reported with how much of it is free") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   uint64_t free_bytes = 0, total = 0;
   RequireOk(GpuMemory(0, &free_bytes, &total));
   CHECK(free_bytes > 0);
@@ -278,7 +270,7 @@ TEST_CASE("GPU memory is reported with how much of it is free") {
 }
 
 TEST_CASE("GPU calls that make no sense are refused") {
-  if (NoDevice()) return;
+  if (NoGpu()) return;
   Random random(38);
   const GpuModel model = GpuModel::Mixed(random);
   const auto differ = Make(model, GpuMode::kHostStaged);

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/gpu_scatter_model.h"
+#include "tests/unit/kernels/gpu_skips.h"
 
 namespace deltawire::kernels::test {
 namespace {

@@ -4,20 +4,11 @@
 #pragma once
 
 #include <catch2/catch.hpp>
-#include <iostream>
 
 #include "kernels/gpu_scatter.h"
 #include "tests/unit/kernels/kernel_data.h"
 
 namespace deltawire::kernels::test {
-
-inline bool NoGpu() {
-  GpuInfo info;
-  const GpuStatus status = FindGpu(0, &info);
-  if (status.ok()) return false;
-  std::cout << "SKIPPED: no CUDA device (" << status.message << ")" << std::endl;
-  return true;
-}
 
 inline void RequireGpu(const GpuStatus& status) {
   CAPTURE(status.message);

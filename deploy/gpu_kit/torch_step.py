@@ -1,0 +1,205 @@
+"""A trainer's tensors of real torch, on a GPU, into a sender that diffs on it.
+
+The library's own CUDA runtime and torch's are in one process. Without torch or a device the tensors
+are host memory, and the sender's CPU diffs. Every byte of the sender's half is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIBRARY = "libdeltawire_export.so.2"
+HOST, PART_WHOLE = -1, 2
+COLUMNS = 1024
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("data_dir", ctypes.c_char_p),
+                ("model", ctypes.c_char_p), ("rank", ctypes.c_uint32), ("world", ctypes.c_uint32),
+                ("timeout_ms", ctypes.c_uint32), ("copy_threads", ctypes.c_uint32),
+                ("publisher", ctypes.c_char_p)]
+
+
+class Meta(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p),
+                ("dtype", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_uint64)),
+                ("ndim", ctypes.c_uint32)]
+
+
+class Register(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("tensors", ctypes.POINTER(Meta)),
+                ("tensor_count", ctypes.c_size_t), ("side_files", ctypes.c_void_p),
+                ("side_file_count", ctypes.c_size_t), ("hf_dir", ctypes.c_char_p),
+                ("replace", ctypes.c_int), ("keep_side_files", ctypes.c_int)]
+
+
+class Block(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("data", ctypes.c_void_p),
+                ("element_bytes", ctypes.c_uint32), ("ndim", ctypes.c_uint32),
+                ("shape", ctypes.POINTER(ctypes.c_uint64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("start", ctypes.POINTER(ctypes.c_uint64))]
+
+
+class HostTensor:
+    """Numbers of 2 bytes in this machine's memory, where torch or a device is missing."""
+
+    device, elements = HOST, None
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.data = bytearray(random.Random(seed).randbytes(rows * COLUMNS * 2))
+        self.memory = (ctypes.c_char * len(self.data)).from_buffer(self.data)
+
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    def step(self) -> None:
+        for at in range(0, len(self.data), 200):
+            self.data[at] ^= 1
+
+    def is_in(self, address: int) -> bool:
+        return ctypes.string_at(address, len(self.data)) == bytes(self.data)
+
+
+class TorchTensor:
+    """The same on device 0. Every second one is a view of a wider one, as a column shard is."""
+
+    device = 0
+
+    def __init__(self, torch, rows: int, seed: int) -> None:
+        self.torch = torch
+        wide = torch.randint(-32768, 32767, (rows, COLUMNS * (1 + seed % 2)), dtype=torch.int16,
+                             device="cuda:0")
+        self.tensor = wide[:, :COLUMNS]
+
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+    def step(self) -> None:
+        self.tensor[:, ::100] += 1
+
+    def strides(self) -> list[int]:
+        return [2 * n for n in self.tensor.stride()]
+
+    def is_in(self, address: int) -> bool:
+        memory = (ctypes.c_char * (self.tensor.numel() * 2)).from_address(address)
+        there = self.torch.frombuffer(memory, dtype=self.torch.int16).reshape(self.tensor.shape)
+        return self.torch.equal(there.to("cuda:0"), self.tensor)
+
+
+def make_tensors(mib: int) -> list:
+    rows = max(1, mib // 2 // 8) << 10  # of 2 KiB; eight tensors
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return [TorchTensor(torch, rows, seed) for seed in range(8)]
+        print("torch sees no device: the tensors are host memory")
+    except ImportError:
+        print("no torch: the tensors are host memory")
+    return [HostTensor(max(1, rows // 16), seed) for seed in range(8)]
+
+
+class Trainer:
+    def __init__(self, data_dir: pathlib.Path, tensors: list) -> None:
+        self.library = ctypes.CDLL(str(HERE / "bin" / LIBRARY))
+        self.library.dw_last_error.restype = ctypes.c_char_p
+        self.client = ctypes.c_void_p()
+        options = Options(ctypes.sizeof(Options), str(data_dir).encode(), b"model", 0, 1, 20_000, 0,
+                          None)
+        self.must(self.library.dw_client_create(ctypes.byref(options), ctypes.byref(self.client)))
+        self.tensors = tensors
+        self.shape = (ctypes.c_uint64 * 2)(self.rows(), COLUMNS)
+        metas = (Meta * len(tensors))(*[
+            Meta(ctypes.sizeof(Meta), b"model.layers.%d.weight" % i, b"BF16", self.shape, 2)
+            for i in range(len(tensors))])
+        register = Register(ctypes.sizeof(Register), metas, len(tensors))
+        self.must(self.library.dw_client_register(self.client, ctypes.byref(register), None))
+
+    def rows(self) -> int:
+        first = self.tensors[0]
+        return len(first.data) // 2 // COLUMNS if first.device == HOST else first.tensor.shape[0]
+
+    def must(self, code: int) -> None:
+        if code != 0:
+            raise SystemExit(f"FAILED: {self.library.dw_last_error().decode()}")
+
+    def offload(self, version: int) -> float:
+        """Seconds from the first byte to the last; the half is compared before it is ready."""
+        begun = ctypes.c_void_p()
+        self.must(self.library.dw_offload_begin(self.client, ctypes.c_uint64(version),
+                                                ctypes.byref(begun)))
+        start = time.perf_counter()
+        for i, tensor in enumerate(self.tensors):
+            block = Block(ctypes.sizeof(Block), tensor.address(), 2, 2, self.shape)
+            if tensor.device == HOST:
+                code = self.library.dw_offload_write(begun, i, ctypes.byref(block), PART_WHOLE)
+            else:
+                tensor.torch.cuda.synchronize()
+                block.strides = (ctypes.c_int64 * 2)(*tensor.strides())
+                code = self.library.dw_offload_write_device(begun, i, ctypes.byref(block),
+                                                            tensor.device, PART_WHOLE)
+            self.must(code)
+        seconds = time.perf_counter() - start
+        for i, tensor in enumerate(self.tensors):
+            data, size = ctypes.c_void_p(), ctypes.c_uint64()
+            self.must(self.library.dw_offload_tensor(begun, i, ctypes.byref(data),
+                                                     ctypes.byref(size)))
+            if not tensor.is_in(data.value):
+                raise SystemExit(f"WRONG: tensor {i} of version {version} in the sender's half")
+        self.must(self.library.dw_offload_ready(begun))
+        self.must(self.library.dw_wait_published(self.client, ctypes.c_uint64(version), 0, None))
+        self.library.dw_offload_destroy(begun)
+        return seconds
+
+    def close(self) -> None:
+        self.library.dw_client_destroy(self.client)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--dir", type=pathlib.Path, required=True, help="for the sender's log")
+    args = parser.parse_args()
+    data_dir = pathlib.Path(f"/dev/shm/deltawire-gpu-kit-{os.getpid()}")
+    args.dir.mkdir(parents=True, exist_ok=True)
+    log = args.dir / "log.txt"
+    with open(log, "wb") as out:
+        sender = subprocess.Popen(
+            [HERE / "bin" / "deltawire-sender", "--data-dir", data_dir, "--control-listen",
+             "127.0.0.1:0", "--bulk-listen", "127.0.0.1:0", "--gpu", "auto"],
+            stdout=out, stderr=out)
+    try:
+        tensors = make_tensors(args.mib)
+        trainer = Trainer(data_dir, tensors)
+        size = trainer.rows() * COLUMNS * 2 * len(tensors)
+        for version in range(1, 5):
+            seconds = trainer.offload(version)
+            print(f"version {version}: {size / 1e9:.3f} GB in {seconds * 1e3:.1f} ms, "
+                  f"{size / 1e9 / seconds:.2f} GB/s, and compared", flush=True)
+            for tensor in tensors:
+                tensor.step()
+        trainer.close()
+        said = [line for line in log.read_text().splitlines() if "diffs run on" in line]
+        print(said[0] if said else "the sender did not say where its diffs run")
+        if tensors[0].device != HOST and not any("diffs run on the CPU" not in s for s in said):
+            raise SystemExit("FAILED: the tensors are on a device, but the sender diffs on the CPU")
+        return 0
+    finally:
+        sender.send_signal(signal.SIGTERM)
+        sender.wait(20)
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
