@@ -60,46 +60,9 @@ Follower::Follower(std::vector<std::string> addresses, Options options)
   for (size_t i = 0; i < agents_.size(); ++i) agents_[i].address = std::move(addresses[i]);
 }
 
-Follower::Need Follower::Needs(size_t agent, Time now) const {
-  const FollowedAgent& a = agents_[agent];
-  if (!a.attaching) return now >= a.attach_at ? Need::kAttach : Need::kNothing;
-  if (a.broken || now >= a.heard_at + kSilence) return Need::kDetach;
-  return now >= a.sent_at + kBeat ? Need::kBeat : Need::kNothing;
-}
-
-Follower::Time Follower::NextNeed() const {
-  Time next = Time::max();
-  for (const FollowedAgent& a : agents_) {
-    next = std::min(
-        next, !a.attaching ? a.attach_at : std::min(a.heard_at + kSilence, a.sent_at + kBeat));
-    if (a.broken) next = Time();
-  }
-  return next;
-}
-
-void Follower::Attaching(size_t agent, Time now) {
+void Follower::Event(size_t agent, const UpstreamEvent& event) {
   FollowedAgent& a = agents_[agent];
-  a.attaching = true;
-  a.heard = a.broken = false;
-  a.heard_at = a.sent_at = now;
-  a.last_event = 0;
-}
-
-Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
-  FollowedAgent& a = agents_[agent];
-  if (!a.attaching || a.broken) return absl::CancelledError("not attached");
-  if (event.number != a.last_event + 1) {
-    a.broken = true;
-    return Errorf(
-        StatusCode::kDataLoss,
-        "sender {}: event {} came after event {}: what it said between is lost; attaching "
-        "anew",
-        a.address, event.number, a.last_event);
-  }
-  a.last_event = event.number;
-  a.heard_at = now;
-  if (!a.heard) a.backoff.Reset();
-  a.heard = true;
+  a.attached = true;
   Learn(agent, event.newest);
   a.incoming = event.incoming;
   a.forgotten = false;
@@ -108,28 +71,16 @@ Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
   if (!version.empty() && !(version.lineage == event.newest.lineage)) {
     a.next_lineage = version.lineage;
   }
-  return absl::OkStatus();
 }
 
-void Follower::Sent(size_t agent, Time now) { agents_[agent].sent_at = now; }
-
-void Follower::Ended(size_t agent, const Status& why, Time now) {
-  FollowedAgent& a = agents_[agent];
-  if (!a.attaching) return;
-  a.attaching = a.heard = a.broken = false;
-  a.incoming = {};
-  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
-  // starting, and a relay's first pull may be about to end.
-  constexpr std::chrono::milliseconds kUnregistered{200};
-  a.attach_at =
-      now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(
-                random_,
-                absl::IsNotFound(why) || absl::IsAborted(why) ? kUnregistered : Backoff::kLongest));
+void Follower::Ended(size_t agent) {
+  agents_[agent].attached = false;
+  agents_[agent].incoming = {};
 }
 
 bool Follower::attached() const {
   return std::all_of(agents_.begin(), agents_.end(),
-                     [](const FollowedAgent& a) { return a.heard; });
+                     [](const FollowedAgent& a) { return a.attached; });
 }
 
 void Follower::Learn(size_t agent, const Identity& newest) {
@@ -315,7 +266,7 @@ bool Follower::IsBehind(const Identity& held) const {
 Follower::Choice Follower::Next(const Situation& s, Time now) const {
   Choice choice;
   for (const FollowedAgent& a : agents_) {
-    if (a.heard) continue;
+    if (a.attached) continue;
     choice.why = fmt::format("not attached to sender {}", a.address);
     return choice;
   }

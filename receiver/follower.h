@@ -1,7 +1,6 @@
-// What a receiver knows of its agents, and the decisions that follow from it: whom to attach to or
-// send a beat, who has fallen silent, and what to pull next or why to wait. Pure: a function of
-// events and time. Owner: a Replica, under its lock. Cost: O(agents * states remembered) per
-// decision. Errors: an event out of sequence is kDataLoss, and its attachment must then be ended.
+// The states that a receiver's agents have told of, and the decision that follows from them: what
+// to pull next, or why to wait. Pure: a function of events and time. A Replica owns it, under its
+// lock. A decision costs O(agents * states remembered).
 #pragma once
 
 #include <chrono>
@@ -42,10 +41,6 @@ class Backoff {
 class Follower {
  public:
   using Time = SteadyClock::time_point;
-  /// Each end of an attachment sends something at least this often.
-  static constexpr std::chrono::milliseconds kBeat{1000};
-  /// An end that has heard nothing for this long ends the attachment.
-  static constexpr std::chrono::milliseconds kSilence{3000};
   /// How many of an agent's latest states are remembered. The agent may still serve one of them
   /// when another agent lags behind.
   static constexpr size_t kRemembered = 64;
@@ -56,23 +51,13 @@ class Follower {
   };
   Follower(std::vector<std::string> addresses, Options options);
 
-  // Attachments.
-  enum class Need : uint8_t { kNothing, kAttach, kBeat, kDetach };
-  /// What the attachment to `agent` needs now. kDetach: the agent has been silent for kSilence, or
-  /// has sent an event out of sequence (broken()).
-  Need Needs(size_t agent, Time now) const;
-  /// When some agent will next need something, if no event comes before.
-  Time NextNeed() const;
-  void Attaching(size_t agent, Time now);
-  /// Remembers what the event says; kDataLoss instead when events before it were lost.
-  Status Event(size_t agent, const UpstreamEvent& event, Time now);
-  void Sent(size_t agent, Time now);
-  void Ended(size_t agent, const Status& why, Time now);
-  bool attached(size_t agent) const { return agents_[agent].heard; }
+  // Agents.
+  /// Remembers what the event says: the agent is attached.
+  void Event(size_t agent, const UpstreamEvent& event);
+  /// The attachment to the agent has ended.
+  void Ended(size_t agent);
+  bool attached(size_t agent) const { return agents_[agent].attached; }
   bool attached() const;
-  /// True when the agent has sent an event out of sequence.
-  bool broken(size_t agent) const { return agents_[agent].broken; }
-  uint64_t last_event(size_t agent) const { return agents_[agent].last_event; }
   /// Takes note of an agent's newest state, as an event, a unary call or a pull's end named it.
   void Learn(size_t agent, const Identity& newest);
   const Identity& newest(size_t agent) const { return agents_[agent].newest; }
@@ -140,18 +125,13 @@ class Follower {
  private:
   struct FollowedAgent {
     std::string address;
-    bool attaching = false;  ///< attaching or attached
-    bool heard = false;      ///< an event has come since attaching
-    bool broken = false;     ///< an event came out of sequence
-    Time heard_at{}, sent_at{}, attach_at{};
-    uint64_t last_event = 0;
+    bool attached = false;
     Identity newest;
     IncomingNews incoming;       ///< as the last event said
     bool forgotten = false;      ///< `incoming` was forgotten since
     uint64_t written = 0;        ///< attempt of the last `incoming`, however long ago
     Hash128 next_lineage;        ///< for which it is leaving newest's lineage; zero: for none
     std::deque<Identity> known;  ///< states of newest's lineage and epoch, rising; newest is last
-    Backoff backoff;
   };
   /// The state of `agent` that is of the same offload as `part`, which is another agent's; null if
   /// no such state is known.

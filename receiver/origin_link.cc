@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/log.h"
-
 namespace deltawire::receiver {
 namespace {
 
@@ -56,47 +54,47 @@ OriginLink::OriginLink(std::unique_ptr<Upstream> origin, std::string model, uint
     : origin_(std::move(origin)),
       model_(std::move(model)),
       assigned_(std::move(assigned)),
-      follower_({origin_->address()}, {.follow = true, .seed = seed}),
-      thread_([this] { KeepAttached(); }) {}
+      keeper_(model_, {origin_.get()}, seed, *this) {}
 
 OriginLink::~OriginLink() { Stop(); }
 
 void OriginLink::Stop() {
   Cancel();
-  if (thread_.joinable()) thread_.join();
+  keeper_.Join();
   origin_->Detach();
 }
 
 std::unique_ptr<Upstream> OriginLink::View() { return std::make_unique<SenderView>(*this); }
 
 void OriginLink::Cancel() {
-  {
-    std::lock_guard lock(mu_);
-    stopping_ = true;
-    cv_.notify_all();
-  }
+  keeper_.Stop();
   origin_->Cancel();
 }
 
 void OriginLink::Report(const receiver::Report& report) {
-  const std::lock_guard one_at_a_time(send_mu_);
-  receiver::Report latest;
+  const std::lock_guard one_at_a_time(report_mu_);
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     report_ = report;
     report_.sync_request = 0;
-    if (!std::exchange(started_, true)) cv_.notify_all();
     std::erase_if(given_, [&](const Request& r) { return r.number == report.sync_request; });
-    if (!follower_.attached(0)) return;
-    follower_.Sent(0, Clock::now());
-    latest = report;
-    latest.event = follower_.last_event(0);
   }
-  origin_->Send(latest);
+  keeper_.Start();
+  keeper_.Send(0, [&](receiver::Report& latest) {
+    const uint64_t event = std::exchange(latest, report).event;
+    latest.event = event;
+  });
+}
+
+receiver::Report OriginLink::MakeReport(size_t /*upstream*/) {
+  MutexLock lock(mu_);
+  receiver::Report latest = report_;
+  latest.event = 0;
+  return latest;
 }
 
 void OriginLink::AddRequest(UpstreamEvent& event) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (requests_.empty() || event.sync_request != 0) return;
   const Request& first = requests_.front();
   const bool has =
@@ -109,23 +107,24 @@ void OriginLink::AddRequest(UpstreamEvent& event) {
 }
 
 void OriginLink::RenewRequests() {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   requests_.insert(requests_.begin(), given_.begin(), given_.end());
   given_.clear();
 }
 
 void OriginLink::Subscribe(Subscriber subscriber) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   subscriber_ = std::make_unique<Subscriber>(std::move(subscriber));
   greet_ = true;
-  cv_.notify_all();
+  lock.unlock();
+  keeper_.Wake();
 }
 
 void OriginLink::Unsubscribe(const Status& why) {
   std::unique_ptr<Subscriber> subscriber;
   {
-    std::unique_lock lock(mu_);
-    cv_.wait(lock, [this] { return !delivering_; });
+    MutexLock lock(mu_);
+    while (delivering_) cv_.wait(lock);
     subscriber = std::move(subscriber_);
   }
   if (subscriber != nullptr) subscriber->ended(why);
@@ -133,99 +132,29 @@ void OriginLink::Unsubscribe(const Status& why) {
 
 StatusOr<Identity> OriginLink::Newest() {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     // An event that came less than a beat ago says what is newest; no call is needed.
-    if (heard_ && follower_.attached(0)) return last_.newest;
+    if (heard_) return last_.newest;
   }
   return origin_->Newest(model_);
 }
 
 std::optional<Identity> OriginLink::Told() const {
-  std::lock_guard lock(mu_);
-  if (!heard_ || !follower_.attached(0)) return std::nullopt;
+  MutexLock lock(mu_);
+  if (!heard_) return std::nullopt;
   return last_.newest;
 }
 
 bool OriginLink::Decided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
 
-receiver::Report OriginLink::Latest() const {
-  receiver::Report latest = report_;
-  latest.event = follower_.last_event(0);
-  return latest;
+void OriginLink::OnTurn() {
+  MutexLock lock(mu_);
+  if (greet_ && heard_ && !delivering_ && Decided()) Deliver(lock);
 }
 
-void OriginLink::KeepAttached() {
-  std::unique_lock lock(mu_);
-  while (!stopping_) {
-    if (!started_) {
-      cv_.wait(lock);
-      continue;
-    }
-    if (greet_ && heard_ && !delivering_ && Decided()) {
-      Deliver(lock);
-      continue;
-    }
-    const Follower::Need need = follower_.Needs(0, Clock::now());
-    if (need != Follower::Need::kNothing) {
-      Attend(need, lock);
-      continue;
-    }
-    cv_.wait_for(lock, std::max<Clock::duration>(follower_.NextNeed() - Clock::now(), {}));
-  }
-}
-
-void OriginLink::Beat() {
-  const std::lock_guard one_at_a_time(send_mu_);
-  receiver::Report latest;
-  {
-    std::lock_guard lock(mu_);
-    if (!follower_.attached(0)) return;
-    latest = Latest();
-    follower_.Sent(0, Clock::now());
-  }
-  origin_->Send(latest);
-}
-
-void OriginLink::Attend(Follower::Need need, std::unique_lock<Mutex>& lock) {
-  const auto now = Clock::now();
-  if (need == Follower::Need::kDetach) {
-    const bool silent = !follower_.broken(0);
-    const uint64_t attachment = attachment_;
-    lock.unlock();
-    if (silent) {
-      LogWarn("model {}: sender {} has been silent for {} ms: attaching anew", model_, address(),
-              Follower::kSilence.count());
-    }
-    origin_->Detach();
-    OnEnded(attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
-    lock.lock();
-    return;
-  }
-  if (need == Follower::Need::kBeat) {
-    lock.unlock();
-    Beat();
-    lock.lock();
-    return;
-  }
-  follower_.Attaching(0, now);
-  const uint64_t attachment = ++attachment_;
-  const receiver::Report latest = Latest();
-  lock.unlock();
-  const Status attached = origin_->Attach(
-      model_, latest, [this, attachment](const UpstreamEvent& e) { OnEvent(attachment, e); },
-      [this, attachment](const Status& why) { OnEnded(attachment, why); });
-  if (!attached.ok()) OnEnded(attachment, attached);
-  lock.lock();
-}
-
-void OriginLink::OnEvent(uint64_t attachment, const UpstreamEvent& event) {
-  std::unique_lock lock(mu_);
-  if (attachment != attachment_) return;
-  const Status taken = follower_.Event(0, event, Clock::now());
-  if (!taken.ok()) {
-    cv_.notify_all();
-    return;
-  }
+void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const UpstreamEvent& event) {
+  MutexLock lock(mu_);
+  if (!keeper_.IsCurrent(0, attachment)) return;
   if (heard_first_ == Clock::time_point{}) heard_first_ = Clock::now();
   last_ = event;
   last_.sync_request = 0;
@@ -247,31 +176,28 @@ void OriginLink::OnEvent(uint64_t attachment, const UpstreamEvent& event) {
   if (Decided()) Deliver(lock);
 }
 
-void OriginLink::Deliver(std::unique_lock<Mutex>& lock) {
-  cv_.wait(lock, [this] { return !delivering_; });
+void OriginLink::Deliver(MutexLock& lock) {
+  while (delivering_) cv_.wait(lock);
   greet_ = false;
   if (subscriber_ == nullptr) return;
   UpstreamEvent event = last_;
   event.number = ++subscriber_->number;
   delivering_ = true;
   const Subscriber* const to = subscriber_.get();
-  lock.unlock();
-  to->event(event);
-  lock.lock();
+  {
+    const MutexUnlock unlocked(mu_);
+    to->event(event);
+  }
   delivering_ = false;
   cv_.notify_all();
 }
 
-void OriginLink::OnEnded(uint64_t attachment, const Status& why) {
+void OriginLink::OnEnded(size_t /*upstream*/, const Status& why) {
   {
-    std::lock_guard lock(mu_);
-    if (attachment != attachment_) return;
-    ++attachment_;
-    follower_.Ended(0, why, Clock::now());
+    MutexLock lock(mu_);
     heard_ = false;
     requests_.clear();  // the sender knows that they are lost
     given_.clear();
-    cv_.notify_all();
   }
   Unsubscribe(why);
 }

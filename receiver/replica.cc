@@ -29,6 +29,12 @@ Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
           .unsafe_in_place = o.unsafe_in_place};
 }
 
+std::vector<Upstream*> Pointers(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
+  std::vector<Upstream*> pointers;
+  for (const auto& u : upstreams) pointers.push_back(u.get());
+  return pointers;
+}
+
 std::vector<std::string> Addresses(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
   std::vector<std::string> addresses;
   for (const auto& u : upstreams) addresses.push_back(u->address());
@@ -56,7 +62,7 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
   std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
                                                pool, rates, lock,
                                                buffer.ok() ? std::move(*buffer) : nullptr));
-  replica->keeper_ = Thread([raw = replica.get()] { raw->KeepAttached(); });
+  replica->keeper_.Start();
   replica->thread_ = Thread([raw = replica.get()] { raw->Run(); });
   return replica;
 }
@@ -76,7 +82,8 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
       random_(options.seed),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
-      part_bytes_(upstreams.size()) {
+      part_bytes_(upstreams.size()),
+      keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
     agents_[i].round.upstream = agents_[i].upstream.get();
@@ -115,8 +122,8 @@ void Replica::Stop() {
     stopping_ = true;
     round = round_;
     cv_.notify_all();
-    attend_cv_.notify_all();
   }
+  keeper_.Stop();
   commit_listeners_.Call();
   answer_listeners_.Call();
   if (round != nullptr) round->Cancel();
@@ -124,7 +131,7 @@ void Replica::Stop() {
 }
 
 void Replica::Join() {
-  if (keeper_.joinable()) keeper_.join();
+  keeper_.Join();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -541,6 +548,7 @@ std::vector<Commit> Replica::recent() const {
 ReplicaStatus Replica::status() const {
   std::lock_guard lock(mu_);
   ReplicaStatus s = status_;
+  s.lost_attachments = keeper_.lost();
   s.following = options_.follow && !paused_;
   if (waiting_since_) {  // one long wait is seen before it ends
     const double seconds = SecondsSince(*waiting_since_);

@@ -1,8 +1,8 @@
 // One model on an inference node: keeps its Buffer in step with the sender, or with agents that
-// each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls. One
-// thread drives them; a second keeps the attachments, so that no pull silences it. Owner: Daemon.
-// Threads: public methods from any. Errors: shown in status() until the next success; chunks of a
-// broken pull that were verified are not fetched again.
+// each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls, on
+// one thread; AttachmentKeeper has another, so that no pull silences it. The Daemon owns it. Public
+// methods may be called from any thread. Errors are shown in status() until the next success;
+// verified chunks of a broken pull are not fetched again.
 #pragma once
 
 #include <atomic>
@@ -26,6 +26,7 @@
 #include "common/base/trace.h"
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
+#include "receiver/attachment_keeper.h"
 #include "receiver/buffer.h"
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
@@ -128,7 +129,7 @@ struct Commit {
   CommitTimes times = {};
 };
 
-class Replica {
+class Replica : private AttachmentKeeper::Owner {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
   /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
@@ -137,7 +138,7 @@ class Replica {
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
                                                   CoderRates& rates);
-  ~Replica();
+  ~Replica() override;
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
@@ -211,9 +212,8 @@ class Replica {
     std::string linked;  // the address that `link` is of
     // Under mu_.
     AgentView view;
-    Hash128 described;         // the lineage at the last description; zero: not known
-    uint64_t delta_bytes = 0;  // of the agent's newest version
-    uint64_t attachment = 0;   // number of the attachment, so that late events of an older one show
+    Hash128 described;                   // the lineage at the last description; zero: not known
+    uint64_t delta_bytes = 0;            // of the agent's newest version
     std::optional<UpstreamEvent> heard;  // the last of the attachment
     std::string ended;  // why the last attachment ended, as it was logged; "": attached since
   };
@@ -346,24 +346,22 @@ class Replica {
   StatusOr<VerifyResult> EndVerify();
   /// A lack of the buffer that keeps it from being checked.
   Status MayVerify() const;
-  // The thread that keeps the attachments (replica_attach.cc).
-  void KeepAttached();
-  void Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock);
-  void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
-  /// False: the event is of an attachment that has ended, or must not be taken.
+  // What the attachments bring and end (replica_attach.cc).
+  Report MakeReport(size_t agent) override;
+  /// Refuses the events of a relay that gets its versions from this daemon.
+  bool Accepts(size_t agent, const UpstreamEvent& event) override;
+  void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) override;
+  /// False: the event is of an attachment that has ended.
   bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
-  void OnEnded(size_t agent, uint64_t attachment, const Status& why);
+  void OnEnded(size_t agent, const Status& why) override;
   /// Logs and shows why the attachment to `a` ended, or was refused. REQUIRES: mu_ held.
   void NoteEnded(AgentLink& a, bool was_attached, const Status& why);
 
   void SetPhase(ReceiverPhase phase);
   void SendAll();
-  /// Sends what is so now, as `change` alters it, if the agent is attached. REQUIRES: mu_ not held.
-  void SendTo(size_t agent, const std::function<void(Report&)>& change = {});
   void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
               const Status& status);
   // REQUIRES: mu_ held.
-  Report MakeReport(size_t agent) const;
   /// `trace`: of the version that failed, for the log; empty: of none.
   void SetMessage(const Status& failed, TraceId trace = {}, LogLevel level = LogLevel::kWarn);
   /// The upstream runs, and `why` says that it has no version to pull yet.
@@ -434,12 +432,9 @@ class Replica {
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
-  Mutex send_mu_;  // held while a report is made and sent; before mu_
   mutable Mutex mu_;
   /// Notified when a member below changes.
   mutable CondVar cv_;
-  /// The same, for the thread that keeps the attachments.
-  CondVar attend_cv_;
   bool stopping_ = false;
   bool paused_ = false;
   bool half_updated_ = false;  // an update has taken the weights' name away, and goes on
@@ -484,8 +479,8 @@ class Replica {
   std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
   std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
   SteadyClock::time_point reported_{};
+  AttachmentKeeper keeper_;
   Thread thread_;
-  Thread keeper_;
 };
 
 }  // namespace deltawire::receiver

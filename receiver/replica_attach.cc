@@ -1,4 +1,4 @@
-// How a Replica makes its attachments, keeps them alive with beats, and replaces silent ones.
+// The events and ends of a Replica's attachments, and its reports.
 #include <algorithm>
 
 #include "common/base/log.h"
@@ -20,61 +20,33 @@ bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
          same(a.incoming.base, b.incoming.base);
 }
 
-void Replica::KeepAttached() {
-  std::unique_lock lock(mu_);
-  while (!stopping_) {
-    bool done = false;
-    for (size_t i = 0; i < agents_.size() && !stopping_; ++i) {
-      const Follower::Need need = follower_.Needs(i, Clock::now());
-      if (need == Follower::Need::kNothing) continue;
-      Attend(i, need, lock);
-      done = true;
-    }
-    if (done || stopping_) continue;
-    const auto left = follower_.NextNeed() - Clock::now();
-    attend_cv_.wait_for(lock, std::max<Clock::duration>(left, Clock::duration(0)));
-  }
+Report Replica::MakeReport(size_t /*agent*/) {
+  std::lock_guard lock(mu_);
+  Report r;
+  r.committed = status_.committed;
+  r.phase = status_.phase;
+  r.bytes_done = status_.bytes_done;
+  r.bytes_total = status_.bytes_total;
+  r.message = status_.message;
+  r.last_pull = status_.last_pull;
+  r.group = member_.report(MemberSituation());
+  r.engines = engines_;
+  return r;
 }
 
-void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock) {
-  AgentLink& a = agents_[agent];
-  if (need == Follower::Need::kDetach) {
-    ++status_.lost_attachments;
-    const bool silent = !follower_.broken(agent);
-    if (silent) {
-      LogWarn("model {}: sender {} has been silent for {} ms: attaching anew", options_.model,
-              a.view.address, Follower::kSilence.count());
-    }
-    const uint64_t attachment = a.attachment;
-    lock.unlock();
-    // First the reason: Detach ends the attachment as cancelled, which says nothing.
-    OnEnded(agent, attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
-    a.upstream->Detach();
-    lock.lock();
-    return;
+bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
+  const std::vector<uint64_t>& path = event.relay.path;
+  if (options_.relay_number == 0 || std::ranges::count(path, options_.relay_number) == 0) {
+    return true;
   }
-  const bool attach = need == Follower::Need::kAttach;
-  if (attach) {
-    follower_.Attaching(agent, Clock::now());
-    ++a.attachment;
-    a.heard.reset();
-  }
-  if (!attach) {
-    lock.unlock();
-    SendTo(agent);
-    lock.lock();
-    return;
-  }
-  const uint64_t attachment = a.attachment;
-  const Report report = MakeReport(agent);
-  follower_.Sent(agent, Clock::now());
-  lock.unlock();
-  const Status attached = a.upstream->Attach(
-      options_.model, report,
-      [this, agent, attachment](const UpstreamEvent& e) { OnEvent(agent, attachment, e); },
-      [this, agent, attachment](const Status& why) { OnEnded(agent, attachment, why); });
-  if (!attached.ok()) OnEnded(agent, attachment, attached);
-  lock.lock();
+  // Without its events the attachment counts as silent, and is made anew until this ends.
+  std::lock_guard lock(mu_);
+  SetMessage(Errorf(StatusCode::kFailedPrecondition,
+                    "{} gets its versions from this relay: a circle of relays; name the sender, "
+                    "or a relay nearer to it",
+                    agents_[agent].view.address));
+  connection_failed_ = true;
+  return false;
 }
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
@@ -86,25 +58,10 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
 bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   std::lock_guard lock(mu_);
   AgentLink& a = agents_[agent];
-  if (attachment != a.attachment) return false;
-  if (options_.relay_number != 0 &&
-      std::ranges::find(event.relay.path, options_.relay_number) != event.relay.path.end()) {
-    // Without its events the attachment counts as silent, and is made anew until this ends.
-    SetMessage(Errorf(StatusCode::kFailedPrecondition,
-                      "{} gets its versions from this relay: a circle of relays; name the sender, "
-                      "or a relay nearer to it",
-                      a.view.address));
-    connection_failed_ = true;
-    return false;
-  }
+  if (!keeper_.IsCurrent(agent, attachment)) return false;
   const Identity before = follower_.newest(agent);
   const Identity before_coming = follower_.incoming(agent);
-  const Status taken = follower_.Event(agent, event, Clock::now());
-  if (!taken.ok()) {
-    if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", options_.model, MessageOf(taken));
-    attend_cv_.notify_all();
-    return false;
-  }
+  follower_.Event(agent, event);
   if (!a.heard) {
     a.ended.clear();
     LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
@@ -142,20 +99,18 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   return true;
 }
 
-void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
+void Replica::OnEnded(size_t agent, const Status& why) {
   std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
   std::unique_lock lock(mu_);
   AgentLink& a = agents_[agent];
-  if (attachment != a.attachment) return;
   if (round_incoming_) waits = round_;
   const bool was_attached = follower_.attached(agent);
-  ++a.attachment;  // later calls for this attachment are ignored
-  follower_.Ended(agent, why, Clock::now());
+  a.heard.reset();
+  follower_.Ended(agent);
   requests_.DropRemote(agent);
   upstream_news_ = {};
   if (stopping_) return;
   NoteEnded(a, was_attached, why);
-  attend_cv_.notify_all();
   lock.unlock();
   if (waits != nullptr) waits->Cancel();
 }
@@ -185,36 +140,8 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   connection_failed_ = true;
 }
 
-Report Replica::MakeReport(size_t agent) const {
-  Report r;
-  r.committed = status_.committed;
-  r.phase = status_.phase;
-  r.bytes_done = status_.bytes_done;
-  r.bytes_total = status_.bytes_total;
-  r.message = status_.message;
-  r.last_pull = status_.last_pull;
-  r.event = follower_.last_event(agent);
-  r.group = member_.report(MemberSituation());
-  r.engines = engines_;
-  return r;
-}
-
-void Replica::SendTo(size_t agent, const std::function<void(Report&)>& change) {
-  // Else what one thread saw first could be sent last, and stand until the next beat.
-  const std::lock_guard one_at_a_time(send_mu_);
-  Report report;
-  {
-    std::lock_guard lock(mu_);
-    if (!follower_.attached(agent)) return;
-    report = MakeReport(agent);
-    follower_.Sent(agent, Clock::now());
-  }
-  if (change) change(report);
-  agents_[agent].upstream->Send(report);
-}
-
 void Replica::SendAll() {
-  for (size_t i = 0; i < agents_.size(); ++i) SendTo(i);
+  for (size_t i = 0; i < agents_.size(); ++i) keeper_.Send(i);
   answer_listeners_.Call();
 }
 
@@ -225,7 +152,7 @@ void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& b
   if (remote.empty()) return;
   lock.unlock();
   for (const RequestQueue::Remote& r : remote) {
-    SendTo(r.agent, [&](Report& report) {
+    keeper_.Send(r.agent, [&](Report& report) {
       report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
       report.message = std::string(MessageOf(status));
       report.sync_request = r.number;

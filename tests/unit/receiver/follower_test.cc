@@ -19,24 +19,19 @@ Identity State(Hash128 lineage, uint64_t version, uint64_t root, uint64_t attemp
 /// A follower of some agents, and what each of them says.
 struct Setup {
   explicit Setup(size_t agents, bool follow = true)
-      : follower(Names(agents), {.follow = follow, .seed = 1}), number(agents) {
-    for (size_t i = 0; i < agents; ++i) follower.Attaching(i, now);
-  }
+      : follower(Names(agents), {.follow = follow, .seed = 1}) {}
   static std::vector<std::string> Names(size_t n) {
     std::vector<std::string> names;
     for (size_t i = 0; i < n; ++i) names.push_back("s" + std::to_string(i));
     return names;
   }
-  void Say(size_t agent, const Identity& newest) {
-    REQUIRE(follower.Event(agent, {.number = ++number[agent], .newest = newest}, now).ok());
-  }
+  void Say(size_t agent, const Identity& newest) { follower.Event(agent, {.newest = newest}); }
   Follower::Choice Next(const Identity& committed, bool requested = false) {
     return follower.Next({.committed = committed, .requested = requested}, now);
   }
 
   Time now{std::chrono::hours(1)};
   Follower follower;
-  std::vector<uint64_t> number;
 };
 
 TEST_CASE("the same number with other bytes is pulled, and so is another lineage") {
@@ -56,9 +51,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   const Identity one = State(kA, 1, 10), two = State(kA, 2, 20), three = State(kA, 3, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    REQUIRE(s.follower
-                .Event(0, {.number = ++s.number[0], .newest = newest, .incoming = incoming}, s.now)
-                .ok());
+    s.follower.Event(0, {.newest = newest, .incoming = incoming});
   };
   say(two, {three, two});
   const auto joined = s.Next(two);
@@ -79,7 +72,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   CHECK_FALSE(s.Next(two).pull);
   say(two, {three, two});
   CHECK(s.Next(two).pull);
-  s.follower.Ended(0, absl::UnavailableError("gone"), s.now);
+  s.follower.Ended(0);
   CHECK(s.follower.incoming(0).empty());
 }
 
@@ -87,9 +80,7 @@ TEST_CASE("a lineage that a relay is leaving itself is not returned to") {
   const Identity old = State(kA, 13, 10), fresh = State(kB, 3, 20), other = State(kC, 1, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    REQUIRE(s.follower
-                .Event(0, {.number = ++s.number[0], .newest = newest, .incoming = incoming}, s.now)
-                .ok());
+    s.follower.Event(0, {.newest = newest, .incoming = incoming});
   };
   say(old, {fresh, {}});
   CHECK(s.Next(old).target.whole == fresh);
@@ -113,14 +104,14 @@ TEST_CASE("a version that is still written is not pulled while somebody checks t
   const Identity one = State(kA, 1, 10);
   Identity two = State(kA, 2, 0);
   Setup s(1);
-  REQUIRE(s.follower.Event(0, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
   const auto joined = s.Next(one);
   CHECK(joined.pull);
   CHECK(joined.target.unwritten());
   CHECK_FALSE(joined.target.root_known);
   CHECK_FALSE(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
   two.root = 20;
-  REQUIRE(s.follower.Event(0, {.number = 2, .newest = one, .incoming = {two, one}}, s.now).ok());
+  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(s.Next(one).target.unwritten());
   CHECK(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
 }
@@ -133,10 +124,10 @@ TEST_CASE("a member of a group makes ready what is still written, and nothing el
     return s.follower.Ahead({.committed = one, .member = member}, s.now);
   };
   CHECK_FALSE(ahead(true).pull);
-  REQUIRE(s.follower.Event(0, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(ahead(true).pull);  // of a relay
   two.root = 0;
-  REQUIRE(s.follower.Event(0, {.number = 2, .newest = one, .incoming = {two, one}}, s.now).ok());
+  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(ahead(false).pull);
   const auto choice = ahead(true);
   CHECK(choice.pull);
@@ -147,7 +138,7 @@ TEST_CASE("a member of a group makes ready what is still written, and nothing el
 TEST_CASE("the first version of one that holds nothing is pulled by everybody while it comes") {
   Setup s(1);
   const Identity two = State(kA, 2, 20);
-  REQUIRE(s.follower.Event(0, {.number = 1, .incoming = {two, {}}}, s.now).ok());
+  s.follower.Event(0, {.incoming = {two, {}}});
   CHECK(s.Next({}).target.incoming);
   CHECK(s.Next(State(kA, 1, 10)).target.incoming);
   CHECK(s.Next(State(kB, 9, 10)).target.incoming);  // of a lineage before
@@ -166,10 +157,8 @@ struct TwoAgents : Setup {
   }
   static Identity Whole() { return Combine(std::vector<Identity>{One(0), One(1)}); }
   void Write(size_t agent, const Identity& coming, const Identity& newest) {
-    const UpstreamEvent event{.number = ++number[agent],
-                              .newest = newest,
-                              .incoming = {coming, coming.empty() ? Identity{} : newest}};
-    REQUIRE(follower.Event(agent, event, now).ok());
+    follower.Event(agent,
+                   {.newest = newest, .incoming = {coming, coming.empty() ? Identity{} : newest}});
   }
   void Write(size_t agent, const Identity& coming) { Write(agent, coming, One(agent)); }
 };
@@ -432,48 +421,16 @@ TEST_CASE("the combined lineage does not depend on the agents' order") {
   CHECK(CombineLineages({kA, Hash128{}}) == Hash128{});
 }
 
-TEST_CASE("a lost or doubled event ends the attachment") {
-  for (const uint64_t number : {0, 1, 3}) {
-    CAPTURE(number);
-    Setup s(1);
-    s.Say(0, State(kA, 1, 1));
-    CHECK(s.follower.Event(0, {.number = number, .newest = State(kA, 2, 2)}, s.now).code() ==
-          StatusCode::kDataLoss);
-    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
-    CHECK(s.follower.newest(0).id.version == 1);
-    s.follower.Ended(0, absl::OkStatus(), s.now);
-    CHECK_FALSE(s.follower.attached());
-    s.now += Backoff::kFirst;
-    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kAttach);
-    s.follower.Attaching(0, s.now);
-    s.number[0] = 0;
-    s.Say(0, State(kA, 2, 2));
-    CHECK(s.follower.attached());
-  }
-}
-
-TEST_CASE("an agent that says nothing for three seconds is left, also before its first word") {
-  for (const bool spoke : {false, true}) {
-    Setup s(1);
-    if (spoke) s.Say(0, {});
-    s.now += milliseconds(2999);
-    CHECK_FALSE(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
-    s.now += milliseconds(1);
-    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
-    CHECK(s.follower.NextNeed() <= s.now);
-  }
-}
-
-TEST_CASE("a beat is due a second after the last report") {
-  Setup s(1);
-  s.Say(0, {});
-  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kNothing);
-  CHECK(s.follower.NextNeed() == s.now + Follower::kBeat);
-  s.now += Follower::kBeat;
-  s.Say(0, {});
-  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kBeat);
-  s.follower.Sent(0, s.now);
-  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kNothing);
+TEST_CASE("a follower is attached once every agent has spoken, until one of them ends") {
+  Setup s(2);
+  s.Say(0, State(kA, 1, 1));
+  CHECK_FALSE(s.follower.attached());
+  s.Say(1, State(kB, 1, 1));
+  CHECK(s.follower.attached());
+  s.follower.Ended(0);
+  CHECK_FALSE(s.follower.attached());
+  CHECK(s.follower.attached(1));
+  CHECK(s.Next({}).why == "not attached to sender s0");
 }
 
 TEST_CASE("failures are retried ever later, at two seconds at the latest, and not in step") {

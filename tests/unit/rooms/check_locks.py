@@ -16,7 +16,7 @@ FLAGS = [
     "-Wno-thread-safety-negative",
     "-Werror",
 ]
-ROOMS = ["common", "sender/agent"]
+ROOMS = ["common", "sender/agent", "receiver"]
 HEAD = """#include "common/base/checked_mutex.h"
 using namespace deltawire;
 struct Counter {
