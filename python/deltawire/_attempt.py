@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+import os
+import re
 import sys
 from typing import Any
 
@@ -9,6 +12,37 @@ from deltawire import _core
 from deltawire._errors import Error
 
 _KEY = "deltawire/job"
+_VERSIONS_END = 1 << 63
+_NETWORK_ADDRESS = re.compile(r"[^/]*:\d+")
+
+
+def checked_version(version: Any, least: int = 1) -> int:
+    """The version as an int. Error, INVALID_ARGUMENT, where it is none."""
+    try:
+        number = -1 if isinstance(version, bool) else operator.index(version)
+    except TypeError:
+        number = -1
+    if not least <= number < _VERSIONS_END:
+        error = Error(f"{version!r} is no version: give an integer from {least} to 2^63 - 1, such as "
+                      "the number of steps done")
+        error.code = "INVALID_ARGUMENT"
+        raise error
+    return number
+
+
+def checked_endpoint(endpoint: str | os.PathLike[str]) -> str:
+    """The endpoint as text. Error, INVALID_ARGUMENT, where no sender can ever listen there."""
+    text, found = os.fspath(endpoint), ""
+    if os.path.isfile(text):
+        found = "is a file"
+    elif _NETWORK_ADDRESS.fullmatch(text) and not os.path.exists(text):
+        found = "is a network address, and a trainer writes into the sender on its own machine"
+    if found:
+        error = Error(f"the endpoint {text} {found}; give the data directory of deltawire-sender "
+                      "(/dev/shm/deltawire, or its --data-dir), or the trainer.sock in it")
+        error.code = "INVALID_ARGUMENT"
+        raise error
+    return text
 
 
 def draw_attempt() -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deltawire import _core, _zero3
-from deltawire._attempt import agree_attempt, job_of_store
+from deltawire._attempt import agree_attempt, checked_endpoint, checked_version, job_of_store
 from deltawire._errors import AbandonedError, Error, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._layout import Layout
@@ -117,7 +117,7 @@ class WeightManager:
         job: str = "",
         node_ranks: Collection[int] | None = None,
     ):
-        self._endpoint = os.fspath(endpoint)
+        self._endpoint = checked_endpoint(endpoint)
         self._nodes = None if node_ranks is None else Nodes(node_ranks)
         if self._nodes is not None:
             if (rank, world) != (0, 1) and (rank, world) != self._nodes.place:
@@ -340,6 +340,7 @@ class WeightManager:
         shape or dtype, and then abandons the version for all ranks. A RefusedError, once,
         where names are `unchanged` and this rank's last version was lost or rolled back.
         """
+        version = checked_version(version)
         if self._nodes is not None:
             raise Error("a manager with node_ranks publishes shards: use offload_fsdp")
         if not self._layout.metas:
@@ -383,6 +384,7 @@ class WeightManager:
         them. A mapping of named_parameters() is no state dict: it may hold old, whole parameters of
         some forward.
         """
+        version = checked_version(version)
         given = module_or_state_dict
         state = given if isinstance(given, Mapping) else tensors_of(given)
         if not state:
@@ -490,7 +492,7 @@ class WeightManager:
         without it the first call registers the module. If the first rank fails, it goes on
         gathering, raises, and the others raise an AbandonedError with its reason.
         """
-        started = time.monotonic()
+        started, version = time.monotonic(), checked_version(version)
         stream = _zero3.gathered(module, bucket_bytes)
         if _zero3.rank() != 0:
             for _ in stream:
@@ -552,7 +554,7 @@ class WeightManager:
         registers the model. Before the first byte each rank's parameters are compared with the plan;
         an error names those that are missing, unknown or of another shape or dtype.
         """
-        started = time.monotonic()
+        started, version = time.monotonic(), checked_version(version)
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
@@ -608,6 +610,7 @@ class WeightManager:
         if self._nodes is not None and self._nodes.plan is not None and not self._nodes.plan.part:
             raise Error("no sender of this node has a part of the model, since its ranks hold only "
                         "copies; wait on another node")
+        version = checked_version(version, least=0)
         millis = 0 if timeout is None else max(1, round(timeout * 1000))
         return Published(**self._client.wait_published(version, millis))
 
@@ -629,6 +632,7 @@ class WeightManager:
         version is published.
         """
         name = model or f"{self._model}-lora"
+        version = checked_version(version)
         if name == self._model:
             raise ValueError(f'publish_lora(model="{name}") would replace the base model of that '
                              "name; give the adapter a name of its own, or none")

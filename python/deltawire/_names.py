@@ -19,7 +19,7 @@ from typing import Any
 from deltawire import _checkpoint
 from deltawire._conversion import Conversion, conversions_of, ignored_by
 from deltawire._errors import ExtraTensorError, MissingTensorError, ShapeError, TensorError
-from deltawire._tensors import TensorMeta, is_dtensor, shape_text
+from deltawire._tensors import TensorMeta, is_dtensor, shape_of, shape_text
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Names:
         MissingTensorError where a group stays so."""
         waiting: dict[tuple[str, ...], tuple[Group, dict[str, Any]]] = {}
         for name, tensor in stream:
-            shape = getattr(tensor, "shape", None)
+            shape = shape_of(name, tensor)
             rule = None if shape is None else self.rule(name, shape)
             if rule is None or not isinstance(rule[0], Group):
                 target = name if rule is None else rule[0]

@@ -5,6 +5,7 @@ A `Source` is an address with dtype, shape and byte strides; it keeps alive what
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ DTYPE_BYTES = {
     "U16": 2,
     "U8": 1,
     "BOOL": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "C64": 8,
 }
 
 # By the names that torch, numpy and ml_dtypes give them.
@@ -48,7 +53,13 @@ _BY_NAME = {
     "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
 }
+# Widths that safetensors names, and that are no whole bytes.
+_PACKED = re.compile(r"F4|F6_\w+|float4_\w+|float6_\w+")
 _NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
 # By DLPack's type code and bits.
 _BY_DLPACK = {
@@ -65,6 +76,12 @@ _BY_DLPACK = {
     (1, 16): "U16",
     (1, 8): "U8",
     (6, 8): "BOOL",
+    (5, 64): "C64",
+    (10, 8): "F8_E4M3",
+    (11, 8): "F8_E4M3FNUZ",
+    (12, 8): "F8_E5M2",
+    (13, 8): "F8_E5M2FNUZ",
+    (14, 8): "F8_E8M0",
 }
 _DLPACK_CPU = (1, 3)  # plain and pinned host memory
 # By the kind of a buffer's format character; with its item size.
@@ -96,6 +113,7 @@ class TensorMeta:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
+            _refuse_packed(self.dtype, self.name)
             raise DTypeError(
                 f'tensor "{self.name}": "{self.dtype}" is no safetensors dtype; '
                 f"known are {', '.join(DTYPE_BYTES)}",
@@ -117,11 +135,21 @@ def dtype_name(dtype: Any, tensor: str) -> str:
     if text in DTYPE_BYTES:
         return text
     if text not in _BY_NAME:
+        _refuse_packed(text, tensor)
         raise DTypeError(
             f'tensor "{tensor}" has dtype {dtype}, which safetensors has no name for; cast it first',
             tensor,
         )
     return _BY_NAME[text]
+
+
+def _refuse_packed(dtype: str, tensor: str) -> None:
+    if _PACKED.fullmatch(dtype):
+        raise DTypeError(
+            f'tensor "{tensor}" is {dtype}, whose numbers are no whole bytes; give its bytes, '
+            "view(torch.uint8), as checkpoints in MXFP4 and NVFP4 have them",
+            tensor,
+        )
 
 
 def torch_dtype(name: str) -> Any:
@@ -144,6 +172,7 @@ def is_dtensor(tensor: Any) -> bool:
 def meta_of(name: str, tensor: Any) -> TensorMeta:
     """Name, dtype and (global) shape; touches no data."""
     if is_torch(tensor):
+        _refuse_kind(name, tensor)
         if hasattr(tensor, "ds_id") and tensor.numel() == 0:
             raise TensorError(
                 f'tensor "{name}" is a placeholder of DeepSpeed ZeRO-3, whose ranks have its parts; '
@@ -153,6 +182,36 @@ def meta_of(name: str, tensor: Any) -> TensorMeta:
         return TensorMeta(name, dtype_name(tensor.dtype, name), tuple(tensor.shape))
     source = source_of(name, tensor)
     return TensorMeta(name, source.dtype, source.shape)
+
+
+def _refuse_kind(name: str, tensor: Any) -> None:
+    """Of a torch tensor that is no block of numbers."""
+    kind = ""
+    if tensor.is_nested:
+        kind = "is a nested tensor; give its parts, or to_padded_tensor()"
+    elif tensor.layout != sys.modules["torch"].strided or tensor.is_quantized:
+        kind = "is sparse or quantized; make it dense first, by to_dense() or dequantize()"
+    elif hasattr(tensor, "materialize"):
+        kind = "is a lazy parameter that has no shape yet; run the module once before"
+    if kind:
+        raise TensorError(f'tensor "{name}" {kind}', name)
+
+
+def shape_of(name: str, tensor: Any) -> Any:
+    """None for what is no tensor. TensorError where a torch tensor has none."""
+    if is_torch(tensor):
+        _refuse_kind(name, tensor)
+    return getattr(tensor, "shape", None)
+
+
+def refuse_without_data(name: str, tensor: Any) -> None:
+    """TensorError for a torch tensor that has a shape, and no bytes: those can only be registered."""
+    if is_torch(tensor) and (tensor.is_meta or type(tensor).__name__ == "FakeTensor"):
+        raise TensorError(
+            f'tensor "{name}" has no data (device {tensor.device}, {type(tensor).__name__}); load '
+            "the weights, or to_empty(device=...) and initialize it, before it is published",
+            name,
+        )
 
 
 def is_cuda(tensor: Any) -> bool:
@@ -183,11 +242,8 @@ def source_of(name: str, tensor: Any) -> Source:
 
 
 def _of_torch(name: str, tensor: Any) -> Source:
-    import torch
-
+    _refuse_kind(name, tensor)
     tensor = tensor.detach()
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TensorError(f'tensor "{name}" is sparse or quantized; make it dense first', name)
     tensor = tensor.resolve_conj().resolve_neg()  # lazy bits become bytes; else nothing is copied
     width = tensor.element_size()
     return Source(

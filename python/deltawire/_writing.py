@@ -24,6 +24,7 @@ from deltawire._tensors import (
     is_dtensor,
     is_torch,
     meta_of,
+    refuse_without_data,
     shape_text,
     source_of,
     torch_dtype,
@@ -37,6 +38,7 @@ NamedTensors = (
 def check(meta: TensorMeta, tensor: Any, casts: bool = False) -> str:
     """Raises unless the tensor is as registered, or, with `casts`, may be cast to that; returns the
     dtype that it has."""
+    refuse_without_data(meta.name, tensor)
     given = meta_of(meta.name, tensor)
     if given.shape != meta.shape:
         how = (

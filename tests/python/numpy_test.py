@@ -27,6 +27,7 @@ def weights(seed: int):
         "counter": np.array(seed, dtype=np.int64),
         "mask": rng.integers(0, 2, (17,)).astype(bool),
         "empty": np.zeros((0, 4), dtype=np.uint8),
+        "complex": rng.standard_normal((5, 2)).astype(np.complex64),
     }
 
 
@@ -65,12 +66,46 @@ class NumpyTest(unittest.TestCase):
         for version in (1, 2, 5):
             want = weights(version)
             done = manager.offload(want.items(), version)
-            self.assertEqual(done.tensors, 5)
+            self.assertEqual(done.tensors, 6)
             self.assertEqual(done.bytes_written, sum(v.nbytes for v in want.values()))
             published = done.wait()
             self.assertEqual((published.epoch, published.version), (1, version))
             self.check(want)
         self.assertEqual(manager.register(want), 5)
+
+    def test_what_is_no_version_is_said(self):
+        manager = self.manager()
+        manager.offload(weights(1), np.int64(1)).wait()
+        for version in (0, -1, 2**63, 2**64, 1.5, "2", None, True):
+            calls = [lambda v: manager.offload(weights(2), v), manager.wait_published]
+            for call in calls[:1] if version == 0 else calls:  # 0 waits for any version
+                with self.subTest(version=version), self.assertRaisesRegex(
+                        deltawire.Error, "is no version: give an integer from") as said:
+                    call(version)
+                self.assertEqual(said.exception.code, "INVALID_ARGUMENT")
+        manager.offload(weights(3), 2**63 - 1).wait()
+        self.check(weights(3))
+
+    def test_an_endpoint_where_nobody_can_listen_is_said_at_once(self):
+        file = self.cluster.root / "a-file"
+        file.touch()
+        for endpoint, what in ((file, "is a file"), ("127.0.0.1:7700", "is a network address")):
+            with self.assertRaisesRegex(deltawire.Error, f"{what}.*deltawire-sender"):
+                deltawire.WeightManager(endpoint)
+
+    def test_a_sender_that_is_not_there_is_said_before_the_wait_for_it(self):
+        class Impatient(logging.Handler):
+            def emit(self, record):
+                raise KeyboardInterrupt(record.getMessage())
+
+        handler = Impatient()
+        logging.getLogger("deltawire").addHandler(handler)
+        self.addCleanup(logging.getLogger("deltawire").removeHandler, handler)
+        nobody = deltawire.WeightManager(self.cluster.root / "nobody", timeout=86400)
+        with self.assertRaisesRegex(
+                KeyboardInterrupt,
+                "no sender listens at .*; start deltawire-sender .*; waiting for it"):
+            nobody.register({"a": np.zeros(3)})
 
     def test_what_is_published_has_its_whole_name(self):
         manager = self.manager()

@@ -15,6 +15,8 @@ support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from deltawire import _writing  # noqa: E402
 from deltawire._fsdp import Place  # noqa: E402
 from deltawire._megatron import DeviceReader  # noqa: E402
@@ -36,6 +38,10 @@ DTYPES = {
     torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
 }
 
 
@@ -169,11 +175,39 @@ class TorchTest(unittest.TestCase):
         self.assertEqual(manager.tied, {})
         self.check({n: v.to(torch.bfloat16) for n, v in values.items()})
 
-    def test_sparse_tensors_are_refused(self):
+    def test_tensors_without_a_block_of_numbers_are_refused_by_name(self):
+        with FakeTensorMode():
+            fake = torch.ones(3, 3)
+        rows = [torch.ones(2, 3), torch.ones(1, 3)]
+        square = torch.eye(3)
+        for tensor, what in (
+            (square.to_sparse(), "sparse"),
+            (square.to_sparse_csr(), "sparse"),
+            (torch.nested.nested_tensor(rows), "nested"),
+            (torch.nested.nested_tensor(rows, layout=torch.jagged), "nested"),
+            (torch.nn.LazyLinear(3).weight, "no shape yet"),
+            (square.to("meta"), "no data"),
+            (fake, "no data"),
+            (square.to(torch.complex128), "safetensors has no name for"),
+            (torch.zeros(3, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "no whole bytes"),
+        ):
+            for register in (False, True):
+                manager = self.manager()
+                if register:
+                    manager.register([("a", "F32", (3, 3))], replace=True)
+                with self.subTest(what, register=register), self.assertRaisesRegex(
+                        deltawire.TensorError, f'tensor "a" .*{what}') as said:
+                    manager.offload({"a": tensor}, 1)
+                self.assertEqual(said.exception.tensor, "a")
+        for dtype in ("F4", "F6_E2M3", "float4_e2m1fn_x2"):
+            with self.assertRaisesRegex(deltawire.DTypeError, "no whole bytes"):
+                deltawire.TensorMeta.of(("a", dtype, (4,)))
+
+    def test_a_model_without_data_registers_its_layout(self):
         manager = self.manager()
-        manager.register([("a", "F32", (3, 3))])
-        with self.assertRaisesRegex(deltawire.TensorError, "sparse"):
-            manager.offload({"a": torch.eye(3).to_sparse()}, 1)
+        manager.register({"a": torch.ones(3, 3, device="meta")})
+        manager.offload({"a": torch.eye(3)}, 1).wait()
+        self.check({"a": torch.eye(3)})
 
     def test_what_torch_copies_for_other_devices(self):
         """Takes the path of tensors on a GPU, which torch's copy_ reads, here from host memory."""

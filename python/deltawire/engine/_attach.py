@@ -36,6 +36,10 @@ _TORCH_DTYPES = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "C64": "complex64",
 }
 
 
