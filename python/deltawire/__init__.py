@@ -12,6 +12,7 @@ Imports neither torch nor numpy.
 """
 
 from deltawire._attempt import draw_attempt
+from deltawire._background import Offloading
 from deltawire._core import __version__
 from deltawire._errors import (
     AbandonedError,
@@ -38,6 +39,7 @@ __all__ = [
     "Gather",
     "MissingTensorError",
     "Offloaded",
+    "Offloading",
     "Published",
     "RefusedError",
     "ShapeError",

@@ -7,11 +7,13 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from deltawire import _core, _zero3
+from deltawire._async import in_thread
 from deltawire._attempt import agree_attempt, checked_endpoint, checked_version, job_of_store
-from deltawire._errors import AbandonedError, Error, TensorError, told
+from deltawire._background import Copies, Offloading
+from deltawire._errors import AbandonedError, DeadlineError, Error, TensorError, told
 from deltawire._fsdp import Place, check_parts, place_of
 from deltawire._layout import Layout
 from deltawire._megatron import (
@@ -42,6 +44,9 @@ from deltawire._writing import (
     settled,
     twice,
 )
+
+#: Seconds of one call of an asynchronous wait.
+_SLICE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,10 @@ class Offloaded:
     def wait(self, timeout: float | None = None) -> Published:
         """Blocks until the version, or a newer one, is published."""
         return self._manager.wait_published(self.version, timeout)
+
+    async def wait_async(self, timeout: float | None = None) -> Published:
+        """`wait` beside an event loop."""
+        return await self._manager.wait_published_async(self.version, timeout)
 
 
 class WeightManager:
@@ -135,6 +144,8 @@ class WeightManager:
         self._known: Mapping[str, Any] = {}  # what register was told of the published version
         self._overlap = overlap
         self._side = SideParts(None, ())
+        self._copies = Copies()
+        self._background: Offloading | None = None  # the last one
         self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
         self._job = MegatronJob(copy_threads)
@@ -151,7 +162,10 @@ class WeightManager:
         self.close()
 
     def close(self) -> None:
-        """Abandons an offload that awaits notify(). The manager may be used again."""
+        """Abandons an offload that awaits notify(), and waits for one in the background. The
+        manager may be used again."""
+        self._settle()
+        self._copies = Copies()
         if self._pending is not None:
             self._pending.close()
             self._pending = None
@@ -159,6 +173,10 @@ class WeightManager:
         self._halves.close()
         for adapter in self._adapters.values():
             adapter.close()
+
+    def _settle(self) -> None:
+        if self._background is not None:
+            self._background.settle()
 
     @property
     def epoch(self) -> int:
@@ -211,6 +229,7 @@ class WeightManager:
         checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
+        self._settle()
         if self._nodes is not None:
             return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
         metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
@@ -312,6 +331,18 @@ class WeightManager:
         self._side.written(False)
         return result["version"]
 
+    @overload
+    def offload(
+        self, named_tensors: NamedTensors, version: int, unchanged: Collection[str] = (),
+        notify: bool = True, attempt: int = 0, dtype: Any = None, wait: Literal[True] = True,
+    ) -> Offloaded: ...
+
+    @overload
+    def offload(
+        self, named_tensors: NamedTensors, version: int, unchanged: Collection[str] = (),
+        notify: bool = True, attempt: int = 0, dtype: Any = None, *, wait: Literal[False],
+    ) -> Offloading: ...
+
     def offload(
         self,
         named_tensors: NamedTensors,
@@ -320,7 +351,8 @@ class WeightManager:
         notify: bool = True,
         attempt: int = 0,
         dtype: Any = None,
-    ) -> Offloaded:
+        wait: bool = True,
+    ) -> Offloaded | Offloading:
         """Writes a version: begin, copy, ready. Returns when this rank's part is done.
 
         `named_tensors`: (HF name, tensor) pairs, a mapping, or a callable that gives either. Of a
@@ -334,13 +366,16 @@ class WeightManager:
         ranks' parts together, the same on all ranks and different for each offload
         (`draw_attempt`); 0: the sender draws it for the first rank, and the others of its job join
         that offload. `dtype`: as in `register`, for the call that registers the model; a model that is
-        registered must have it already.
+        registered must have it already. `wait=False`: returns an `Offloading` as soon as the tensors
+        are copied into host memory of this process, and may be changed; a thread writes the version
+        from there, and the manager's next call waits for that thread.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks. A RefusedError, once,
         where names are `unchanged` and this rank's last version was lost or rolled back.
         """
         version = checked_version(version)
+        self._settle()
         if self._nodes is not None:
             raise Error("a manager with node_ranks publishes shards: use offload_fsdp")
         if not self._layout.metas:
@@ -360,10 +395,23 @@ class WeightManager:
 
         if is_source(named_tensors):
             named_tensors = named_tensors()
-        return self._offload(
-            pairs_of(named_tensors), version, unchanged, notify, place, partly=self._world > 1,
-            attempt=attempt, overlap=self._overlap and is_lazy(named_tensors),
-        )
+        pairs, partly = pairs_of(named_tensors), self._world > 1
+        if wait:
+            return self._offload(
+                pairs, version, unchanged, notify, place, partly, attempt,
+                self._overlap and is_lazy(named_tensors))
+        if not notify:
+            raise Error("with wait=False nobody can say when to notify: leave notify=False out")
+        copies, events = self._copies.take(pairs, not is_lazy(named_tensors))
+
+        def write() -> Offloaded:
+            for event in events:
+                event.synchronize()
+            return self._offload(
+                iter(copies), version, unchanged, True, place, partly, attempt)
+
+        self._background = Offloading(version, write)
+        return self._background
 
     def offload_fsdp(
         self,
@@ -385,6 +433,7 @@ class WeightManager:
         some forward.
         """
         version = checked_version(version)
+        self._settle()
         given = module_or_state_dict
         state = given if isinstance(given, Mapping) else tensors_of(given)
         if not state:
@@ -493,6 +542,7 @@ class WeightManager:
         gathering, raises, and the others raise an AbandonedError with its reason.
         """
         started, version = time.monotonic(), checked_version(version)
+        self._settle()
         stream = _zero3.gathered(module, bucket_bytes)
         if _zero3.rank() != 0:
             for _ in stream:
@@ -555,6 +605,7 @@ class WeightManager:
         an error names those that are missing, unknown or of another shape or dtype.
         """
         started, version = time.monotonic(), checked_version(version)
+        self._settle()
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
@@ -611,8 +662,24 @@ class WeightManager:
             raise Error("no sender of this node has a part of the model, since its ranks hold only "
                         "copies; wait on another node")
         version = checked_version(version, least=0)
+        self._settle()
+        if self._background is not None and self._background.version == version:
+            self._background.result()
         millis = 0 if timeout is None else max(1, round(timeout * 1000))
         return Published(**self._client.wait_published(version, millis))
+
+    async def wait_published_async(self, version: int, timeout: float | None = None) -> Published:
+        """`wait_published` beside an event loop. A task that is cancelled leaves the manager free.
+        """
+        end = time.monotonic() + (self._options[0] if timeout is None else timeout)
+        while True:
+            left = max(0.001, end - time.monotonic())
+            try:
+                # A thread in the library's call cannot be ended, so each call is short.
+                return await in_thread(lambda: self.wait_published(version, min(left, _SLICE_S)))
+            except DeadlineError:
+                if time.monotonic() >= end:
+                    raise
 
     def publish_lora(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import logging
 import os
 import pathlib
@@ -72,6 +73,63 @@ class NumpyTest(unittest.TestCase):
             self.assertEqual((published.epoch, published.version), (1, version))
             self.check(want)
         self.assertEqual(manager.register(want), 5)
+
+    def test_tensors_may_change_when_a_background_offload_has_returned(self):
+        manager = self.manager()
+        manager.register(weights(1))
+        for version in (1, 2):
+            values = {**weights(version), "strided": weights(9)["matrix"].T[::2],
+                      "buffer": memoryview(bytearray(b"abc"))}
+            if version == 1:
+                manager.register(values, replace=True)
+            want = {n: np.array(v) for n, v in values.items()}
+            self.cluster.sender_process.send_signal(signal.SIGSTOP)
+            try:
+                handle = manager.offload(values, version, wait=False)
+                for value in values.values():
+                    np.asarray(value)[...] = 0
+                self.assertFalse(handle.done())
+                with self.assertRaisesRegex(deltawire.DeadlineError, "still being written"):
+                    handle.result(0)
+            finally:
+                self.cluster.sender_process.send_signal(signal.SIGCONT)
+            self.assertEqual(handle.wait().version, version)
+            self.assertEqual(handle.result().tensors, len(values))
+            self.check(want)
+
+    def test_a_background_offload_that_fails_says_so_where_it_is_waited_for(self):
+        manager = self.manager()
+        manager.register(weights(1))
+        with self.assertLogs("deltawire", "WARNING"):
+            handle = manager.offload({**weights(1), "more": np.zeros(1)}, 1, wait=False)
+            for wait in (handle.result, handle.wait, lambda: manager.wait_published(1)):
+                with self.assertRaisesRegex(deltawire.ExtraTensorError, '"more"'):
+                    wait()
+        first = manager.offload(weights(2), 1, wait=False)
+        manager.offload(weights(3), 2).wait()  # which waits for the first one's thread
+        self.assertTrue(first.done())
+        self.assertEqual(first.wait().version, 2)
+        self.check(weights(3))
+        with self.assertRaisesRegex(deltawire.Error, "notify=False"):
+            manager.offload(weights(3), 3, notify=False, wait=False)
+
+    def test_waits_beside_an_event_loop(self):
+        manager = self.manager()
+
+        async def publishes():
+            begun = manager.offload(weights(1), 1, wait=False)
+            self.assertEqual((await begun).version, 1)
+            waits = asyncio.create_task(manager.wait_published_async(9, 60))
+            await asyncio.sleep(0)
+            waits.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await waits
+            with self.assertRaises(deltawire.DeadlineError):
+                await manager.wait_published_async(9, 0.3)
+            return await manager.offload(weights(2), 2).wait_async()
+
+        self.assertEqual(asyncio.run(publishes()).version, 2)
+        self.check(weights(2))
 
     def test_what_is_no_version_is_said(self):
         manager = self.manager()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import signal
 import tempfile
 import unittest
 from unittest import mock
@@ -202,6 +203,26 @@ class TorchTest(unittest.TestCase):
         for dtype in ("F4", "F6_E2M3", "float4_e2m1fn_x2"):
             with self.assertRaisesRegex(deltawire.DTypeError, "no whole bytes"):
                 deltawire.TensorMeta.of(("a", dtype, (4,)))
+
+    def test_a_background_offload_copies_tensors_that_then_change(self):
+        manager = self.manager()
+        for version in (1, 2):
+            table = torch.randn(7, 5) + version
+            given = {"embed.weight": table, "lm_head.weight": table, "turned": torch.randn(4, 6).t(),
+                     "half": torch.randn(3, 2).bfloat16(), "scalar": torch.tensor(version)}
+            want = {n: t.clone() for n, t in given.items() if n != "lm_head.weight"}
+            if version == 1:
+                manager.register(given, dtype=None)
+            self.cluster.sender_process.send_signal(signal.SIGSTOP)
+            try:
+                handle = manager.offload(given if version == 1 else iter(given.items()), version,
+                                         wait=False)
+                for tensor in given.values():
+                    tensor.zero_()
+            finally:
+                self.cluster.sender_process.send_signal(signal.SIGCONT)
+            handle.wait()
+            self.check(want)
 
     def test_a_model_without_data_registers_its_layout(self):
         manager = self.manager()

@@ -1,0 +1,48 @@
+"""Runs a blocking call beside an event loop, in a thread of its own.
+
+The loop's default executor has few threads, and waits that take hours would leave it none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+_R = TypeVar("_R")
+
+
+async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda: None) -> _R:
+    """Returns or raises what `call` does. A task that is cancelled here calls `cancel`, which has
+    to end the call soon, and goes on when it has ended: nothing runs on behind the caller."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[_R | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def told(result: _R | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((result, error))
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = context.run(call)
+        except BaseException as error:  # also StopIteration, which no future carries
+            failed = error
+        try:
+            loop.call_soon_threadsafe(told, result, failed)
+        except RuntimeError:
+            pass  # the loop is closed
+
+    threading.Thread(target=run, name="deltawire-async", daemon=True).start()
+    try:
+        result, error = await asyncio.shield(done)
+    except asyncio.CancelledError:
+        cancel()
+        await asyncio.shield(done)
+        raise
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]

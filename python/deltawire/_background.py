@@ -1,0 +1,159 @@
+"""Writes a version beside the trainer, from private copies of its tensors.
+
+Owner: a WeightManager, which has one such write at a time and waits for it before the next call.
+Cost: the model once more in host memory, pinned where tensors come from CUDA (not run on a device).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from deltawire._async import in_thread
+from deltawire._errors import DeadlineError, TensorError
+from deltawire._tensors import Source, is_dtensor, is_torch, meta_of, refuse_without_data, source_of
+from deltawire._writing import place_in_memory
+
+if TYPE_CHECKING:
+    from deltawire._manager import Offloaded, Published
+
+logger = logging.getLogger(__name__)
+
+
+class Copies:
+    """Private memory for the tensors of one version, which the next version uses again."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def take(self, named: Iterable[tuple[str, Any]], shares: bool
+             ) -> tuple[list[tuple[str, Any]], list[Any]]:
+        """Copies of the tensors, and CUDA's events after which these hold their bytes. The tensors
+        may be changed when this returns: on CUDA by work of the current streams, which runs after
+        the copies. `shares`: all tensors live meanwhile, so the same memory is copied once."""
+        copies: list[tuple[str, Any]] = []
+        by_memory: dict[Any, Any] = {}
+        devices: dict[int, Any] = {}
+        for name, tensor in named:
+            if is_dtensor(tensor):
+                raise TensorError(f'tensor "{name}" is a DTensor, which wait=False does not take; '
+                                  "leave wait=False out", name)
+            if not is_torch(tensor):
+                copies.append((name, _copied(name, tensor)))
+                continue
+            refuse_without_data(name, tensor)
+            meta = meta_of(name, tensor)
+            local = tensor.wait() if hasattr(tensor, "wait") else tensor
+            key = (*place_in_memory(local), meta.shape, meta.dtype)
+            if not (shares and local.numel() and key in by_memory):
+                by_memory[key] = self._copy(name, local)
+            copies.append((name, by_memory[key]))
+            if local.device.type == "cuda":
+                devices[local.device.index] = local.device
+        return copies, [sys.modules["torch"].cuda.current_stream(d).record_event()
+                        for d in devices.values()]
+
+    def _copy(self, name: str, local: Any) -> Any:
+        import torch  # pylint: disable=import-outside-toplevel
+
+        on_cuda = local.device.type == "cuda"
+        held = self._held.get(name)
+        if held is None or held.shape != local.shape or held.dtype != local.dtype:
+            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=on_cuda)
+            self._held[name] = held
+        with torch.no_grad():
+            held.copy_(local, non_blocking=on_cuda)
+        return held
+
+
+def _copied(name: str, tensor: Any) -> Any:
+    """Of an array, or a buffer, of any other library."""
+    source = source_of(name, tensor)
+    count = source.element_bytes
+    for n in source.shape:
+        count *= n
+    strides, dense = source.element_bytes, []
+    for n in reversed(source.shape):
+        dense.insert(0, strides)
+        strides *= n
+    if source.strides is None or tuple(dense) == tuple(source.strides) or count == 0:
+        memory = ctypes.create_string_buffer(count)
+        ctypes.memmove(memory, source.address, count)
+    elif hasattr(tensor, "__array_interface__"):
+        return tensor.copy()
+    else:
+        try:
+            text = memoryview(tensor).tobytes()
+        except TypeError:
+            raise TensorError(f'tensor "{name}" is a {type(tensor).__name__} with strides, which '
+                              "wait=False does not copy; make it dense first", name) from None
+        memory = ctypes.create_string_buffer(text, count)
+    return Source(ctypes.addressof(memory), source.dtype, source.shape, None, memory)
+
+
+class Offloading:
+    """A version that is written in the background; its tensors may be changed. Awaitable: `await`
+    gives what `wait` returns. Thread-safe, but for `wait`, which uses the manager."""
+
+    def __init__(self, version: int, write: Callable[[], Offloaded]):
+        self.version = version
+        self._write = write
+        self._over = threading.Event()
+        self._written: Offloaded | None = None
+        self._error: BaseException | None = None
+        # Not a daemon: a program that ends waits until the version is written or has failed.
+        threading.Thread(target=self._run, name="deltawire-offload").start()
+
+    def done(self) -> bool:
+        """Whether it is written, or has failed."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> Offloaded:
+        """Blocks until it is written; raises what `offload` would have raised. DeadlineError after
+        `timeout` seconds."""
+        if not self._over.wait(timeout):
+            raise DeadlineError(f"version {self.version} is still being written")
+        if self._error is not None:
+            raise self._error
+        assert self._written is not None
+        return self._written
+
+    def wait(self, timeout: float | None = None) -> Published:
+        """Blocks until it, or a newer one, is published; `timeout` in seconds, of the wait for the
+        sender."""
+        return self.result().wait(timeout)
+
+    async def wait_async(self, timeout: float | None = None) -> Published:
+        """`wait` beside an event loop."""
+        cancelled = threading.Event()
+
+        def written() -> Offloaded | None:
+            while not (self._over.wait(0.1) or cancelled.is_set()):
+                pass
+            return self.result() if self._over.is_set() else None
+
+        found = await in_thread(written, cancelled.set)
+        assert found is not None
+        return await found.wait_async(timeout)
+
+    def __await__(self) -> Any:
+        return self.wait_async().__await__()
+
+    def settle(self) -> None:
+        """Returns when it is over, in whatever way."""
+        self._over.wait()
+
+    def _run(self) -> None:
+        try:
+            self._written = self._write()
+        except BaseException as error:
+            self._error = error
+            # Also where nobody looks at the handle.
+            logger.warning("version %d was not written in the background: %s", self.version, error)
+        finally:
+            del self._write  # with the copies
+            self._over.set()
