@@ -9,22 +9,45 @@
 `credentials` is the file that the daemons and `deltawire` take (docs/security.md). It and the files
 that it names are looked at again with each call, at most once a second.
 
-Answers are dicts in the form of docs/json.md, with the fields of proto/deltawire/v1. Fields may
-come with each release, so ignore those that you do not know.
+Answers are objects with the fields of the messages in proto/deltawire/v1, and mappings as well, so
+`answer["id"]` is `answer.id`; those of `call` and `stream` are dicts. Fields may come with each
+release. `deltawire.aio` has the same for asyncio.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from deltawire import _core
+from deltawire._answers import (
+    CommitInfo,
+    GroupOutcome,
+    Identity,
+    ReceiverInfo,
+    ReceiverModelStatus,
+    ReceiverStatusResponse,
+    SenderStatusResponse,
+    ServedInfo,
+    SyncProgress,
+    SyncUpdate,
+    UnregisterModelResponse,
+    VerifyResponse,
+    VersionInfo,
+    WaitCommittedUpdate,
+)
+from deltawire._attempt import checked_version
 from deltawire._errors import AbandonedError, DeadlineError, RefusedError, UnavailableError
 from deltawire._manager import Published
 
-__all__ = ["Answers", "Receiver", "Sender"]
+__all__ = ["Answers", "Identity", "Receiver", "Sender", "Synced"]
+
+_T = TypeVar("_T")
 
 _LONGEST_MS = 2**32 - 2
 
@@ -34,7 +57,7 @@ def _milliseconds(seconds: float | None) -> int:
     return 0 if seconds is None else max(1, int(min(seconds * 1000, _LONGEST_MS)))
 
 
-def _is_over(held: dict[str, Any], at_start: dict[str, Any]) -> bool:
+def _is_over(held: Mapping[str, Any], at_start: Mapping[str, Any]) -> bool:
     """Whether the receiver knew at the start that the history of `held` is over: a rollback, or a
     model that starts anew, uses numbers again."""
     newest = at_start["newest"]
@@ -45,8 +68,8 @@ def _is_over(held: dict[str, Any], at_start: dict[str, Any]) -> bool:
     return held["lineage"] == at_start["committed"]["lineage"]
 
 
-def _is_reached(held: dict[str, Any], version: int, epoch: int, wanted: Mapping[str, Any],
-                at_start: dict[str, Any]) -> bool:
+def _is_reached(held: Mapping[str, Any], version: int, epoch: int, wanted: Mapping[str, Any],
+                at_start: Mapping[str, Any]) -> bool:
     """Whether `held` is that version or a later one. `wanted`: its whole name; empty: not known."""
     if not wanted:
         return (held["epoch"] >= max(epoch, 1) and held["version"] >= version
@@ -56,27 +79,69 @@ def _is_reached(held: dict[str, Any], version: int, epoch: int, wanted: Mapping[
         at > name or (at == name and held["root"] == wanted["root"]))
 
 
-class Answers(Iterator[dict[str, Any]]):
+@dataclass(frozen=True)
+class Synced:
+    """A sync that all have followed: the last that each receiver has said; and the round of a
+    group, or None."""
+
+    receivers: tuple[SyncProgress, ...]
+    group: GroupOutcome | None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in ("receivers", "group"):
+            raise KeyError(name)
+        return getattr(self, name)
+
+
+class OpenCalls:
+    """The calls that one piece of work has begun, for whoever ends it from another thread."""
+
+    def __init__(self) -> None:
+        self._mu = threading.Lock()
+        self._calls: list[_core.ControlCall] = []
+        self._is_over = False
+
+    def add(self, call: _core.ControlCall) -> None:
+        with self._mu:
+            self._calls.append(call)
+            over = self._is_over
+        if over:
+            call.cancel()
+
+    def cancel(self) -> None:
+        """Ends these, and those that are still begun."""
+        with self._mu:
+            self._is_over, calls = True, list(self._calls)
+        for call in calls:
+            call.cancel()
+
+
+#: Of the work in this context, if somebody may end it.
+open_calls: ContextVar[OpenCalls | None] = ContextVar("deltawire_open_calls", default=None)
+
+
+class Answers(Iterator[_T], Generic[_T]):
     """The answers of a call that streams, as they come; an iterator, and a context manager that
     ends the call. It ends the call as well where nobody holds it any more. One thread at a time
     takes answers; `cancel` may come from any."""
 
-    def __init__(self, call: _core.ControlCall):
+    def __init__(self, call: _core.ControlCall, made: Callable[[dict[str, Any]], _T]):
         self._call: _core.ControlCall | None = call
+        self._made = made
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> _T:
         text = None if self._call is None else self._call.next()
         if text is None:
             self._call = None
             raise StopIteration
-        return json.loads(text)
+        return self._made(json.loads(text))
 
     def cancel(self) -> None:
         """Ends the call: who waits for an answer gets an `Error` with the code CANCELLED."""
         if (call := self._call) is not None:
             call.cancel()
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> Answers[_T]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,14 +167,20 @@ class _Daemon:
         self._found: str | None = None  # the only one, where none was named
 
     def stream(self, method: str, request: dict[str, Any] | None = None, *,
-               timeout: float | None = None) -> Answers:
+               timeout: float | None = None) -> Answers[dict[str, Any]]:
         """Begins a call of a method by its name in proto/deltawire/v1. `timeout`: seconds of the
         whole call; None: no limit."""
+        return self._begin(method, request, timeout, lambda told: told)
+
+    def _begin(self, method: str, request: dict[str, Any] | None, timeout: float | None,
+               made: Callable[[dict[str, Any]], _T]) -> Answers[_T]:
         control = self._control
         if control is None:
             raise ValueError(f"{self._address}: this was closed")
-        text = json.dumps(request or {})
-        return Answers(control.start(method, text, _milliseconds(timeout)))
+        call = control.start(method, json.dumps(request or {}), _milliseconds(timeout))
+        if (open_ := open_calls.get()) is not None:
+            open_.add(call)
+        return Answers(call, made)
 
     def call(self, method: str, request: dict[str, Any] | None = None, *,
              timeout: float | None = None) -> dict[str, Any]:
@@ -123,14 +194,13 @@ class _Daemon:
     def _ask(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         return self.call(method, request, timeout=self._timeout)
 
-    def status(self) -> dict[str, Any]:
-        """The daemon's state, and that of its model, or of all models if none was named."""
+    def _status(self) -> dict[str, Any]:
         return self._ask("GetStatus", {"model": self._model or ""})
 
     def model(self) -> str:
         """The name of the model that calls are about."""
         if (known := self._model or self._found) is None:
-            names = [m["model"] for m in self.status()["models"]]
+            names = [m["model"] for m in self._status()["models"]]
             if not names:
                 raise RefusedError(f"{self._address} has no model yet")
             if len(names) > 1:
@@ -155,74 +225,81 @@ class Sender(_Daemon):
 
     _KIND = _core.DAEMON_SENDER
 
-    def changes(self) -> dict[str, Any]:
+    def status(self) -> SenderStatusResponse:
+        """The daemon's state, and that of its model, or of all models if none was named."""
+        return SenderStatusResponse.of(self._status())
+
+    def changes(self) -> SenderStatusResponse:
         """`status`, with what the newest version changed in each tensor."""
-        return self._ask("GetStatus", {"model": self._model or "", "changes": True})
+        request = {"model": self._model or "", "changes": True}
+        return SenderStatusResponse.of(self._ask("GetStatus", request))
 
-    def receivers(self) -> list[dict[str, Any]]:
+    def receivers(self) -> list[ReceiverInfo]:
         """Those that are attached now, with what they hold and do."""
-        return self._ask("ListReceivers", {"model": self._model or ""})["receivers"]
+        told = self._ask("ListReceivers", {"model": self._model or ""})
+        return [ReceiverInfo.of(r) for r in told["receivers"]]
 
-    def watch(self, *, timeout: float | None = None) -> Answers:
+    def watch(self, *, timeout: float | None = None) -> Answers[VersionInfo]:
         """The newest version at once (if any), then every publish and rollback as it happens."""
-        return self.stream("WatchVersions", {"model": self.model()}, timeout=timeout)
+        return self._begin("WatchVersions", {"model": self.model()}, timeout, VersionInfo.of)
 
     def sync(self, receivers: Iterable[str] = (), *, force_full: bool = False, group: str = "",
-             timeout: float | None = None) -> dict[str, Any]:
+             timeout: float | None = None) -> Synced:
         """Has attached receivers (all, or these ids) pull the newest version, and returns when each
-        has committed: `{"receivers": [...], "group": ...}`, the last that each has said. `group`:
-        all its members commit on one word, or none (docs/groups.md). AbandonedError: some did not.
+        has committed. `group`: all its members commit on one word, or none (docs/groups.md). AbandonedError: some did not.
         """
         if isinstance(receivers, str):
             raise ValueError(f"receivers is a list of ids, as in receivers=[{receivers!r}]")
         request = {"model": self.model(), "receiver_ids": list(receivers), "force_full": force_full,
                    "group": group}
-        last: dict[str, dict[str, Any]] = {}
+        last: dict[str, SyncProgress] = {}
         outcome = None
-        for progress in self.stream("TriggerSync", request, timeout=timeout):
-            if progress["group"]["round"]:
-                outcome = progress["group"]
+        for progress in self._begin("TriggerSync", request, timeout, SyncProgress.of):
+            if progress.group.round:
+                outcome = progress.group
             else:
-                last[progress["receiver_id"]] = progress
-        failed = [p for p in last.values() if p["phase"] != "committed"]
+                last[progress.receiver_id] = progress
+        failed = [p for p in last.values() if p.phase != "committed"]
         if failed and outcome is None:
-            why = "; ".join(f"{p['receiver_id']}: {p['message'] or p['phase']}" for p in failed[:5])
+            why = "; ".join(f"{p.receiver_id}: {p.message or p.phase}" for p in failed[:5])
             raise AbandonedError(f"{len(failed)} of {len(last)} receivers did not commit: {why}")
-        return {"receivers": list(last.values()), "group": outcome}
+        return Synced(tuple(last.values()), outcome)
 
     def wait_committed(self, version: int = 0, *, at_least: int = 1, served: bool = False,
-                       timeout: float | None = None) -> dict[str, Any]:
+                       timeout: float | None = None) -> WaitCommittedUpdate:
         """Returns when at least so many receivers are attached and each of them has committed the
         version (0: the newest) or a later one; with `served` when their engines serve it.
         DeadlineError says who is behind."""
-        request = {"model": self.model(), "version": version, "at_least": at_least,
-                   "served": served}
-        last: dict[str, Any] = {}
+        request = {"model": self.model(), "version": checked_version(version, least=0),
+                   "at_least": at_least, "served": served}
+        last = None
         try:
-            for last in self.stream("WaitCommitted", request, timeout=timeout):
-                if last["served"] != served:
+            for last in self._begin("WaitCommitted", request, timeout, WaitCommittedUpdate.of):
+                if last.served != served:
                     raise RefusedError(f"{self._address} is of a release that does not know what "
                                        "engines serve; update it")
         except DeadlineError as error:
-            if not last:
+            if last is None:
                 raise
-            raise DeadlineError(f"{error}: {last['committed']} of {last['attached']} attached "
-                                f"receivers are at version {last['version']}, and {at_least} are "
-                                f"waited for; behind: {', '.join(last['behind']) or '-'}") from None
+            raise DeadlineError(f"{error}: {last.committed} of {last.attached} attached "
+                                f"receivers are at version {last.version}, and {at_least} are "
+                                f"waited for; behind: {', '.join(last.behind) or '-'}") from None
+        if last is None:
+            raise UnavailableError(f"the sender at {self._address} ended the wait")
         return last
 
-    def rollback(self, version: int, *, timeout: float | None = 120.0) -> dict[str, Any]:
+    def rollback(self, version: int, *, timeout: float | None = 120.0) -> VersionInfo:
         """Publishes an earlier version's bytes as the first version of the next epoch."""
-        request = {"model": self.model(), "version": version}
-        return self.call("Rollback", request, timeout=timeout)["info"]
+        request = {"model": self.model(), "version": checked_version(version)}
+        return VersionInfo.of(self.call("Rollback", request, timeout=timeout)["info"])
 
-    def unregister(self, model: str, *, timeout: float | None = 60.0) -> dict[str, Any]:
+    def unregister(self, model: str, *, timeout: float | None = 60.0) -> UnregisterModelResponse:
         """Ends a model at the sender and frees its memory; receivers keep what they hold. `model` is
         required, even if the sender has only one. RefusedError: an offload is under way, or a
         trainer that has registered the model is alive."""
         answer = self.call("UnregisterModel", {"model": model}, timeout=timeout)
         self._found = None
-        return answer
+        return UnregisterModelResponse.of(answer)
 
 
 class Receiver(_Daemon):
@@ -230,20 +307,25 @@ class Receiver(_Daemon):
 
     _KIND = _core.DAEMON_RECEIVER
 
-    def sync(self, *, force_full: bool = False, timeout: float | None = None) -> dict[str, Any]:
+    def status(self) -> ReceiverStatusResponse:
+        """The daemon's state, and that of its model, or of all models if none was named."""
+        return ReceiverStatusResponse.of(self._status())
+
+    def sync(self, *, force_full: bool = False, timeout: float | None = None) -> SyncUpdate:
         """Pulls the newest version now; returns when it is committed."""
-        return self.call("Sync", {"model": self.model(), "force_full": force_full}, timeout=timeout)
+        request = {"model": self.model(), "force_full": force_full}
+        return SyncUpdate.of(self.call("Sync", request, timeout=timeout))
 
-    def watch(self, *, timeout: float | None = None) -> Answers:
+    def watch(self, *, timeout: float | None = None) -> Answers[CommitInfo]:
         """The committed version at once (if any), then every commit as it happens."""
-        return self.stream("WatchVersions", {"model": self.model()}, timeout=timeout)
+        return self._begin("WatchVersions", {"model": self.model()}, timeout, CommitInfo.of)
 
-    def watch_served(self, *, timeout: float | None = None) -> Answers:
+    def watch_served(self, *, timeout: float | None = None) -> Answers[ServedInfo]:
         """What each engine serves at once (if it is known), then each change of it."""
-        return self.stream("WatchServed", {"model": self.model()}, timeout=timeout)
+        return self._begin("WatchServed", {"model": self.model()}, timeout, ServedInfo.of)
 
     def wait(self, version: int | Published | Mapping[str, Any], *, epoch: int = 0,
-             served: bool = False, timeout: float | None = None) -> dict[str, Any]:
+             served: bool = False, timeout: float | None = None) -> CommitInfo | ServedInfo:
         """Returns when the version, or a later one, is committed; with `served` when each engine
         serves it or a later one. DeadlineError says how things stand. `version`: what an offload's
         `wait` has returned, or the `id` of an answer, is compared by lineage, epoch, version and
@@ -256,7 +338,7 @@ class Receiver(_Daemon):
                       "lineage": version.lineage, "root": f"{version.root:016x}"}
         elif isinstance(version, Mapping):
             wanted = version
-        number = 0 if wanted else version
+        number = 0 if wanted else checked_version(version, least=0)
         at_start = self._of(model)
         try:
             with (self.watch_served if served else self.watch)(timeout=timeout) as news:
@@ -268,9 +350,9 @@ class Receiver(_Daemon):
             raise DeadlineError(f"{error}: {self._standing(model)}") from None
         raise UnavailableError(f"the receiver at {self._address} ended the watch")
 
-    def _of(self, model: str) -> dict[str, Any]:
+    def _of(self, model: str) -> ReceiverModelStatus:
         """The status of a model that the receiver has."""
-        return self._ask("GetStatus", {"model": model})["models"][0]
+        return ReceiverModelStatus.of(self._ask("GetStatus", {"model": model})["models"][0])
 
     def _standing(self, model: str) -> str:
         """In the words of `deltawire wait`."""
@@ -279,16 +361,16 @@ class Receiver(_Daemon):
         except (DeadlineError, UnavailableError) as error:
             return str(error)
         held = {k: m[k]["version"] if m[k]["epoch"] else "none" for k in ("committed", "newest")}
-        text = (f"{m['model']}: committed: {held['committed']}, the newest of {m['sender']}: "
-                f"{held['newest']}, phase {m['phase']}{'' if m['attached'] else ', not attached'}")
-        return f"{text}; {m['message']}" if m["message"] else text
+        text = (f"{m.model}: committed: {held['committed']}, the newest of {m.sender}: "
+                f"{held['newest']}, phase {m.phase}{'' if m.attached else ', not attached'}")
+        return f"{text}; {m.message}" if m.message else text
 
     def verify(self, *, repair: bool = False, engines: bool = False,
-               timeout: float | None = None) -> dict[str, Any]:
+               timeout: float | None = None) -> VerifyResponse:
         """Compares every byte with its digest, and what disagrees is listed; `repair`: and fetched
         anew. `engines`: each engine does so, too."""
         request = {"model": self.model(), "repair": repair, "engines": engines}
-        return self.call("Verify", request, timeout=timeout)
+        return VerifyResponse.of(self.call("Verify", request, timeout=timeout))
 
     def pause(self, *, timeout: float | None = None) -> None:
         """It follows no more; returns when no byte is being changed."""

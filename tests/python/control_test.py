@@ -5,6 +5,7 @@ certificates that change while a client lives, and where a daemon goes and comes
 from __future__ import annotations
 
 import array
+import asyncio
 import gc
 import inspect
 import json
@@ -13,6 +14,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +25,7 @@ import support
 from daemons import DEADLINE_S, Daemons, free_port, programs, run, until
 
 deltawire = support.need("deltawire")
+from deltawire import aio  # noqa: E402
 from deltawire.control import Receiver, Sender  # noqa: E402
 
 OPERATOR, OBSERVER = "me:operator", "looker:observer"
@@ -167,6 +170,63 @@ class PlainTest(unittest.TestCase):
         self.assertEqual(state["committed"]["epoch"], back["id"]["epoch"])
         self.fleet.publish(newest + 1)  # the others go by the newest
 
+    def test_answers_are_typed_and_mappings_too(self):
+        status = self.receiver.status()
+        told = self.receiver.call("GetStatus")
+        self.assertEqual(status.models[0].committed.lineage, told["models"][0]["committed"]["lineage"])
+        model = self.sender.status().models[0]
+        self.assertIsInstance(model.newest.id, deltawire.control.Identity)
+        self.assertEqual(model.newest.id, model["newest"]["id"])
+        self.assertEqual(json.loads(json.dumps(status.as_dict())).keys(), told.keys())
+        self.assertEqual(status.models[0].as_dict().keys(), told["models"][0].keys())
+        self.assertEqual(len({model.newest.id, model.newest.id}), 1)
+        newer = deltawire.control.Identity.of({"version": 3, "colour": "red"})
+        self.assertEqual((newer.version, newer.lineage, newer["colour"]), (3, "", "red"))
+        self.assertRaises(KeyError, lambda: newer["shape"])
+        for kind, text in ((int, "version"), (str, "root"), (str, "attempt")):
+            self.assertIsInstance(model.newest.id[text], kind)
+
+    def test_the_answers_classes_are_the_messages(self):
+        maker = pathlib.Path(__file__).parents[2] / "python" / "make_answers.py"
+        want = run(sys.executable, "-B", maker)
+        self.assertEqual(want, (maker.parent / "deltawire" / "_answers.py").read_text("utf-8"))
+
+    def test_an_event_loop_waits_and_watches(self):
+        async def directs():
+            async with (aio.Sender(self.fleet.sender) as sender,
+                        aio.Receiver(self.fleet.receiver) as receiver):
+                newest = (await sender.status()).models[0].newest.id.version
+                many = [asyncio.create_task(receiver.wait(newest + 1)) for _ in range(40)]
+                async with await sender.watch() as published:
+                    seen = [(await anext(published)).id.version]
+                    await asyncio.to_thread(self.fleet.publish, newest + 1)
+                    async for news in published:
+                        seen.append(news.id.version)
+                        break
+                self.assertEqual(seen, [newest, newest + 1])
+                for told in await asyncio.gather(*many):
+                    self.assertEqual(told.id.version, newest + 1)
+                self.assertEqual((await sender.wait_committed(newest + 1)).attached, 1)
+                with self.assertRaises(deltawire.DeadlineError):
+                    await receiver.wait(10**6, timeout=0.3)
+                with self.assertRaisesRegex(deltawire.Error, "no version"):
+                    await receiver.wait(-1)
+                for call in (sender.wait_committed(10**6), receiver.wait(10**6)):
+                    waits = asyncio.create_task(call)
+                    await asyncio.sleep(0.1)  # either way it ends
+                    waits.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await waits
+                async with await receiver.watch() as commits:
+                    await anext(commits)
+                    waits = asyncio.create_task(anext(commits))
+                    await asyncio.sleep(0)
+                    commits.cancel()
+                    with self.assertRaises((deltawire.Error, StopAsyncIteration)):
+                        await waits
+
+        asyncio.run(asyncio.wait_for(directs(), DEADLINE_S))
+
     def test_refusals_are_the_daemons_and_say_what_to_do(self):
         code, why = refusal(lambda: Sender(self.fleet.sender, model="other").rollback(1))
         self.assertEqual(code, "NOT_FOUND")
@@ -245,6 +305,9 @@ class PlainTest(unittest.TestCase):
             with self.assertRaises(deltawire.Error) as unknown:
                 (self.sender if kind is Sender else self.receiver).call("Nothing")
             self.assertIn(f"{service} has no method", str(unknown.exception))
+            mirrored = aio.Sender if kind is Sender else aio.Receiver
+            public = {n for c in kind.__mro__[:2] for n in vars(c) if not n.startswith("_")}
+            self.assertLessEqual(public, set(dir(mirrored)))
             names = str(unknown.exception).rpartition("it has ")[2].split(", ")
             source = "".join(inspect.getsource(c) for c in kind.__mro__[:2])
             self.assertGreaterEqual(len(names), 6)
@@ -268,7 +331,7 @@ class UnregisterTest(unittest.TestCase):
             done = until(lambda: not refusal(lambda: sender.unregister("policy"))[0],
                          "it is unregistered")
             self.assertTrue(done)
-            self.assertEqual(sender.status()["models"], [])
+            self.assertEqual(sender.status().models, ())
             self.assertFalse((fleet.root / "s" / "policy").exists())
             self.assertIn("was unregistered", refusal(lambda: next(watch))[1])
             held = receiver.status()["models"][0]["committed"]
