@@ -18,11 +18,11 @@ namespace deltawire::receiver {
 class Daemon::Source : public EngineSource {
  public:
   explicit Source(Replica& replica) : replica_(replica) {}
-  Identity Ready() override { return replica_.Ready(); }
+  Identity Ready() override { return replica_.gate().Ready(); }
   bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
-    return replica_.Hold(id, reader, until);
+    return replica_.gate().Hold(id, reader, until);
   }
-  void Release(const std::string& reader) override { replica_.Release(reader); }
+  void Release(const std::string& reader) override { replica_.gate().Release(reader); }
 
  private:
   Replica& replica_;
@@ -169,7 +169,7 @@ void Daemon::StartEngines(const std::string& model) {
   engine_listeners_.push_back(engines->OnServed(tell));
   engine_listeners_.push_back(engines->OnCalled(tell));
   tell();
-  replica.OnReady([raw = engines.get()] { raw->News(); });
+  replica.gate().OnReady([raw = engines.get()] { raw->News(); });
 }
 
 void Daemon::Doubted(const std::string& model, const std::string& layout, uint32_t chunk) {

@@ -36,11 +36,13 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
 }
 
 Status PullRound::Advance() {
-  const auto start = SteadyClock::now();
   const Step step = step_;
+  if (step == Step::kCommit) DW_RETURN_IF_ERROR(env_.gate.BeginChange());
+  const auto start = SteadyClock::now();
   waited_ = 0;
   if (prepared_at_ && held_ == 0) held_ = SecondsSince(*prepared_at_);
   Status ended = Take(step);
+  env_.gate.EndChange(env_.buffer);
   const double seconds = SecondsSince(start) - waited_;
   if (step == Step::kOpen || step == Step::kTransfer) times_.transfer += seconds;
   if (step == Step::kApply || step == Step::kPrepare) times_.apply += seconds;
@@ -50,7 +52,7 @@ Status PullRound::Advance() {
 
 Status PullRound::Writable() {
   const auto start = SteadyClock::now();
-  Status ended = env_.writable();
+  Status ended = env_.gate.WaitWritable(env_.buffer);
   waited_ += SecondsSince(start);
   return ended;
 }

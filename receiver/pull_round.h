@@ -17,6 +17,7 @@
 #include "common/delta/pull_stats.h"
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
+#include "receiver/buffer_gate.h"
 #include "receiver/follower.h"
 #include "receiver/forwarding.h"
 #include "receiver/pull_sink.h"
@@ -83,6 +84,7 @@ class PullRound {
   struct Env {
     const std::string& model;
     Buffer& buffer;
+    BufferGate& gate;
     PullSink& sink;
     ReplicaHistory& history;
     SideFileCache& side_files;
@@ -95,9 +97,6 @@ class PullRound {
     bool connect_ahead = false;
     /// Take side files that an engine may execute.
     bool allow_code_files = false;
-    /// Waits until no reader keeps the buffer's bytes from being changed. Called between steps, on
-    /// the thread that drives the round.
-    std::function<Status()> writable;
     std::function<void(size_t agent, uint64_t bytes)> progress;
     /// Is told of what comes, to serve it on. Null: nobody is served, or not before the commit.
     Forwarding* forward = nullptr;
@@ -127,6 +126,7 @@ class PullRound {
   /// With Wish::hold: all bytes are here and checked, also as a whole. The further steps need no
   /// agent, unless chunks come out wrong.
   bool prepared() const { return prepared_at_.has_value(); }
+  /// Takes the next step. kCommit waits until no engine holds the directory.
   Status Advance();
   /// Ends a running transfer, and makes every later one fail.
   void Cancel();
@@ -167,7 +167,7 @@ class PullRound {
   PullWish WishFor(size_t agent) const;
   /// Asks the agent for its part, and connects meanwhile if it is known where to.
   Status OpenPart(Part& part, const PullWish& wish);
-  /// Env::writable, whose time is no step's.
+  /// BufferGate::WaitWritable, whose time is no step's.
   Status Writable();
   Status Open();
   Status Transfer();

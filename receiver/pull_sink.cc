@@ -15,13 +15,12 @@ constexpr size_t kMostNamed = 8;
 
 }  // namespace
 
-PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
-                   std::function<Status()> touch)
+PullSink::PullSink(Buffer& buffer, BufferGate& gate, uint64_t staging_limit, CoderRates& rates)
     : buffer_(buffer),
+      gate_(gate),
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
       rates_(rates),
-      touch_(std::move(touch)),
       digest_(buffer.chunks().size()),
       partial_(buffer.chunks().size()),
       digested_(buffer.chunks().size()),
@@ -113,20 +112,13 @@ void PullSink::Discard() {
 
 Status PullSink::Touch() {
   if (touched_) return absl::OkStatus();
-  const Status begun = TouchBuffer();
+  const Status begun = gate_.Touch(buffer_);
   if (!begun.ok()) {
     touch_failed_ = true;
     return begun;
   }
   touched_ = dirty_ = true;
   return absl::OkStatus();
-}
-
-Status PullSink::TouchBuffer() {
-  if (touch_) return touch_();
-  DW_ASSIGN_OR_RETURN(const bool begun, buffer_.BeginUpdate());
-  if (begun) return absl::OkStatus();
-  return Errorf(StatusCode::kUnavailable, "{} is in use by others", buffer_.directory().native());
 }
 
 StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {

@@ -22,6 +22,7 @@
 #include "common/layout/coverage.h"
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
+#include "receiver/buffer_gate.h"
 #include "receiver/forwarding.h"
 #include "receiver/payload_decoder.h"
 
@@ -29,10 +30,8 @@ namespace deltawire::receiver {
 
 class PullSink : public net::ChunkSink {
  public:
-  /// `touch` is called, from any thread, before a round changes its first byte; its error ends the
-  /// pull. Null: Buffer::BeginUpdate is called instead.
-  PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
-           std::function<Status()> touch = nullptr);
+  /// `gate` is asked before a round changes its first byte; its error ends the pull.
+  PullSink(Buffer& buffer, BufferGate& gate, uint64_t staging_limit, CoderRates& rates);
 
   /// To be called before a round's frames come: drops frames that the last round left incomplete,
   /// and starts the counters anew. `history` has the deltas that led to the buffer's bytes,
@@ -107,7 +106,6 @@ class PullSink : public net::ChunkSink {
   };
 
   Status Touch();
-  Status TouchBuffer();
   Status Complete(const wire::FrameHeader& header);
   StatusOr<MutableBytes> BeginDelta(const wire::FrameHeader& header);
   Status FinishDelta(const wire::FrameHeader& header);
@@ -126,10 +124,10 @@ class PullSink : public net::ChunkSink {
   bool ApplyOne(const Staged& staged);
 
   Buffer& buffer_;
+  BufferGate& gate_;
   const kernels::Backend& backend_;
   const uint64_t staging_limit_;
   CoderRates& rates_;
-  const std::function<Status()> touch_;
   std::optional<PayloadDecoder> decoder_;
   DeltaBuilder* record_ = nullptr;
   Forwarding* forward_ = nullptr;

@@ -77,6 +77,12 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       rates_(rates),
       lock_(std::move(lock)),
       buffer_(std::move(buffer)),
+      gate_({.model = options.model,
+             .unsafe_in_place = options.unsafe_in_place,
+             .reader_grace = options.reader_grace,
+             .copy_for_reader = options.copy_for_reader,
+             .downstream = options.downstream},
+            [this] { answer_listeners_.Call(); }),
       history_(options.history_bytes, options.served_delta_bytes),
       side_files_(upstreams.size()),
       delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
@@ -94,19 +100,18 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   }
   status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;
-  status_.committed = buffer_->committed();
+  gate_.TakeUp(*buffer_);
+  const Identity committed = buffer_->committed();
   last_whole_ = buffer_->last_whole();
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
-  if (status_.committed.empty()) {
-    half_updated_ = !buffer_->last_whole().empty();
+  if (committed.empty()) {
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
   }
-  ready_ = status_.committed;
-  last_commit_ = Commit{status_.committed, {}, UnixNanos(), 1};
-  LogInfo("model {}: taken up at {} {}", options_.model, DescribeFully(status_.committed),
-          ToString(TraceOf(status_.committed)));
+  last_commit_ = Commit{committed, {}, UnixNanos(), 1};
+  LogInfo("model {}: taken up at {} {}", options_.model, DescribeFully(committed),
+          ToString(TraceOf(committed)));
 }
 
 Replica::~Replica() {
@@ -124,6 +129,7 @@ void Replica::Stop() {
     cv_.notify_all();
   }
   keeper_.Stop();
+  gate_.Stop();
   commit_listeners_.Call();
   answer_listeners_.Call();
   if (round != nullptr) round->Cancel();
@@ -176,7 +182,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     Describe(lock);
     return true;
   }
-  const bool between_pulls = std::exchange(slice_due_, false) && !status_.committed.empty();
+  const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
   if (between_pulls && VerifySome(lock)) return true;
   if (requests_.waiting()) {
     Pull(lock, {});
@@ -242,7 +248,7 @@ bool Replica::MayCatchUp(Clock::time_point now) const {
 bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
                        Clock::time_point* again) {
   if (buffer_ == nullptr) return false;
-  if (status_.committed.empty()) return MakeSpare(lock, again);
+  if (gate_.committed().empty()) return MakeSpare(lock, again);
   // What is due soon is done now, or it would wake the processor once more.
   if (now + kTogether >= check_at_) {
     CheckFiles(lock);
@@ -285,9 +291,9 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
                       status_.phase == ReceiverPhase::kWaitingForVersion;
     if (over) status_.phase = ReceiverPhase::kStarting;
     // The directory that was lost came back before it was made anew, so its version is ready again.
-    if (ready_.empty() && !status_.committed.empty()) {
+    if (gate_.Ready().empty() && !gate_.committed().empty()) {
       lock.unlock();
-      HandOver();
+      gate_.MakeReady();
       lock.lock();
     }
     return;
@@ -353,7 +359,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
     agent.described = d.lineage;
     side_files_.Put(i, d.side_files_hash, std::move(d.side_files));
   }
-  status_.committed = buffer_->committed();
+  gate_.Look(*buffer_);
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
   return absl::OkStatus();
@@ -388,8 +394,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     if (!options_.start_from.empty()) TakeFirstBytes();
   }
   if (sink_ == nullptr) {
-    sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,
-                                       [this] { return Touch(); });
+    sink_ = std::make_unique<PullSink>(*buffer_, gate_, options_.staging_bytes, rates_);
     sink_->KeepApplied(buffer_->buffers() == 2 || delta_files_.enabled());
     if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
       LogWarn("model {}: {}", options_.model, MessageOf(taken));
@@ -419,8 +424,8 @@ void Replica::DropBuffer() {
   for (AgentLink& agent : agents_) agent.round.held = {};
   std::lock_guard lock(mu_);
   suspects_.clear();
-  status_.committed = ready_ = last_whole_ = {};
-  half_updated_ = false;
+  gate_.Forget();
+  last_whole_ = {};
 }
 
 bool Replica::HasItsDirectory() const {
@@ -436,7 +441,7 @@ void Replica::LoseDirectory() {
                                                 : ", and the next sync pulls the model whole"));
   describe_ = true;
   describe_at_ = Clock::now();
-  status_.committed = ready_ = {};
+  gate_.ForgetVersion();
 }
 
 void Replica::TakeFirstBytes() {
@@ -478,9 +483,9 @@ std::string Replica::WhyBuffers() const {
 }
 
 Follower::Situation Replica::Situation() const {
-  return {.committed = status_.committed,
+  return {.committed = gate_.committed(),
           .last_whole = last_whole_,
-          .paused = paused_ && !half_updated_,
+          .paused = paused_ && !gate_.half_updated(),
           .requested = requests_.waiting(),
           .suspects = !suspects_.empty(),
           .checking = verifies_.waiting(),
@@ -504,7 +509,7 @@ void Replica::SetWaiting(const std::string& why, LogLevel level) {
 }
 
 LogLevel Replica::LevelOfWait(const Status& why) const {
-  const bool lost = absl::IsNotFound(why) && !status_.committed.empty();
+  const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
   return lost ? LogLevel::kWarn : LogLevel::kInfo;
 }
 
@@ -530,6 +535,16 @@ void Replica::Recovered() {
   status_.message.clear();
 }
 
+void Replica::SetPauseEnds(bool paused, bool requested) {
+  paused_ = paused;
+  round_requested_ = requested;
+  gate_.SetYielding(paused && !requested);
+}
+
+ReceiverPhase Replica::ShownPhase() const {
+  return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : status_.phase;
+}
+
 void Replica::SetPhase(ReceiverPhase phase) {
   {
     std::lock_guard lock(mu_);
@@ -550,11 +565,12 @@ ReplicaStatus Replica::status() const {
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.following = options_.follow && !paused_;
-  if (waiting_since_) {  // one long wait is seen before it ends
-    const double seconds = SecondsSince(*waiting_since_);
-    s.reader_wait_seconds += seconds;
-    s.worst_reader_wait_seconds = std::max(s.worst_reader_wait_seconds, seconds);
-  }
+  s.committed = gate_.committed();
+  s.phase = ShownPhase();
+  const BufferGate::Waits waits = gate_.waits();
+  s.readers = waits.readers;
+  s.reader_wait_seconds = waits.seconds;
+  s.worst_reader_wait_seconds = waits.worst;
   s.attached = follower_.attached();
   if (const auto common = follower_.Common()) s.newest = common->whole;
   s.group = member_.group();
@@ -606,11 +622,11 @@ void Replica::SetPaused(bool paused) {
   std::shared_ptr<PullRound> round;
   {
     std::lock_guard lock(mu_);
-    paused_ = paused;
+    SetPauseEnds(paused, round_requested_);
     cv_.notify_all();
     // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
     // and is made again if it fails: a half-updated file could not be loaded at all.
-    if (paused && !round_requested_ && !status_.committed.empty()) round = round_;
+    if (paused && !round_requested_ && !gate_.committed().empty()) round = round_;
   }
   if (round != nullptr) round->Cancel();
 }

@@ -28,6 +28,7 @@
 #include "common/delta/pull_stats.h"
 #include "receiver/attachment_keeper.h"
 #include "receiver/buffer.h"
+#include "receiver/buffer_gate.h"
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
 #include "receiver/follower.h"
@@ -180,18 +181,8 @@ class Replica : private AttachmentKeeper::Owner {
     return commit_listeners_.Add(std::move(news));
   }
 
-  // For engines that read the directory (receiver/engine).
-  /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
-  /// that will next change the directory. Set once.
-  void OnReady(std::function<void()> listener);
-  /// The version that was committed last, with its delta beside it; empty: none yet.
-  Identity Ready() const;
-  /// True: the named file stays at `id` until Release or `until`, and its next version waits.
-  /// False: it is not at `id`, or not for long. `reader` is who an update then waits for, in
-  /// status().
-  bool Hold(const Identity& id, const std::string& reader,
-            SteadyClock::time_point until = SteadyClock::time_point::max());
-  void Release(const std::string& reader);
+  /// For engines that read the directory (receiver/engine).
+  BufferGate& gate() { return gate_; }
   /// What the senders hear of the engines from now on; at once, where it is news.
   void SetEngines(const EnginesServe& engines);
 
@@ -296,7 +287,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// Tells the downstream of chunks that have lost their digest.
   void TellLost(std::span<const uint32_t> chunks);
   Status MarkSuspects();
-  Status Touch();
   // As a member of a group (replica_group.cc). REQUIRES: mu_ held, as for Plan.
   struct Plan {
     GroupMember::Do what = GroupMember::Do::kFollow;
@@ -307,25 +297,10 @@ class Replica : private AttachmentKeeper::Owner {
   GroupMember::Situation MemberSituation() const;
   void CommitPrepared(std::unique_lock<Mutex>& lock);
   void DropPrepared();
+  /// Whether the pull would have to change bytes that a reader sees before its group's word.
+  bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
   /// Takes note of how a pull of `target` for the group ended.
   void NoteForGroup(const Status& pulled, const Identity& target, bool hold);
-  /// Touch, while what comes is to be prepared and not committed. REQUIRES: mu_ not held.
-  Status TouchForGroup();
-  Status WaitWritable();
-  // What engines read (replica_engines.cc).
-  /// Buffer::BeginUpdate; also false while an engine holds the only file.
-  StatusOr<bool> BeginUpdate();
-  /// Waits until no engine holds the directory, and lets no other one take it until EndChange.
-  Status BeginChange();
-  /// Counts a wait since `start`, and returns to the phase before it. REQUIRES: mu_ held.
-  void EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point start);
-  void EndChange();
-  /// Tells the listener of the version that was committed.
-  void HandOver();
-  /// The engines that hold the directory. REQUIRES: mu_ held.
-  std::string Holders() const;
-  /// Takes the directory from those whose time is over. REQUIRES: mu_ held.
-  void DropLateHolders();
   void OnProgress(size_t agent, uint64_t bytes);
   // Checks of memory and files (replica_check.cc).
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
@@ -358,6 +333,8 @@ class Replica : private AttachmentKeeper::Owner {
   void NoteEnded(AgentLink& a, bool was_attached, const Status& why);
 
   void SetPhase(ReceiverPhase phase);
+  /// The phase, or the wait for readers that holds it up. REQUIRES: mu_ held.
+  ReceiverPhase ShownPhase() const;
   void SendAll();
   void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
               const Status& status);
@@ -379,10 +356,10 @@ class Replica : private AttachmentKeeper::Owner {
   Follower::Situation Situation() const;
   /// Whether what runs for the sake of following must end. A pull that has taken the weights' name
   /// away goes on. REQUIRES: mu_ held.
-  bool PauseEndsIt() const { return paused_ && !round_requested_ && !half_updated_; }
-  bool PauseWaits() const { return paused_ && half_updated_ && options_.follow; }
-  /// Takes note of what is committed now. REQUIRES: mu_ held.
-  void LookAtBuffer();
+  bool PauseEndsIt() const { return paused_ && !round_requested_ && !gate_.half_updated(); }
+  bool PauseWaits() const { return paused_ && gate_.half_updated() && options_.follow; }
+  /// Sets what a pause ends, for the next pull too. REQUIRES: mu_ held.
+  void SetPauseEnds(bool paused, bool requested);
   std::string WhyBuffers() const;
 
   const ReplicaOptions options_;
@@ -394,6 +371,7 @@ class Replica : private AttachmentKeeper::Owner {
   // Used by the driving thread only.
   std::shared_ptr<DirLock> lock_;
   std::unique_ptr<Buffer> buffer_;
+  BufferGate gate_;
   std::unique_ptr<PullSink> sink_;          // of buffer_
   std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
   ReplicaHistory history_;
@@ -410,12 +388,6 @@ class Replica : private AttachmentKeeper::Owner {
   bool behind_ = false;  // the hidden one of two files is not at the committed version
   StatusCode catch_up_failed_ = StatusCode::kOk;  // the last try to bring it there
   bool serve_again_ = false;                      // the downstream could not take what is committed
-  std::atomic<bool> reader_in_the_way_{false};
-  std::atomic<bool> holding_{false};  // the running round is to be prepared
-  /// Some agent may still give up its part of what the running round brings, so that the only file
-  /// keeps its name.
-  std::atomic<bool> keeps_name_{false};
-  std::atomic<bool> cannot_hold_{false};  // it would have to change what a reader sees
   struct PreparedRound {
     std::shared_ptr<PullRound> round;
     SteadyClock::time_point began;
@@ -437,16 +409,8 @@ class Replica : private AttachmentKeeper::Owner {
   mutable CondVar cv_;
   bool stopping_ = false;
   bool paused_ = false;
-  bool half_updated_ = false;  // an update has taken the weights' name away, and goes on
-  std::function<void()> on_ready_;
-  Identity ready_;
   EnginesServe engines_;
-  /// Engines that read the directory, and until when.
-  std::multimap<std::string, SteadyClock::time_point> holders_;
-  bool changing_ = false;      // the named file, or which file it is
-  bool change_waits_ = false;  // for engines that hold the directory: no other one takes it
-  int updates_begun_ = 0;      // threads that begin to change the only file
-  bool describe_ = true;       // ask the agents for layout and part before the next pull
+  bool describe_ = true;  // ask the agents for layout and part before the next pull
   Follower follower_;
   GroupMember member_;
   std::optional<GroupReport> answered_;  // to the sender, since the phase last changed
@@ -458,8 +422,7 @@ class Replica : private AttachmentKeeper::Owner {
   Listeners commit_listeners_, answer_listeners_;  // not under mu_
   std::deque<Commit> recent_;
   std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
-  double readers_waited_ = 0;  // since the pull began; a wait that goes on is not in it
-  std::optional<SteadyClock::time_point> waiting_since_;  // for readers, now
+  double waited_before_ = 0;           // for readers, when the pull began
   TraceId message_of_;                 // the version that status_.message is about
   std::shared_ptr<PullRound> round_;   // the running round; null: none
   Identity round_target_;              // what it pulls

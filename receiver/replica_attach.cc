@@ -23,8 +23,8 @@ bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
 Report Replica::MakeReport(size_t /*agent*/) {
   std::lock_guard lock(mu_);
   Report r;
-  r.committed = status_.committed;
-  r.phase = status_.phase;
+  r.committed = gate_.committed();
+  r.phase = ShownPhase();
   r.bytes_done = status_.bytes_done;
   r.bytes_total = status_.bytes_total;
   r.message = status_.message;
@@ -79,7 +79,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     if (round_ != nullptr && round_unwritten_ && !round_published_ &&
         follower_.Published(round_parts_)) {
       round_published_ = {Clock::now(), status_.bytes_done};
-      keeps_name_ = false;
+      gate_.EndKeepName();
     }
   }
   if (const Identity& coming = event.incoming.version; !coming.empty()) {
@@ -138,6 +138,15 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
   Show(ReceiverPhase::kFailed, text);
   connection_failed_ = true;
+}
+
+void Replica::SetEngines(const EnginesServe& engines) {
+  {
+    std::lock_guard lock(mu_);
+    if (stopping_ || engines_ == engines) return;
+    engines_ = engines;
+  }
+  SendAll();
 }
 
 void Replica::SendAll() {

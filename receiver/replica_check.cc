@@ -157,10 +157,10 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
         "{}",
-        options_.model, ToString(status_.committed), c,
+        options_.model, ToString(gate_.committed()), c,
         buffer_->layout().tensor(buffer_->chunks()[c].tensor).name,
         options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole",
-        ToString(TraceOf(status_.committed)));
+        ToString(TraceOf(gate_.committed())));
   }
 }
 
@@ -177,13 +177,11 @@ Status Replica::MarkSuspects() {
     std::lock_guard lock(mu_);
     if (suspects_.empty()) return absl::OkStatus();
   }
-  DW_RETURN_IF_ERROR(BeginChange());
+  DW_RETURN_IF_ERROR(gate_.BeginChange());
   {
     std::lock_guard lock(mu_);
-    changing_ = false;
     suspects.swap(suspects_);
-    status_.committed = {};
-    half_updated_ = true;
+    gate_.LoseName();
     status_.repaired_chunks += suspects.size();
   }
   const Status begun = buffer_->Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
@@ -207,7 +205,7 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
   lock.lock();
   pulling_ = false;
   cv_.notify_all();
-  status_.committed = buffer_->committed();
+  gate_.Look(*buffer_);
   if (!health.ok()) {
     SetMessage(health.status());
     check_failed_ = true;

@@ -46,7 +46,7 @@ bool Replica::EarlyPullIsOver() const {
     return overtaken || follower_.GivenUp(round_parts_);
   }
   const GroupMember::Choice group = member_.Next(MemberSituation());
-  if (!holding_) return group.what != GroupMember::Do::kFollow;
+  if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
   const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(round_target_, group.goal);
   return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
 }

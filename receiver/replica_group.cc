@@ -6,9 +6,9 @@
 namespace deltawire::receiver {
 
 GroupMember::Situation Replica::MemberSituation() const {
-  return {.committed = status_.committed,
+  return {.committed = gate_.committed(),
           .last_whole = last_whole_,
-          .paused = paused_ && !half_updated_,
+          .paused = paused_ && !gate_.half_updated(),
           .suspects = !suspects_.empty()};
 }
 
@@ -52,8 +52,8 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   round_ = prepared.round;
   round_target_ = target;
   round_incoming_ = round_unwritten_ = false;
-  round_requested_ = false;
-  holding_ = cannot_hold_ = false;
+  SetPauseEnds(paused_, false);
+  gate_.SetLimit(BufferGate::Limit::kNone);
   pulling_ = true;
   lock.unlock();
   const Status ended =
@@ -73,7 +73,7 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   TellNews();
   if (ended.ok()) {
     LeaveDelta();
-    HandOver();
+    gate_.MakeReady();
   }
   lock.lock();
 }
@@ -83,24 +83,10 @@ void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool ho
     if (!hold) member_.Committed();
     return;
   }
-  if (hold && cannot_hold_) return member_.Refuse(std::string(MessageOf(pulled)));
+  if (hold && CannotPrepare()) return member_.Refuse(std::string(MessageOf(pulled)));
   // `fault_` is kCancelled when no byte that the sender sent was at fault, as when it refused to
   // open the pull.
   member_.Failed(target, pulled, absl::IsCancelled(fault_));
-}
-
-Status Replica::TouchForGroup() {
-  const bool named = !buffer_->updating() && !buffer_->begun();
-  const bool fresh = !buffer_->lease_problem().empty() && !options_.unsafe_in_place;
-  if (buffer_->buffers() == 2 || !named || fresh) return absl::OkStatus();
-  if (options_.copy_for_reader) return buffer_->BeginUpdateInFreshFile();
-  cannot_hold_ = true;
-  return Errorf(
-      StatusCode::kFailedPrecondition,
-      "model \"{}\": it cannot be made ready beside the one file of weights, since chunks "
-      "come whole or its delta exceeds the staging bound; use buffers = 2, "
-      "on-busy-reader = copy or a larger staging",
-      options_.model);
 }
 
 }  // namespace deltawire::receiver

@@ -39,14 +39,14 @@ std::string CodecsText(const FormCounts& forms) {
 void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold) {
   DropPrepared();  // a round uses the buffer
   const RequestQueue::Batch batch = requests_.Take();
-  round_requested_ = !batch.empty();
+  SetPauseEnds(paused_, !batch.empty());
   hold = hold && batch.empty();
   pulling_ = true;
-  readers_waited_ = 0;
+  waited_before_ = gate_.waits().ended_seconds;
   lock.unlock();
   Status pulled;
   fault_ = absl::CancelledError("not pulled");
-  cannot_hold_ = false;
+  gate_.SetLimit(BufferGate::Limit::kNone);
   if (!batch.empty()) {
     auto asked = AskNewest(batch.force_full);
     pulled = asked.status();
@@ -54,12 +54,11 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   }
   if (pulled.ok()) DropEarlyUnless(target.whole);
   while (pulled.ok()) {
-    reader_in_the_way_ = false;
     pulled = RunRound(target, batch.force_full, hold);
     // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
     // next round starts only when the buffer may be changed.
-    if (pulled.ok() || !reader_in_the_way_) break;
-    pulled = WaitWritable();
+    if (pulled.ok() || gate_.refusal() != BufferGate::Refusal::kReader) break;
+    pulled = gate_.WaitWritable(*buffer_);
   }
   if (pulled.ok()) early_ = {};
   if (target.unwritten() && !pulled.ok()) early_ = target;
@@ -68,10 +67,10 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
   lock.lock();
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
-  const bool reached = hold || !IsLater(target.whole, status_.committed);
+  const bool reached = hold || !IsLater(target.whole, gate_.committed());
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
   // Nor is one that a member cannot make ready: it says so when its group asks for it.
-  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || cannot_hold_;
+  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || CannotPrepare();
   const bool withdrawn = target.incoming && !paused && !pulled.ok() && ended;
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
@@ -87,7 +86,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   // Nobody who waits for the commit waits for this.
   if (pulled.ok() && !hold) {
     LeaveDelta();
-    HandOver();
+    gate_.MakeReady();
   }
   lock.lock();
   slice_due_ = true;
@@ -111,7 +110,7 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
     SetMessage(pulled, TraceOf(target), level);
     // The sender may have another layout or part now, or no longer have the model.
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
-    if (other && !cannot_hold_) describe_ = true;
+    if (other && !CannotPrepare()) describe_ = true;
   }
   answered_ = member_.report(MemberSituation());
   cv_.notify_all();
@@ -142,7 +141,7 @@ void Replica::TellNews() {
     if (round_ != nullptr && failed_in_row_ < kFailuresInProgress) {
       news.fetching = round_target_;
       news.fetched_bytes = status_.bytes_done;
-      news.applying = status_.phase == ReceiverPhase::kApplying;
+      news.applying = ShownPhase() == ReceiverPhase::kApplying;
     }
   }
   options_.downstream->News(news);
@@ -227,6 +226,7 @@ void Replica::PlanLinks() {
 PullRound::Env Replica::RoundEnv() {
   return {.model = options_.model,
           .buffer = *buffer_,
+          .gate = gate_,
           .sink = *sink_,
           .history = history_,
           .side_files = side_files_,
@@ -237,7 +237,6 @@ PullRound::Env Replica::RoundEnv() {
           .sockets = options_.sockets,
           .connect_ahead = options_.connect_ahead,
           .allow_code_files = options_.allow_code_files,
-          .writable = [this] { return WaitWritable(); },
           .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
           .published = [this] { return PublishedAt(); }};
 }
@@ -253,11 +252,13 @@ void Replica::SayNewLineage(const Identity& target) {
 
 Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
   fault_ = absl::CancelledError("the round has not ended");
-  holding_ = hold;
+  gate_.SetLimit(hold ? BufferGate::Limit::kPrepare : BufferGate::Limit::kNone);
   DW_RETURN_IF_ERROR(MarkSuspects());
   // An interrupted update must begin again before the pull says what is held: if others had its
   // file open, a fresh file would replace it, without the chunks that the pull has named.
-  if (buffer_->updating() || buffer_->interrupted()) DW_RETURN_IF_ERROR(WaitWritable());
+  if (buffer_->updating() || buffer_->interrupted()) {
+    DW_RETURN_IF_ERROR(gate_.WaitWritable(*buffer_));
+  }
   HoldParts(target);
   PlanLinks();
   std::vector<RoundAgent> agents;
@@ -290,7 +291,9 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     round_incoming_ = target.incoming;
     round_unwritten_ = target.unwritten();
     round_published_.reset();
-    keeps_name_ = target.unwritten() && agents_.size() > 1 && !buffer_->at_once();
+    if (target.unwritten() && agents_.size() > 1 && !buffer_->at_once()) {
+      gate_.SetLimit(BufferGate::Limit::kKeepName);
+    }
     // What was said since the target was chosen.
     for (const size_t agent : target.awaited) {
       if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
@@ -305,7 +308,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     KeepPrepared(round, began, target.incoming);
     return ended;
   }
-  holding_ = false;
+  gate_.EndLimit();
   return EndRound(*round, began, ended);
 }
 
@@ -318,7 +321,7 @@ void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_
   TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);
   round_.reset();
-  holding_ = false;
+  gate_.EndLimit();
   prepared_ = PreparedRound{round, began};
   member_.Prepared(round->whole(), unasked);
 }
@@ -330,13 +333,9 @@ Status Replica::Drive(PullRound& round, bool hold) {
                                                         : ReceiverPhase::kApplying);
     TellNews();
     const bool transfers = round.step() == PullRound::Step::kTransfer;
-    const bool commits = round.step() == PullRound::Step::kCommit;
-    if (commits) ended = BeginChange();
-    if (!ended.ok()) break;
     ended = round.Advance();
-    EndChange();
     if (transfers && ended.ok()) {
-      keeps_name_ = false;
+      gate_.EndKeepName();
       LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
               ToString(round.whole()), HumanBytes(round.stats().payload_bytes),
               round.stats().chunks_full + round.stats().chunks_delta,
@@ -413,7 +412,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
   }
-  status_.committed = id;
+  gate_.Look(*buffer_);
   status_.last_pull = stats;
   status_.bytes_received += stats.payload_bytes;
   status_.repaired_chunks += stats.repaired_chunks;
@@ -430,7 +429,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   ++status_.commits;
   const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
   times.queue = TakeQueue(id, began);
-  times.readers = readers_waited_;
+  times.readers = gate_.waits().ended_seconds - waited_before_;
   last_commit_ = Commit{id, stats, UnixNanos(), serial, times};
   recent_.push_back(*last_commit_);
   if (recent_.size() > kRecentCommits) recent_.pop_front();
@@ -441,78 +440,6 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
           HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
           CodecsText(stats.forms), stats.repaired_chunks, ToString(TraceOf(id)));
   TellStages(times);
-}
-
-Status Replica::Touch() {
-  if (keeps_name_) {
-    return absl::AbortedError(
-        "what an agent has published does not fit into the staging, and is pulled when all have "
-        "published");
-  }
-  if (holding_) DW_RETURN_IF_ERROR(TouchForGroup());
-  DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
-  if (begun) return absl::OkStatus();
-  reader_in_the_way_ = true;
-  return Errorf(StatusCode::kUnavailable, "{} is in use by others", options_.directory.native());
-}
-
-Status Replica::WaitWritable() {
-  // Finding the readers inspects all processes, so it is done seldom.
-  constexpr std::chrono::seconds kLookEvery{1};
-  const auto start = Clock::now();
-  auto look_at = start;
-  auto pause = std::chrono::milliseconds(1);
-  std::optional<ReceiverPhase> before;
-  std::string readers;
-  Status ended;
-  while (true) {
-    const StatusOr<bool> begun = BeginUpdate();
-    ended = begun.status();  // an error, too, ends what was said of the wait
-    if (!begun.ok() || *begun) break;
-    const auto now = Clock::now();
-    const auto waited = now - start;
-    if (now >= look_at) {
-      {
-        std::lock_guard lock(mu_);
-        readers = Holders();
-      }
-      const bool engines = !readers.empty();  // they read for moments, and have a time limit
-      if (!engines) readers = buffer_->Readers();
-      look_at = Clock::now() + kLookEvery;
-      LogLine(before || engines ? LogLevel::kDebug : LogLevel::kInfo,
-              "model {}: waiting for {} to close the weights", options_.model, readers);
-    }
-    if (options_.copy_for_reader && waited >= options_.reader_grace) {
-      ended = buffer_->BeginUpdateInFreshFile();
-      break;
-    }
-    std::unique_lock lock(mu_);
-    // Beside a reader that may stay for hours, engines go on reading.
-    change_waits_ = !holders_.empty();
-    const bool news = !before;
-    if (!before) {
-      before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
-      waiting_since_ = start;
-    }
-    status_.readers = readers;
-    if (news) {
-      lock.unlock();
-      answer_listeners_.Call();
-      lock.lock();
-    }
-    if (stopping_ || PauseEndsIt()) {
-      ended = absl::CancelledError("paused");
-      break;
-    }
-    cv_.wait_for(lock, pause);
-    pause = std::min(pause * 2, std::chrono::milliseconds(50));
-  }
-  std::lock_guard lock(mu_);
-  change_waits_ = false;
-  status_.committed = buffer_->committed();
-  if (!before) return ended;
-  EndWaitForReaders(*before, start);
-  return ended;
 }
 
 void Replica::OnProgress(size_t agent, uint64_t bytes) {

@@ -62,7 +62,7 @@ class Swarm {
         return;
       }
       receiver::Replica* raw = replicas_.emplace_back(*std::move(replica)).get();
-      raw->OnReady([this, raw] { arrivals_.Of(raw->Ready().id.version); });
+      raw->gate().OnReady([this, raw] { arrivals_.Of(raw->gate().Ready().id.version); });
     }
   }
   ~Swarm() {

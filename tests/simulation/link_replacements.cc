@@ -18,9 +18,9 @@
 #endif
 #include "kernels/kernels.h"
 #include "receiver/buffer.h"
+#include "receiver/buffer_gate.h"
 #include "receiver/buffer_names.h"
 #include "receiver/follower.h"
-#include "receiver/replica.h"
 #include "sender/agent/group_file.h"
 #include "sender/agent/model.h"
 #include "sender/agent/offload_session.h"
@@ -33,13 +33,17 @@ namespace deltawire {
 namespace simulation {
 namespace {
 
-// Explicit instantiation may name a private member.
-template <bool receiver::Replica::*kMember>
-struct Reached {
-  friend bool receiver::Replica::*ChangeWaits() { return kMember; }
+// Explicit instantiation may name a private member and its type.
+template <auto kMember>
+struct Reached;
+template <typename State, State receiver::BufferGate::*kMember>
+struct Reached<kMember> {
+  friend void OpenWhileDraining(receiver::BufferGate& gate) {
+    if (gate.*kMember == State::kDraining) gate.*kMember = State::kOpen;
+  }
 };
-template struct Reached<&receiver::Replica::change_waits_>;
-bool receiver::Replica::*ChangeWaits();
+template struct Reached<&receiver::BufferGate::state_>;
+void OpenWhileDraining(receiver::BufferGate& gate);
 
 Plant g_plant = Plant::kNone;
 uint32_t g_model_chunks = 0;
@@ -210,20 +214,20 @@ void __wrap__ZN9deltawire6sender5Model10ClientGoneEm(deltawire::sender::Model* m
   __real__ZN9deltawire6sender5Model10ClientGoneEm(model, client);
 }
 
-#define DW_HOLD                                                                            \
-  "_ZN9deltawire8receiver7Replica4HoldERKNS_8IdentityERKNSt7__cxx1112basic_stringIcSt11"   \
-  "char_traitsIcESaIcEEENSt6chrono10time_pointINS_11SteadyClockENSD_8durationIlSt5ratioIL" \
+#define DW_HOLD                                                                              \
+  "_ZN9deltawire8receiver10BufferGate4HoldERKNS_8IdentityERKNSt7__cxx1112basic_stringIcSt11" \
+  "char_traitsIcESaIcEEENSt6chrono10time_pointINS_11SteadyClockENSD_8durationIlSt5ratioIL"   \
   "l1ELl1000000000EEEEEE"
 
-bool RealHold(deltawire::receiver::Replica*, const deltawire::Identity&, const std::string&,
+bool RealHold(deltawire::receiver::BufferGate*, const deltawire::Identity&, const std::string&,
               deltawire::SteadyClock::time_point) __asm__("__real_" DW_HOLD);
-bool HoldLate(deltawire::receiver::Replica*, const deltawire::Identity&, const std::string&,
+bool HoldLate(deltawire::receiver::BufferGate*, const deltawire::Identity&, const std::string&,
               deltawire::SteadyClock::time_point) __asm__("__wrap_" DW_HOLD);
 
-bool HoldLate(deltawire::receiver::Replica* replica, const deltawire::Identity& id,
+bool HoldLate(deltawire::receiver::BufferGate* gate, const deltawire::Identity& id,
               const std::string& reader, deltawire::SteadyClock::time_point until) {
-  if (planted() == Plant::kLateHold) replica->*deltawire::simulation::ChangeWaits() = false;
-  return RealHold(replica, id, reader, until);
+  if (planted() == Plant::kLateHold) deltawire::simulation::OpenWhileDraining(*gate);
+  return RealHold(gate, id, reader, until);
 }
 
 #define DW_RECOVER                                                                           \

@@ -19,11 +19,11 @@ namespace deltawire::receiver {
 class ReplicaSource : public EngineSource {
  public:
   explicit ReplicaSource(Replica& replica) : replica_(replica) {}
-  Identity Ready() override { return replica_.Ready(); }
+  Identity Ready() override { return replica_.gate().Ready(); }
   bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
-    return replica_.Hold(id, reader, until);
+    return replica_.gate().Hold(id, reader, until);
   }
-  void Release(const std::string& reader) override { replica_.Release(reader); }
+  void Release(const std::string& reader) override { replica_.gate().Release(reader); }
 
  private:
   Replica& replica_;
@@ -77,7 +77,7 @@ struct EngineRig {
     engines = std::make_unique<Engines>(all, *source, [](const EngineDriver::Settings& s) {
       return MakeHook(s.options, s.model, s.access);
     });
-    replica->OnReady([this] { engines->News(); });
+    replica->gate().OnReady([this] { engines->News(); });
   }
 
   void Publish() {

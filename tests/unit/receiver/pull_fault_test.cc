@@ -28,7 +28,7 @@ TEST_CASE("pull round: what an earlier process brought is not missing from a rec
   const auto lock = s.lock;
   s.buffer.reset();
   s.buffer = *Buffer::Recover(s.dir.path(), lock, {.buffers = 2, .huge_pages = false});
-  s.sink = std::make_unique<PullSink>(*s.buffer, 1 << 20, s.rates);
+  s.sink = std::make_unique<PullSink>(*s.buffer, s.gate, 1 << 20, s.rates);
   REQUIRE(s.buffer->interrupted());
   REQUIRE(*s.buffer->BeginUpdate());
   const auto round = s.Round(s.Newest());
@@ -66,9 +66,7 @@ TEST_CASE("pull round: an agent is at fault for its stream and bytes and not for
   std::filesystem::create_directories(s.dir.path() / "config.json" / "of-somebody");
   CHECK(fault([] {}) == StatusCode::kCancelled);
   std::filesystem::remove_all(s.dir.path() / "config.json");
-  s.sink = std::make_unique<PullSink>(*s.buffer, 1 << 20, s.rates, [] {
-    return absl::ResourceExhaustedError("no room for a fresh file");
-  });
+  s.gate.SetLimit(BufferGate::Limit::kKeepName);  // the buffer must not be changed
   const auto second = Changed(chunks, 2);
   s.Publish({1, 2}, second);
   CHECK(fault([] {}) == StatusCode::kCancelled);

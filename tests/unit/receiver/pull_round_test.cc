@@ -460,12 +460,14 @@ TEST_CASE("pull round: bytes are changed only once nobody reads them and deltas 
   REQUIRE(s.Pull() == absl::OkStatus());
   const Identity before = s.buffer->committed();
   s.Publish({1, 2}, second);
-  s.busy = true;
+  REQUIRE(s.gate.Hold(before, "engine"));
+  s.gate.SetYielding(true);
   const auto round = s.Round(s.Newest());
   CHECK(s.Run(*round).code() == StatusCode::kCancelled);
   CHECK(round->step() == Step::kApply);
   CHECK(s.Holds(before, first));
-  s.busy = false;
+  s.gate.Release("engine");
+  s.gate.SetYielding(false);
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.at().agent.identity(), second));
   CHECK(s.at().agent.counts().chunks_delta == 6);

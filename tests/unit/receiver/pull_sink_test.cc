@@ -30,7 +30,7 @@ struct Setup {
     const uint64_t digest = buffer->digest(0);
     REQUIRE(
         buffer->Commit({.id = {1, 1}, .root = RootOf({&digest, 1}, Coverage::All(1))}, {}).ok());
-    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
+    sink = std::make_unique<PullSink>(*buffer, gate, 1 << 20, rates);
   }
   uint64_t Digest(Bytes bytes) const { return kernels::Best().digest(buffer->key(), bytes); }
 
@@ -75,6 +75,7 @@ struct Setup {
   TempDir dir;
   CoderRates rates;
   std::unique_ptr<Buffer> buffer;
+  BufferGate gate{{.model = "m"}};
   std::unique_ptr<PullSink> sink;
   ThreadPool pool{2};
 };

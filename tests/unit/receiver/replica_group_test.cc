@@ -220,14 +220,14 @@ TEST_CASE("a paused member gives up what it prepared, refuses, and follows when 
 
 TEST_CASE("an engine that reads the directory delays the commit, and not the preparing") {
   Member m({.buffers = 2});
-  REQUIRE(m.replica->Hold(m.Version(1), "engine"));
+  REQUIRE(m.replica->gate().Hold(m.Version(1), "engine"));
   m.Step(2);
   m.Tell(7, 2, 1);
   REQUIRE(m.Answers(7, true));
   m.Tell(7, 0, 2);
   REQUIRE(Eventually([&] { return m.status().phase == ReceiverPhase::kWaitingForReader; }));
   CHECK(m.Holds(1));
-  m.replica->Release("engine");
+  m.replica->gate().Release("engine");
   CHECK(m.Reaches(2));
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
   CAPTURE(buffers);
   ReplicaRig s;
   FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
-  REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e"); }));
+  REQUIRE(Eventually([&] { return s.replica->gate().Hold(s.agent().identity(), "engine e"); }));
   const auto waits = [&] {
     const ReplicaStatus status = s.replica->status();
     return status.phase == ReceiverPhase::kWaitingForReader && status.readers == "engine e";
@@ -105,7 +105,7 @@ TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
   CHECK(s.replica->status().worst_reader_wait_seconds == first);
   s.replica->SetPaused(false);
   REQUIRE(Eventually(waits));
-  s.replica->Release("engine e");
+  s.replica->gate().Release("engine e");
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.Holds(chunks));
   CHECK(s.replica->status().readers.empty());
@@ -118,13 +118,14 @@ TEST_CASE("what an engine holds beyond its time is taken from it") {
   ReplicaRig s;
   FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
   const auto until = SteadyClock::now() + milliseconds(150);
-  REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e", until); }));
+  REQUIRE(
+      Eventually([&] { return s.replica->gate().Hold(s.agent().identity(), "engine e", until); }));
   chunks = FakeAgent::Step(chunks, 9);
   s.agent().Publish({1, 2}, chunks);
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(SteadyClock::now() >= until);
   CHECK(s.Holds(chunks));
-  s.replica->Release("engine e");  // late, and of no effect on others
+  s.replica->gate().Release("engine e");  // late, and of no effect on others
 }
 
 TEST_CASE("no engine takes the directory while a commit waits for others that have it") {
@@ -133,26 +134,26 @@ TEST_CASE("no engine takes the directory while a commit waits for others that ha
   ReplicaRig s;
   FakeAgent::Chunks chunks = s.Begin({.buffers = buffers});
   const Identity before = s.agent().identity();
-  REQUIRE(Eventually([&] { return s.replica->Hold(before, "engine a"); }));
+  REQUIRE(Eventually([&] { return s.replica->gate().Hold(before, "engine a"); }));
   chunks = FakeAgent::Step(chunks, 9);
   s.agent().Publish({1, 2}, chunks);
   REQUIRE(
       Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
-  CHECK_FALSE(s.replica->Hold(before, "engine b"));
-  CHECK_FALSE(s.replica->Hold(before, "engine a"));
+  CHECK_FALSE(s.replica->gate().Hold(before, "engine b"));
+  CHECK_FALSE(s.replica->gate().Hold(before, "engine a"));
   // A wait that ends without a commit leaves nothing behind.
   CHECK(testing::PauseOf(*s.replica, kStays).ok());
-  CHECK(s.replica->Hold(before, "engine b"));
+  CHECK(s.replica->gate().Hold(before, "engine b"));
   s.replica->SetPaused(false);
   REQUIRE(
       Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
-  CHECK_FALSE(s.replica->Hold(before, "engine c"));
-  s.replica->Release("engine a");
-  CHECK_FALSE(s.replica->Hold(before, "engine a"));
-  s.replica->Release("engine b");
+  CHECK_FALSE(s.replica->gate().Hold(before, "engine c"));
+  s.replica->gate().Release("engine a");
+  CHECK_FALSE(s.replica->gate().Hold(before, "engine a"));
+  s.replica->gate().Release("engine b");
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.Holds(chunks));
-  CHECK(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine c"); }));
+  CHECK(Eventually([&] { return s.replica->gate().Hold(s.agent().identity(), "engine c"); }));
 }
 
 TEST_CASE("no engine that retries out of step is let in while a commit waits for others") {
@@ -172,11 +173,11 @@ TEST_CASE("no engine that retries out of step is let in while a commit waits for
       while (!stop) {
         const auto until = SteadyClock::now() + kHold;
         const bool late = waits;
-        if (s.replica->Hold(before, name, until)) {
+        if (s.replica->gate().Hold(before, name, until)) {
           ++held;
           if (late) ++let_in;
           std::this_thread::sleep_until(until - milliseconds(50));
-          s.replica->Release(name);
+          s.replica->gate().Release(name);
         } else {
           std::this_thread::sleep_for(milliseconds(5));
         }

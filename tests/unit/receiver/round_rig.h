@@ -138,11 +138,12 @@ struct RoundPlace {
     lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
     buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
                              {.buffers = buffers, .huge_pages = false});
-    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
+    sink = std::make_unique<PullSink>(*buffer, gate, 1 << 20, rates);
   }
   PullRound::Env Env() {
     return {.model = model,
             .buffer = *buffer,
+            .gate = gate,
             .sink = *sink,
             .history = history,
             .side_files = files,
@@ -150,10 +151,6 @@ struct RoundPlace {
             .rates = rates,
             .transport = transport,
             .stream_timeout = stream_timeout,
-            .writable = [this]() -> Status {
-              if (busy) return absl::CancelledError("a reader has it");
-              return buffer->BeginUpdate().status();
-            },
             .progress = [this](size_t agent, uint64_t bytes) { progress[agent] = bytes; },
             .forward = forward};
   }
@@ -173,8 +170,8 @@ struct RoundPlace {
   TransportFactory transport;  // before the first round
   std::shared_ptr<DirLock> lock;
   std::unique_ptr<Buffer> buffer;
+  BufferGate gate{{.model = model}};
   std::unique_ptr<PullSink> sink;
-  bool busy = false;
   std::chrono::milliseconds stream_timeout{30000};
   Forwarding* forward = nullptr;  // is told of what comes
   uint64_t progress[2] = {0, 0};  // each is written by its part's thread
