@@ -318,8 +318,10 @@ class WeightManager:
     ) -> int:
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
+        with no_collections():
+            tensors = [(m.name, m.dtype, m.shape) for m in metas]
         result = self._client.register(
-            [(m.name, m.dtype, m.shape) for m in metas],
+            tensors,
             files,
             None if hf_dir is None else os.fspath(hf_dir),
             replace,

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 # and PEFT beside an adapter's matrices.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
              "base_layer")
+_WRAPPED = re.compile(rf"(?:^|\.)(?:{'|'.join(_WRAPPERS)})(?:\.|$)")
 _PEFT = "base_model.model."
 _SAVED = "modules_to_save.default."
 _ADAPTER = re.compile(r"(^|\.)lora_[A-Za-z_]+(\.|$)")
@@ -55,9 +56,12 @@ def is_adapter(name: str) -> bool:
 def cleaned(name: str) -> str:
     """A name without what wrappers and PEFT have put into it."""
     if "_" in name or "module." in name:
-        name = name.replace(_SAVED, "").removeprefix("module.").removeprefix("_orig_mod.")
+        if _SAVED in name:
+            name = name.replace(_SAVED, "")
+        while name.startswith(("module.", "_orig_mod.")):
+            name = name.partition(".")[2]
         name = name.removeprefix(_PEFT)
-        if any(part in name for part in _WRAPPERS):
+        if _WRAPPED.search(name):
             name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
     return name
 
@@ -171,6 +175,7 @@ class Names:
         self.copies: dict[str, list[str]] = {}
         self._by_inner: dict[str, list[str]] | None = None
         self._ways: list[Conversion] | None = None
+        self._heads: dict[str, list[str]] = {}
         self._rules: dict[tuple[str, tuple[int, ...]], Rule | None] = {}
 
     def rule(self, name: str, shape: Sequence[int]) -> Rule | None:
@@ -309,11 +314,15 @@ class Names:
 
     def _note(self, name: str, inner: str, target: str) -> None:
         if inner != name:
-            parts = [p for p in _WRAPPERS if p in name.split(".")]
-            if name.removeprefix("module.").removeprefix("_orig_mod.").startswith(_PEFT):
-                parts.append(_PEFT.rstrip("."))
-            for part in parts or [_SAVED.rstrip(".")]:
-                self.report.removed[f"{part}."] += 1
+            # Most names differ in their begin alone, which is the same for many.
+            head = name[: -len(inner)] if name.endswith(inner) else name
+            if head not in self._heads:
+                parts = [f"{p}." for p in _WRAPPERS if p in head.split(".")]
+                if _PEFT in head:
+                    parts.append(_PEFT)
+                self._heads[head] = parts or [_SAVED]
+            for part in self._heads[head]:
+                self.report.removed[part] += 1
         if inner != target:
             tail = _within(target)
             before, after = inner.removesuffix(tail), target.removesuffix(tail)
@@ -404,7 +413,8 @@ def reconcile(
                 raise ExtraTensorError(
                     f'tensor "{name}" is "{target}" in {_where(hf_dir)}, as another given '
                     "tensor is; give one of the two", name)
-            metas[target] = TensorMeta(target, meta.dtype, there[target].shape)
+            metas[target] = (there[target] if there[target].dtype == meta.dtype else
+                             TensorMeta(target, meta.dtype, there[target].shape))
             if name in said:
                 kept.add(target)
     left: dict[str, str] = {}

@@ -164,8 +164,16 @@ def is_torch(tensor: Any) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
+def _is_plain(tensor: Any) -> bool:
+    """A torch tensor of no class of its own."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
 def is_dtensor(tensor: Any) -> bool:
     """A torch DTensor: only a program that has imported them has any."""
+    if _is_plain(tensor):
+        return False
     return is_torch(tensor) and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
@@ -173,7 +181,7 @@ def meta_of(name: str, tensor: Any) -> TensorMeta:
     """Name, dtype and (global) shape; touches no data."""
     if is_torch(tensor):
         _refuse_kind(name, tensor)
-        if hasattr(tensor, "ds_id") and tensor.numel() == 0:
+        if not tensor.numel() and hasattr(tensor, "ds_id"):
             raise TensorError(
                 f'tensor "{name}" is a placeholder of DeepSpeed ZeRO-3, whose ranks have its parts; '
                 "call offload_zero3(module, version) on every rank",
@@ -191,7 +199,7 @@ def _refuse_kind(name: str, tensor: Any) -> None:
         kind = "is a nested tensor; give its parts, or to_padded_tensor()"
     elif tensor.layout != sys.modules["torch"].strided or tensor.is_quantized:
         kind = "is sparse or quantized; make it dense first, by to_dense() or dequantize()"
-    elif hasattr(tensor, "materialize"):
+    elif not _is_plain(tensor) and hasattr(tensor, "materialize"):
         kind = "is a lazy parameter that has no shape yet; run the module once before"
     if kind:
         raise TensorError(f'tensor "{name}" {kind}', name)

@@ -227,7 +227,7 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
     metas: list[TensorMeta] = []
     said: set[str] = set()
     tied: dict[str, str] = {}
-    places: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    places: dict[int, list[tuple[TensorMeta, Any]]] = {}
     for entry in pairs_of(tensors):
         if isinstance(entry, TensorMeta) or len(entry) == 3:
             metas.append(TensorMeta.of(entry))
@@ -251,7 +251,7 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
             "every rank",
             empty[0],
         )
-    return [_named_as_saved(m, tied) for m in metas], tied, said
+    return [_named_as_saved(m, tied) for m in metas] if tied else metas, tied, said
 
 
 def _named_as_saved(meta: TensorMeta, tied: dict[str, str]) -> TensorMeta:
@@ -268,20 +268,23 @@ def _named_as_saved(meta: TensorMeta, tied: dict[str, str]) -> TensorMeta:
 
 
 def _same_memory(
-    places: dict[tuple[Any, ...], tuple[str, Any]], meta: TensorMeta, tensor: Any
+    places: dict[int, list[tuple[TensorMeta, Any]]], meta: TensorMeta, tensor: Any
 ) -> str | None:
     """The name of an earlier tensor that has this one's memory, or None."""
     if not is_torch(tensor):
         return None
     local = tensor.to_local() if is_dtensor(tensor) else tensor
-    if local.numel() == 0 or local.data_ptr() == 0:
+    if local.numel() == 0 or (address := local.data_ptr()) == 0:
         return None
-    key = (*place_in_memory(local), meta.shape, meta.dtype)
-    first = places.get(key)
-    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
-    if first is not None and first[1]() is not None:
-        return first[0]
-    places[key] = (meta.name, weakref.ref(tensor))
+    for first, held in places.setdefault(address, []):
+        # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+        other = held()
+        if other is None or (first.shape, first.dtype) != (meta.shape, meta.dtype):
+            continue
+        if place_in_memory(other.to_local() if is_dtensor(other) else other) == (
+                place_in_memory(local)):
+            return first.name
+    places[address].append((meta, weakref.ref(tensor)))
     return None
 
 
