@@ -54,7 +54,7 @@ class OnCuda(torch.Tensor):
 
 def raw(tensor) -> bytes:
     """The tensor's bytes in row-major order, by torch alone."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
