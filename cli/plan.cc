@@ -154,8 +154,10 @@ void DeclarePlan(CLI::App& app, Run* run) {
       sub->add_option("--bucket", o->bucket, "Gathering without shared memory: bytes per bucket"),
       /*kb_is_1000=*/false)
       ->capture_default_str();
-  sub->add_flag("--tensors", o->tensors, "With --json: also tensors_meta");
+  CLI::Option* const tensors =
+      sub->add_flag("--tensors", o->tensors, "With --json: also tensors_meta");
   o->AddJson(*sub);
+  tensors->needs(sub->get_option("--json"));
   sub->callback([o, run] { *run = [o] { return RunPlan(*o); }; });
 }
 

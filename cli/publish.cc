@@ -285,12 +285,15 @@ void DeclarePublish(CLI::App& app, Run* run) {
   NeedDirectory(*sub, "DIR", o->dir, "HF model directory; with --watch the directory above them");
   AddWhole(*sub, "--version", o->version, "Version; default: the number that DIR's name ends in",
            1);
-  sub->add_flag("--watch", o->watch,
-                "Publish each checkpoint that appears in DIR, e.g. step-120; at first the newest");
-  sub->add_flag("--again", o->again, "With --watch: also versions that were rolled back from");
+  CLI::Option* const watch = sub->add_flag(
+      "--watch", o->watch,
+      "Publish each checkpoint that appears in DIR, e.g. step-120; at first the newest");
+  sub->add_flag("--again", o->again, "With --watch: also versions that were rolled back from")
+      ->needs(watch);
   sub->add_option("--inside", o->inside,
                   "With --watch: of the weights in a checkpoint, e.g. actor/huggingface")
-      ->type_name("PATH");
+      ->type_name("PATH")
+      ->needs(watch);
   sub->add_flag(
       "--skip-code-files", o->skip_code_files,
       "Leave out side files that engines may execute (*.py); a sender takes them only with "

@@ -111,8 +111,9 @@ StatusOr<Exit> Show(const StatusOptions& o) {
 void DeclareStatus(CLI::App& app, Run* run) {
   auto o = std::make_shared<StatusOptions>();
   CLI::App* sub = app.add_subcommand("status", "Show what the sender and the receiver hold and do");
-  sub->add_flag("--watch", o->watch, "Repeat until interrupted");
-  AddSeconds(*sub, "--interval", o->interval, "Seconds between updates with --watch", 0.05, 3600);
+  CLI::Option* const watch = sub->add_flag("--watch", o->watch, "Repeat until interrupted");
+  AddSeconds(*sub, "--interval", o->interval, "Seconds between updates with --watch", 0.05, 3600)
+      ->needs(watch);
   sub->add_flag("--wide", o->wide, "Print full-width tables, also on a narrow terminal");
   sub->add_flag("--changes", o->changes, "List what the newest version changed, per tensor");
   o->AddSender(*sub);

@@ -179,9 +179,18 @@ void DeclareSync(CLI::App& app, Run* run) {
   o->AddModel(*sub, "the only one there is");
   o->AddTimeout(*sub, 0, "Give up after this long; 0: never");
   o->AddJson(*sub);
-  sub->callback([o, run] {
-    *run = [o]() -> StatusOr<Exit> {
+  sub->callback([o, run, sub] {
+    *run = [o, sub]() -> StatusOr<Exit> {
       const bool via_sender = o->via_sender || !o->group.empty();
+      // As in `wait`: only one of the two daemons is asked.
+      if (!via_sender && sub->count("--sender") != 0) {
+        return UsageError(
+            "--sender needs --via-sender or --group; pass --receiver to sync one receiver");
+      }
+      if (via_sender && sub->count("--receiver") != 0) {
+        return UsageError(
+            "--receiver does not go with --via-sender and --group: they ask --sender");
+      }
       if (!via_sender && !o->ids.empty()) {
         return UsageError("--id needs --via-sender or --group");
       }

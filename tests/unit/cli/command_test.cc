@@ -81,6 +81,18 @@ TEST_CASE("every command that asks daemons over TCP takes --credentials") {
   UseCredentials("");
 }
 
+TEST_CASE("an option that only another one gives a meaning is refused without that one") {
+  const TempDir dir;
+  const std::string dead = DeadAddress(), at = dir.path().string();
+  CHECK(RunTool({"publish", at, "--version", "3", "--again"}) == 2);
+  CHECK(RunTool({"publish", at, "--version", "3", "--inside", "actor"}) == 2);
+  CHECK(RunTool({"status", "--interval", "2", "--sender", dead, "--receiver", dead}) == 2);
+  CHECK(RunTool({"plan", "--hf", at, "--tensors"}) == 2);
+  CHECK(RunTool({"sync", "--sender", dead}) == 2);
+  CHECK(RunTool({"sync", "--via-sender", "--receiver", dead}) == 2);
+  CHECK(RunTool({"sync", "--group", "g", "--sender", dead, "--receiver", dead}) == 2);
+}
+
 TEST_CASE("a wait for all is of receivers, and only it counts them") {
   CHECK(RunTool({"wait", "--at-least", "2"}) == 2);
   CHECK(RunTool({"wait", "--all", "--at-least", "0"}) == 2);
