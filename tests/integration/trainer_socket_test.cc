@@ -1,5 +1,6 @@
 // The trainer's socket among other users of the machine, and a model's directory that somebody
 // removes: who is trusted, and what is made anew. Other users are played where this runs as root.
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -11,6 +12,7 @@
 #include "common/base/acceptor.h"
 #include "common/layout/model_dir.h"
 #include "sender/export/client/half_mapping.h"
+#include "sender/export/client/sender_socket.h"
 #include "tests/support/daemons.h"
 #include "tests/support/forked.h"
 #include "tests/support/rank_model.h"
@@ -99,6 +101,51 @@ TEST_CASE("a trainer does not go by a place that another user can change") {
     fs::permissions(theirs, fs::perms::all | fs::perms::sticky_bit);
     CHECK(Register(theirs / "trainer.sock").ok());
   }
+}
+
+TEST_CASE("in a user namespace, a stranger of outside is not taken for the sender") {
+  if (::geteuid() != 0) return;
+  ShmDir root;
+  OpenToAll(root.path());
+  const fs::path squatted = root.path() / "deltawire", socket = squatted / "trainer.sock";
+  fs::create_directory(squatted);
+  GiveAway(squatted);
+  UniqueFd listener;
+  const Holder stranger([&] {
+    if (::setgid(kOther) != 0 || ::setuid(kOther) != 0) return false;
+    auto listening = ListenUnix(socket);
+    if (!listening.ok()) return false;
+    listener = *std::move(listening);
+    return ::chmod(socket.c_str(), 0777) == 0;  // root in there may not do all things
+  });
+  Forked inside([&] {
+    if (::unshare(CLONE_NEWUSER) != 0) ::_exit(9);
+    std::ofstream("/proc/self/uid_map") << "0 0 1";
+    if (::geteuid() != 0) ::_exit(9);
+    const Status refused = LookAtSender(socket).status();
+    ::_exit(absl::IsPermissionDenied(refused) ? 0 : 1);
+  });
+  const int ended = WEXITSTATUS(inside.Wait());
+  if (ended == 9) std::printf("SKIPPED: this machine allows no user namespaces\n");
+  CHECK((ended == 0 || ended == 9));
+}
+
+TEST_CASE("a sender's socket with a path of full length is known by that path") {
+  TempDir dir;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::string path = dir.path() / "";
+  path.resize(sizeof address.sun_path, 's');
+  path.copy(address.sun_path, path.size());  // all of it, without a NUL
+  const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::listen(listener.get(), 1) == 0);
+  const fs::path shorter = dir.path() / "link";
+  fs::create_symlink(path, shorter);
+  const auto found = LookAtSender(shorter);
+  REQUIRE(found.status() == absl::OkStatus());
+  REQUIRE(found->has_value());
+  CHECK((*found)->bound == path);
 }
 
 TEST_CASE("a sender does not listen for trainers in another user's directory") {

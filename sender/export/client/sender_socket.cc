@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -23,7 +24,13 @@ namespace {
 // Accounts below belong to services, such as the packages' "deltawire", and not to people.
 constexpr uid_t kFirstPerson = 1000;
 
-bool IsTrusted(uid_t uid) { return IsOwnOrRoot(uid) || (::geteuid() == 0 && uid < kFirstPerson); }
+// In a user namespace every user of outside has one number, so a stranger there is none to trust.
+bool IsTrustedPeer(uid_t uid) {
+  return uid == ::geteuid() || uid == 0 || (::geteuid() == 0 && uid < kFirstPerson);
+}
+
+// Directories of outside are root's there, as a rule.
+bool IsTrustedOwner(uid_t uid) { return IsTrustedPeer(uid) || IsOwnOrRoot(uid); }
 
 // The paths whose connections forked children close. Never destroyed: a fork may come at any time.
 struct Closed {
@@ -35,12 +42,19 @@ Closed& ClosedPaths() {
   return *closed;
 }
 
-bool IsConnectedTo(int fd, const std::vector<std::string>& paths) {
-  sockaddr_un peer{};
+// The path of the socket to which `fd` is connected, in `peer`; empty: of no such socket. A path of
+// full length has no NUL.
+std::string_view PeerPath(int fd, sockaddr_un& peer) {
+  peer = {};
   socklen_t size = sizeof peer;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
-  return peer.sun_family == AF_UNIX &&
-         std::ranges::find(paths, std::string_view(peer.sun_path)) != paths.end();
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return {};
+  if (peer.sun_family != AF_UNIX) return {};
+  return {peer.sun_path, ::strnlen(peer.sun_path, sizeof peer.sun_path)};
+}
+
+bool IsConnectedTo(int fd, const std::vector<std::string>& paths) {
+  sockaddr_un peer;
+  return std::ranges::find(paths, PeerPath(fd, peer)) != paths.end();
 }
 
 // Runs in the child, whose only thread this is. gRPC's objects there still have the numbers, and so
@@ -81,21 +95,16 @@ StatusOr<std::optional<SenderPeer>> LookAtSender(const std::string& socket) {
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
     return ErrnoError("ask who listens at " + socket);
   }
-  if (!IsTrusted(peer.uid)) {
+  if (!IsTrustedPeer(peer.uid)) {
     return Errorf(StatusCode::kPermissionDenied,
                   "the process {} that listens at {} runs as user {}, and this one as user {}: it "
                   "would get the weights; run the trainer as the sender's user, or name the "
                   "sender's socket",
                   peer.pid, socket, peer.uid, ::geteuid());
   }
-  DW_RETURN_IF_ERROR(CheckTrustedPlace(socket, IsTrusted));
-  SenderPeer found{.uid = peer.uid, .bound = {}};
-  sockaddr_un bound{};
-  size = sizeof bound;
-  if (::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0) {
-    found.bound = bound.sun_path;
-  }
-  return found;
+  DW_RETURN_IF_ERROR(CheckTrustedPlace(socket, IsTrustedOwner));
+  sockaddr_un bound;
+  return SenderPeer{.uid = peer.uid, .bound = std::string(PeerPath(fd.get(), bound))};
 }
 
 Status CheckHalfOwner(int fd, const std::string& path, uid_t sender) {
