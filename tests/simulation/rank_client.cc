@@ -48,7 +48,7 @@ Status RankClient::AwaitSender(Time deadline) {
 
 StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attempt,
                                                 const std::string& fingerprint,
-                                                const std::function<void()>& granted) {
+                                                const std::function<void(uint64_t)>& granted) {
   sender::OffloadRequest request;
   request.version = version;
   request.rank = settings_.rank;
@@ -71,7 +71,7 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
         }
         return model.BeginOffload(request, gone);
       }));
-  granted();
+  granted(grant.lease);
   Offload offload{.version = version,
                   .lease = grant.lease,
                   .attempt = grant.attempt,

@@ -45,7 +45,7 @@ class RankClient {
   void ShowUse();
   /// BeginOffload, then maps the half, then attends. `granted` is called between the first two.
   StatusOr<Offload> Begin(uint64_t version, uint64_t attempt, const std::string& fingerprint,
-                          const std::function<void()>& granted);
+                          const std::function<void(uint64_t lease)>& granted);
   /// A mark that is lost or refused delays a diff, and no more.
   void MarkWritten(const Offload& offload, const sender::WrittenNotice& notice);
   Status Ready(const Offload& offload, const std::vector<uint32_t>& written,

@@ -46,7 +46,8 @@ struct Trainer::Attempt {
     size_t version = 0;                   // of `versions`, the one that it offloads
     bool granted = false, ready = false;  // of that version
     Place dies = Place::kNone;
-    Time since{0}, died = kForever;   // granted since
+    Time died = kForever;
+    uint64_t lease = 0;               // under which it was granted
     const Process* sender = nullptr;  // that granted it
   };
   std::shared_ptr<const Layout> layout;
@@ -278,8 +279,8 @@ void Trainer::CheckHears(Attempt& attempt) {
     if (Running().now() - dead.died < kHearsWithin) continue;
     for (const Attempt::State& other : attempt.ranks) {
       const bool waits = !other.done && other.rank->process->alive() && other.ready &&
-                         other.since < dead.died && other.version == dead.version &&
-                         other.sender == dead.sender && other.rank->agent == dead.rank->agent;
+                         other.lease == dead.lease && other.sender == dead.sender &&
+                         other.rank->agent == dead.rank->agent;
       if (!waits || agents_[other.rank->agent]->process.get() != other.sender) continue;
       Running().Fail(fmt::format("{} has not heard for 10 s that {} died",
                                  other.rank->process->name(), dead.rank->process->name()));
@@ -376,13 +377,14 @@ Status Trainer::OffloadVersion(Attempt& attempt, size_t index, size_t n) {
   Attempt::State& mine = attempt.ranks[index];
   const Attempt::Planned& planned = attempt.versions[n];
   RankClient& client = *mine.rank->client;
-  DW_ASSIGN_OR_RETURN(const RankClient::Offload offload,
-                      client.Begin(planned.version, planned.token, attempt.fingerprint, [&] {
-                        mine.granted = true;
-                        mine.since = Running().now();
-                        mine.sender = agents_[mine.rank->agent]->process.get();
-                        if (mine.dies == Attempt::Place::kGranted) mine.rank->process->Kill();
-                      }));
+  DW_ASSIGN_OR_RETURN(
+      const RankClient::Offload offload,
+      client.Begin(planned.version, planned.token, attempt.fingerprint, [&](uint64_t lease) {
+        mine.granted = true;
+        mine.lease = lease;
+        mine.sender = agents_[mine.rank->agent]->process.get();
+        if (mine.dies == Attempt::Place::kGranted) mine.rank->process->Kill();
+      }));
   std::vector<uint32_t> written, unchanged;
   for (uint32_t t = 0; t < planned.unchanged.size(); ++t) {
     (planned.unchanged[t] ? unchanged : written).push_back(t);
