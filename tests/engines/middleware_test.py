@@ -154,9 +154,12 @@ class Uvicorn:
 
     def __enter__(self) -> Uvicorn:
         self._thread.start()
+        deadline = time.monotonic() + DEADLINE_S
         while not self._server.started:
             if not self._thread.is_alive():
                 raise RuntimeError("uvicorn ended")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"uvicorn has not started within {DEADLINE_S} s")
             time.sleep(0.01)
         return self
 

@@ -267,7 +267,7 @@ class Newcomers(Case):
         trainer = self.net.node("trainer")
         follower, *newcomers = self.net.nodes(*(f"node{i}" for i in range(6)))
         router = self.net.site("router", "10.2.0", [follower, *newcomers])
-        self.net.veth(trainer, router, "10.1.0", bits_per_s=100 * MBIT)
+        uplink = self.net.veth(trainer, router, "10.1.0", bits_per_s=100 * MBIT)
         trainer.ip("route", "add", "10.2.0.0/24", "via", "10.1.0.2")
         versions = self.versions(30_000_000)
         sender = trainer.start_sender()
@@ -290,7 +290,10 @@ class Newcomers(Case):
         for node in newcomers:
             node.start_receiver("--sender", sender)
         networks.until(lambda: at_sender()["newcomer_pulls"] == len(newcomers), "all have joined")
-        time.sleep(0.5)  # of it the sender sees how much it can send
+        # From what they pull the sender sees how much it can send.
+        crossed = lambda: router.counters(uplink)["rx"]["bytes"]
+        enough = crossed() + 6_000_000
+        networks.until(lambda: crossed() > enough, "newcomers pull", 20)
         beside = seconds()
         held_back = at_sender()["held_back_seconds"]
         joined = [node.committed() for node in newcomers]

@@ -12,11 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import types
 import unittest
 import unittest.mock
 
 import support
+from daemons import until  # noqa: E402  # found by `support`
 
 support.use_trainer_python()
 deltawire = support.need("deltawire")
@@ -42,8 +44,7 @@ def rank_main(arguments: list[str]) -> None:
         parent = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() == parent:
-            pass  # until it has ended
+        until(lambda: os.getppid() != parent, "the parent has ended")
     _served._rank_and_world = lambda: (rank, world)  # what torch says in an engine
     record = _served.Record()
     print("ready", flush=True)
@@ -150,7 +151,9 @@ class MiddlewareTest(unittest.IsolatedAsyncioTestCase):
     async def begun(self, calls: int = 1) -> asyncio.Task:
         """A request that the application has and does not answer yet."""
         task = asyncio.create_task(request(self.server))
+        deadline = time.monotonic() + LIMIT_S
         while self.app.calls < calls:
+            self.assertLess(time.monotonic(), deadline)
             await asyncio.sleep(0)
         return task
 
