@@ -16,6 +16,7 @@ from deltawire._background import Offloading
 from deltawire._core import __version__
 from deltawire._errors import (
     AbandonedError,
+    CheckpointError,
     DeadlineError,
     DTypeError,
     Error,
@@ -32,6 +33,7 @@ from deltawire._tensors import TensorMeta
 
 __all__ = [
     "AbandonedError",
+    "CheckpointError",
     "DTypeError",
     "DeadlineError",
     "Error",

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from deltawire._errors import Error
+from deltawire._errors import CheckpointError
 from deltawire._tensors import Source, TensorMeta
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -25,10 +25,12 @@ _NUMBERED = re.compile(r"((?:.*-)?)(\d+)(-of-(\d+))\.safetensors")
 _LONGEST_HEADER = 512 << 20
 #: Bytes that are compared at a time.
 _COMPARED = 1 << 20
+_AGAIN = ("it is still being saved or fetched, or that was cut off: wait for it, or call "
+          "save_pretrained, or huggingface_hub.snapshot_download, again")
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[str]:
-    """Paths of the files with weights, sorted; empty when there are none. Error: a set of numbered
+    """Paths of the files with weights, sorted; empty when there are none. CheckpointError: a set of numbered
     files without an index is not whole. As common/layout/model_dir.cc has it."""
     index = os.path.join(directory, INDEX)
     if os.path.exists(index):
@@ -51,8 +53,8 @@ def _of_directory(directory: str) -> set[str]:
         sets.setdefault(f"{before}*{after}{_SUFFIX}", (set(), int(of)))[0].add(int(number))
     for name, (found, of) in sets.items():
         if len(found) < of:
-            raise Error(f"{directory} has {len(found)} of the {of} files {name}, and no {INDEX}: it "
-                        "is still being saved or fetched, or a save was cut off")
+            raise CheckpointError(
+                f"{directory} has {len(found)} of the {of} files {name}, and no {INDEX}: {_AGAIN}")
     return set(numbered) or names
 
 
@@ -65,21 +67,31 @@ def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
 
 
 def _metas_of(path: str) -> list[TensorMeta]:
-    entries = sorted(header(path).items(), key=lambda e: e[1]["data_offsets"])
+    try:
+        entries = sorted(header(path).items(), key=lambda e: e[1]["data_offsets"])
+        end = entries[-1][1]["data_offsets"][1] if entries else 0
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {_AGAIN}") from None
+    with open(path, "rb") as file:
+        whole = 8 + struct.unpack("<Q", file.read(8))[0] + end
+        there = os.fstat(file.fileno()).st_size
+    if there < whole:
+        raise CheckpointError(f"{path} has {there} of its {whole} bytes; {_AGAIN}")
     return [TensorMeta(name, e["dtype"], tuple(e["shape"])) for name, e in entries]
 
 
 def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
-    """The weights that are there, and whether these are all: a directory of small files may have
-    nothing of a checkpoint but its index, or Git LFS's pointers."""
-    found: list[TensorMeta] = []
-    whole = True
-    for path in weight_files(directory):
-        if not os.path.exists(path) or _is_pointer(path):
-            whole = False
-            continue
-        found += _metas_of(path)
-    return found, whole and bool(found)
+    """The weights, and whether there are any: a directory of small files may have nothing of a
+    checkpoint but its index, or Git LFS's pointers. CheckpointError: a part of them is missing."""
+    paths = weight_files(directory)
+    missing = [p for p in paths if not os.path.exists(p) or _is_pointer(p)]
+    if missing and len(missing) < len(paths):
+        raise CheckpointError(
+            f"{os.fspath(directory)} has {len(paths) - len(missing)} of its {len(paths)} weight "
+            f"files, and not {os.path.basename(missing[0])}; {_AGAIN}, or `git lfs pull` in a clone")
+    if missing or not paths:
+        return [], False
+    return metas(directory), True
 
 
 def sources(directory: str | os.PathLike[str], wanted: Collection[str]
@@ -130,20 +142,26 @@ def header(path: str) -> dict[str, Any]:
     """A weight file's entries by the tensors' names."""
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
-        if not 0 < size <= _LONGEST_HEADER:
-            raise Error(f"{path} is no safetensors file: a header of {size} bytes")
-        entries = _object(file.read(size), path, "its header is")
+        if not size:
+            raise CheckpointError(f"{path} is empty, or begins with zeros; {_AGAIN}")
+        if size > _LONGEST_HEADER:
+            raise CheckpointError(f"{path} is no safetensors file: a header of {size} bytes")
+        text = file.read(size)
+        if len(text) < size:
+            raise CheckpointError(f"{path} has {len(text)} of the {size} bytes of its header; "
+                                  f"{_AGAIN}")
+        entries = _object(text, path, "its header is")
     entries.pop("__metadata__", None)
     return entries
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A file that holds one object. Error, which names it, where it does not, or cannot be read."""
+    """A file that holds one object. CheckpointError, which names it, where it does not, or cannot be read."""
     try:
         with open(path, "rb") as file:
             text = file.read()
     except OSError as error:
-        raise Error(f"{path} cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     return _object(text, path, "it is")
 
 
@@ -151,16 +169,16 @@ def _object(text: bytes, path: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:  # also what is no UTF-8
-        raise Error(f"{path} cannot be used: {what} no JSON ({error})") from None
+        raise CheckpointError(f"{path} cannot be used: {what} no JSON ({error})") from None
     if not isinstance(found, dict):
-        raise Error(f"{path} cannot be used: {what} JSON, and no object")
+        raise CheckpointError(f"{path} cannot be used: {what} JSON, and no object")
     return found
 
 
 def _map_of(index: dict[str, Any], path: str) -> dict[str, str]:
     found = index.get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(n, str) for n in found.values()):
-        raise Error(f"{path} cannot be used: it has no weight_map from tensors to files")
+        raise CheckpointError(f"{path} cannot be used: it has no weight_map from tensors to files")
     return found
 
 

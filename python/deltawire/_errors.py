@@ -34,6 +34,10 @@ class RefusedError(Error):
     code = "FAILED_PRECONDITION"
 
 
+class CheckpointError(RefusedError):
+    """The directory `hf_dir` is not there, not whole, or has files that the sender refuses."""
+
+
 class TensorError(Error):
     """A tensor does not fit what was registered. `tensor`: its name (the first of several)."""
 

@@ -13,8 +13,16 @@ from deltawire import _core, _zero3
 from deltawire._async import in_thread
 from deltawire._attempt import agree_attempt, checked_endpoint, checked_version, job_of_store
 from deltawire._background import Copies, Offloading
-from deltawire._errors import AbandonedError, DeadlineError, Error, TensorError, told
+from deltawire._errors import (
+    AbandonedError,
+    DeadlineError,
+    Error,
+    RefusedError,
+    TensorError,
+    told,
+)
 from deltawire._fsdp import Place, check_parts, place_of
+from deltawire._hub import checkpoint_dir, refused
 from deltawire._layout import Layout
 from deltawire._megatron import (
     Gather,
@@ -219,7 +227,8 @@ class WeightManager:
         Of tensors that share their memory one name becomes part of the model, as in a saved
         checkpoint: that of `hf_dir`'s weights, else the first that is not lm_head. Offloads check
         that the others are still equal to it. Receivers put `side_files` (name -> content) and the
-        small files of `hf_dir` beside the weights; if neither is given, the sender keeps those that
+        small files of `hf_dir` beside the weights (a directory, or a model's name in the local cache
+        of the Hugging Face Hub); if neither is given, the sender keeps those that
         it has.
         `replace`: drop a model that is registered with another layout. `dtype`: what the tensors in
         F64, F32, F16 and BF16 are registered as, "bfloat16" say. Without it `hf_dir` decides for
@@ -230,6 +239,7 @@ class WeightManager:
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
         self._settle()
+        hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
         if self._nodes is not None:
             return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
         metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
@@ -320,14 +330,17 @@ class WeightManager:
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         with no_collections():
             tensors = [(m.name, m.dtype, m.shape) for m in metas]
-        result = self._client.register(
-            tensors,
-            files,
-            None if hf_dir is None else os.fspath(hf_dir),
-            replace,
-            not files and hf_dir is None,
-            owned,
-        )
+        try:
+            result = self._client.register(
+                tensors,
+                files,
+                None if hf_dir is None else os.fspath(hf_dir),
+                replace,
+                not files and hf_dir is None,
+                owned,
+            )
+        except RefusedError as error:
+            raise refused(error, hf_dir) from None
         self._known = result
         self._registered = None
         self._side.written(False)
@@ -610,6 +623,7 @@ class WeightManager:
         self._settle()
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
+        hf_dir = checkpoint_dir(hf_dir)
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
         # First, so that a rank that fails on its own leaves no other one waiting in a collective.
         finish_param_gathers(models)

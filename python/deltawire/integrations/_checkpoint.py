@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from deltawire._checkpoint import CONFIG, INDEX, config_parts, header, metas, weight_files
+from deltawire._checkpoint import CONFIG, INDEX, config_parts, header, metas, present, weight_files
 from deltawire._errors import Error
 
-__all__ = ["Seen", "config_parts", "metas", "tensors", "weight_files"]
+__all__ = ["Seen", "config_parts", "metas", "present", "tensors", "weight_files"]
 
 
 class Seen:

@@ -16,6 +16,7 @@ from typing import Any
 from deltawire import DTypeError, Error, Published, TensorMeta, WeightManager
 from deltawire._casts import as_trained
 from deltawire._errors import ExtraTensorError
+from deltawire._hub import checkpoint_dir
 from deltawire._names import NOT_MERGED, Names, is_adapter, is_of_base, unmerged
 from deltawire._side_parts import log_names
 from deltawire._tensors import dtype_name, torch_dtype
@@ -57,6 +58,7 @@ class Publisher:
         bf16_to_fp16: bool = False,
         keep_dtype: Collection[str] = (),
     ):
+        hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
         self._bf16_to_fp16, self._keep_dtype = bf16_to_fp16, keep_dtype
         self._weights = WeightManager(endpoint, model, timeout=timeout, ignore_extra="tied")
         self._hf_dir, self._timeout, self._model = hf_dir, timeout, model
@@ -105,7 +107,7 @@ class Publisher:
         if self._read is None or not self._read[0].holds():
             self._read = None
             seen = _checkpoint.Seen(self._hf_dir)
-            metas = as_trained(_checkpoint.metas(self._hf_dir), self._keep_dtype)
+            metas = as_trained(_checkpoint.present(self._hf_dir)[0], self._keep_dtype)
         else:
             seen, metas = self._read
         if needs_layout and not metas:
