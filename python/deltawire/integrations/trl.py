@@ -14,27 +14,23 @@ the end `destroy`. Imports neither TRL nor torch.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
-import subprocess
 import time
 import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from deltawire import DeadlineError, Error, Published
+from deltawire import DeadlineError, Error, Published, UnavailableError
+from deltawire.control import Identity, Receiver
 from deltawire.integrations._directory import Expected, ReceiverDirectory
 from deltawire.integrations._publisher import Publisher, gone_through
 from deltawire.integrations._vllm_http import CallRefused, VllmServer
 
 logger = logging.getLogger(__name__)
 
-#: The command's exit code where nobody answers.
-_UNREACHABLE = 3
 _LOOK_S = 0.5
-#: The command ends by itself at its own time-out; longer than this after it, it hangs.
-_GRACE_S = 30.0
+_CONNECT_S = 10.0
 
 
 class WeightTransfer:
@@ -43,8 +39,9 @@ class WeightTransfer:
     `server_url`: of the vLLM server, as in AsyncGRPOConfig. `directory`: the receiver's, of this
     model, as the server's machine sees it. `endpoint`: the sender's data directory or trainer
     socket on this machine. `hf_dir`: the checkpoint that the run starts from, as in `Publisher`.
-    `receiver`: HOST:PORT of the receiver's control address, with `tool`, the command `deltawire`;
-    None: the directory is on this machine. `timeout`: seconds for each wait. `module`: the model
+    `receiver`: HOST:PORT of the receiver's control address, with `credentials`, a file of an
+    operator's keys (None: DELTAWIRE_CREDENTIALS names it, if it is set); None: the directory is on
+    this machine. `timeout`: seconds for each wait. `module`: the model
     that is trained, by which frozen and tied parameters are known, which TRL does not send; None:
     the one of the trainer whose generator `send_weights` is given. `pause_mode`: what
     becomes of requests that run when the server is paused, vLLM's abort, wait or keep. `token_file`:
@@ -67,7 +64,7 @@ class WeightTransfer:
         model: str = "policy",
         hf_dir: str | os.PathLike[str] | None = None,
         receiver: str | None = None,
-        tool: str = "deltawire",
+        credentials: str | os.PathLike[str] | None = None,
         timeout: float = 1800.0,
         module: Any = None,
         pause_mode: str = "keep",
@@ -86,7 +83,8 @@ class WeightTransfer:
         self._path = os.fspath(directory)
         self._directory = ReceiverDirectory(directory)
         self._publisher_arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
-        self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
+        self._model, self._receiver, self._timeout = model, receiver, timeout
+        self._credentials = credentials or os.environ.get("DELTAWIRE_CREDENTIALS") or None
         self._publisher: Publisher | None = None
         self._attached = self._reads = self._paused = self._warned = False
         self.published: Published | None = None  # by this trainer, the last one
@@ -188,36 +186,30 @@ class WeightTransfer:
             return
         end = time.monotonic() + self._timeout
         while True:
-            left = max(1, round(end - time.monotonic()))
-            done = self._sync(left)
-            if done.returncode == 0 and expected.is_at(_target(done.stdout)):
-                return
+            left = max(0.1, end - time.monotonic())
+            try:
+                with Receiver(self._receiver, model=self._model, credentials=self._credentials,
+                              timeout=min(_CONNECT_S, left)) as receiver:
+                    held = receiver.sync(timeout=left).target
+                if expected.is_at(_identity(held)):
+                    return
+                why = f"it has committed version {held.version} of lineage {held.lineage[:8]}"
+            except (UnavailableError, DeadlineError) as error:
+                why = str(error)
+            except Error as error:
+                raise Error(f"the receiver at {self._receiver} did not commit version "
+                            f"{expected.version}: {error}") from None
             # A receiver that is being restarted, or has not heard of the sender's new history, is
             # waited for; what it refuses is final.
-            if done.returncode not in (0, _UNREACHABLE) or time.monotonic() > end:
-                said = (done.stderr or done.stdout).strip()
-                raise Error(f"the receiver at {self._receiver} did not commit version "
-                            f"{expected.version}: {said}")
+            if time.monotonic() > end:
+                raise DeadlineError(f"the receiver at {self._receiver} did not commit version "
+                                    f"{expected.version}: {why}")
             time.sleep(_LOOK_S)
 
-    def _sync(self, seconds: int) -> subprocess.CompletedProcess:
-        command = [self._tool, "sync", "--model", self._model, "--receiver", self._receiver,
-                   "--timeout", str(seconds), "--json"]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, check=False,
-                                  timeout=seconds + _GRACE_S)
-        except subprocess.TimeoutExpired:
-            raise DeadlineError(f"{self._tool} sync did not end {_GRACE_S:.0f} s after its own "
-                                f"time-out of {seconds} s, and was killed") from None
-        except OSError as error:
-            raise Error(f"{self._tool} cannot be run: {error}; give `tool` its path") from None
 
-
-def _target(answer: str) -> types.SimpleNamespace:
-    """The identity that `deltawire sync --json` has committed."""
-    target = json.loads(answer)["target"]
-    return types.SimpleNamespace(version=target["version"], epoch=target["epoch"],
-                                 lineage=target["lineage"], root=int(target["root"], 16))
+def _identity(held: Identity) -> types.SimpleNamespace:
+    return types.SimpleNamespace(version=held.version, epoch=held.epoch, lineage=held.lineage,
+                                 root=int(held.root, 16))
 
 
 def _module_behind(iterator: Iterable[tuple[str, Any]]) -> Any:
