@@ -159,7 +159,8 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
     case EngineCall::kPrepare:
       return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
     case EngineCall::kAttach:
-      return EngineCall::kPrepare;
+      // It has compared all that a reload has brought.
+      return reloaded_ ? After(EngineCall::kLoad) : EngineCall::kPrepare;
     case EngineCall::kPause:
       return reloading_ ? EngineCall::kReload : EngineCall::kLoad;
     case EngineCall::kReload:
@@ -378,7 +379,9 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     }
     if (refused) next = Instead(call, answer.why);
     if (!next) {
-      const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
+      const bool of_both =
+          call == EngineCall::kPrepare || (call == EngineCall::kAttach && !answer.only_anew);
+      const bool both = of_both && !refusal_.empty() && refusal_ != answer.why;
       const std::string_view spoiled = refused ? kSpoiled : kUnproven;
       totals_.error =
           fmt::format("{}{}: {}{}{}", undoing_ ? why_undone_ + "; " : "", ToString(call),

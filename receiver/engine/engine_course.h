@@ -227,7 +227,7 @@ class EngineCourse {
   std::string why_undone_;              // the error after which undoing_ was set
   std::string probe_error_;             // of the last probe
   std::string why_asleep_;
-  std::string refusal_;  // of kPrepare, for the message when kAttach is refused, too
+  std::string refusal_;  // of kPrepare, for the message if kAttach is refused, too
   View totals_;          // all but state, served, paused and attempts
 };
 

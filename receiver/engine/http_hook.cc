@@ -158,6 +158,7 @@ class HttpHook : public EngineHook {
     }
     if (options_.kind == EngineKind::kVllm && IsPluginCall(call)) return AskPlugin(call, to, end);
     EngineAnswer answer = Send(AskFor(call, to), call, limit);
+    if (LacksNames(call)) answer = NamesNothing();
     answer.paused = LooksFirst(call) && !reading_ && holds_requests_;
     if (call != EngineCall::kFlush || !answer.done()) return answer;
     return ForgetEncoders(end);
@@ -328,6 +329,19 @@ class HttpHook : public EngineHook {
     return {};
   }
 
+  /// Before 0.27 vLLM has no name for its weights. The plug-in wants a newer one.
+  bool LacksNames(EngineCall call) const {
+    return options_.kind == EngineKind::kVllmReload && call == EngineCall::kName &&
+           code_ == kNotFound;
+  }
+  EngineAnswer NamesNothing() {
+    if (!std::exchange(names_nothing_, true)) {
+      LogInfo("engine {}: it has no /update_weight_version: its responses name no version",
+              NameOf(options_));
+    }
+    return {};
+  }
+
   Ask AskFor(EngineCall call, const Identity& to) const {
     switch (options_.kind) {
       case EngineKind::kVllm:
@@ -395,7 +409,8 @@ class HttpHook : public EngineHook {
     const std::string version = VersionName(to);
     // The plug-in's orders are paths that no directory has.
     const auto order = [&](std::string_view what) {
-      return fmt::format("deltawire:{}?version={}{}", directory, version, what);
+      return fmt::format("deltawire:{}?version={}&root={:016x}{}", directory, version, to.root,
+                         what);
     };
     // Any order attaches where nothing is attached.
     const std::string attach = std::string(options_.loader_tensors ? "&loader_tensors" : "") +
@@ -514,7 +529,7 @@ class HttpHook : public EngineHook {
   uint32_t replicas_ = 1;           // behind its address
   uint32_t replicas_of_ranks_ = 1;  // the same, as its workers say
   bool asleep_ = false;             // as it last said
-  bool keeps_encoders_ = false;
+  bool keeps_encoders_ = false, names_nothing_ = false;
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ class Packed(VllmServer):
 
 def make_server(policy: Policy, log: str, packed: bool = False, ranks: int = 1):
     if ENGINE == "sglang":
-        return SglangServer(policy.directory, policy.root / log, key=KEY)
+        return SglangServer(policy.directory, policy.root / log, ranks, key=KEY)
     return (Packed if packed else VllmServer)(
         policy.directory, policy.root / log, "--tensor-parallel-size", str(ranks))
 
@@ -275,7 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=["vllm", "sglang"])
     parser.add_argument("--packed", action="store_true")
-    parser.add_argument("--ranks", type=int, default=1, help="of vLLM's tensor parallelism")
+    parser.add_argument("--ranks", type=int, default=1, help="of tensor parallelism")
     parser.add_argument("--versions", type=int, default=10)
     arguments = parser.parse_args()
     with Policy(dense) as policy:

@@ -202,7 +202,7 @@ class Policy:
         torch.manual_seed(SEED)
         self._random = torch.Generator().manual_seed(SEED)
         self.daemons = Daemons(self.root)
-        self._sender = self.daemons.start_sender(self.root / "sender")
+        self.sender = self.daemons.start_sender(self.root / "sender")
         self.start_receiver()
         self._trainer = deltawire.WeightManager(self.root / "sender", model="policy")
         self._register(self._make, self.root / "hf")
@@ -233,7 +233,7 @@ class Policy:
     def start_receiver(self) -> None:
         """It has the version when this returns."""
         self.receiver = self.daemons.start_receiver(
-            [self._sender], "policy", self.directory, *self.receiver_options)
+            [self.sender], "policy", self.directory, *self.receiver_options)
         self.receiver.await_version(self.version)
 
     def publish(self) -> int:

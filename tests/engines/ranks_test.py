@@ -3,9 +3,12 @@
 
 Requests run beside it, and none may fail. After each step the status must say that the engine
 serves what is committed, without a failed call; at the end every rank's memory is compared with the
-committed bytes, and logprobs equal those of a server that was started on the last version.
+committed bytes, and logprobs equal those of a server that was started on the last version. With
+--breaks answers of the engine are lost, its calls come twice, one rank is slow, has no memory, and
+is killed, two receivers drive the engine at once, and one is started anew 20 times in a row.
 
 Usage: ranks_test.py tp|pp|dp [--async-scheduling] [--versions N] [--restarts N] [--skew SECONDS]
+                     [--breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import time
 
 import engine_python
@@ -20,7 +24,8 @@ import engine_python
 engine_python.require("torch", "vllm")
 
 from daemons import DEADLINE_S  # noqa: E402
-from policy import PROMPT, Policy, Requests, check, dense, experts  # noqa: E402
+from policy import PROMPT, SEED, Policy, Requests, check, dense, experts  # noqa: E402
+from unkind_gateway import Gateway  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
 #: The model, the server's options, and how many ranks one engine has.
@@ -31,13 +36,20 @@ TOPOLOGIES = {
 }
 
 
-class Fleet:
-    """A receiver and the vLLM that it drives."""
+#: The calls of an update, by words that no other request has.
+CALLS = ("/pause", '"call":"prepare"', '"call":"apply"', "/reset_prefix_cache", '"call":"prove"',
+         "/update_weight_version", "/resume")
+#: A receiver's life, at most, in a row of restarts.
+SHORT_LIFE_S = 1.0
+IN_A_ROW = 20
 
-    def __init__(self, policy: Policy, server: VllmServer):
-        self.policy, self.server = policy, server
-        self.failures = 0  # of calls, by receivers that were killed
-        policy.receiver_options = ["--engine", f"vllm=http://127.0.0.1:{server.port}",
+
+class Fleet:
+    """A receiver and the vLLM that it drives, through a gateway."""
+
+    def __init__(self, policy: Policy, server: VllmServer, gateway: Gateway):
+        self.policy, self.server, self.gateway = policy, server, gateway
+        policy.receiver_options = ["--engine", f"vllm=http://127.0.0.1:{gateway.port}",
                                    "--engine-timeout-ms", str(1000 * DEADLINE_S)]
 
     def status(self) -> dict:
@@ -56,6 +68,19 @@ class Fleet:
               f"{failed or status['state']}")
 
 
+    def recovers(self, what: str) -> None:
+        """It comes to what is committed, on every rank, whatever has failed before."""
+        self.policy.receiver.await_served(self.policy.version)
+        code, said = self.policy.receiver.verify_engines()
+        check(code == 0 and not self.status()["paused"] and bool(self.server.logprobs(PROMPT)),
+              f"{what}: it serves version {self.policy.version}, and {said.strip()}")
+
+    def log_lines(self, words: str) -> int:
+        """Lines of the receivers' logs that have these words."""
+        return sum(words in line for log in self.policy.root.glob("deltawire-receiver-*.log")
+                   for line in log.read_text().splitlines())
+
+
 def drive(fleet: Fleet, versions: int, restarts: int) -> None:
     fleet.restart()
     begin = time.monotonic()
@@ -72,6 +97,75 @@ def drive(fleet: Fleet, versions: int, restarts: int) -> None:
     check(code == 0, f"all memory of all ranks is compared: {said.strip()}")
 
 
+def in_a_row(fleet: Fleet) -> None:
+    """At any moment of the course, so lives are of random length."""
+    lives = random.Random(SEED)
+    begin = time.monotonic()
+    for i in range(IN_A_ROW):
+        if i % 4 == 0:
+            fleet.policy.publish()
+        time.sleep(lives.uniform(0, SHORT_LIFE_S))
+        fleet.restart()
+    took = time.monotonic() - begin
+    fleet.recovers(f"{IN_A_ROW} restarts of the receiver in {took:.0f} s")
+
+
+def unkind_answers(fleet: Fleet) -> None:
+    for fault in (fleet.gateway.lose, fleet.gateway.repeat):
+        for call in CALLS:
+            fault(call)
+            fleet.policy.publish()
+            fleet.policy.receiver.await_served(fleet.policy.version)
+            check(fleet.gateway.met.is_set(), f"{fault.__name__} {call}")
+        fleet.recovers(f"after each call of an update had one {fault.__name__}")
+
+
+def slow_rank(fleet: Fleet) -> None:
+    fleet.server.plant.write_text("slow")
+    for _ in range(3):
+        fleet.policy.publish()
+        fleet.policy.receiver.await_served(fleet.policy.version)
+    fleet.recovers("the second rank is slow")
+    fleet.server.plant.unlink()
+
+
+def no_memory(fleet: Fleet) -> None:
+    fleet.server.plant.write_text("memory")
+    since = fleet.log_lines("a planted lack of memory")
+    fleet.policy.publish()
+    fleet.recovers("one rank has no memory to prepare in, so the engine has read the directory")
+    check(fleet.log_lines("a planted lack of memory") > since, "the receiver's log says why")
+    fleet.server.plant.unlink()
+    fleet.policy.publish()
+    fleet.recovers("it has memory again")
+
+
+def two_receivers(fleet: Fleet) -> None:
+    """Of the same model, each with its own directory: both hand it the same versions."""
+    policy = fleet.policy
+    other = policy.daemons.start_receiver(
+        [policy.sender], "policy", policy.root / "second" / "policy", *policy.receiver_options)
+    for _ in range(5):
+        policy.publish()
+    other.await_version(policy.version)
+    other.await_served(policy.version)
+    fleet.recovers("two receivers drive it")
+    policy.daemons.kill("deltawire-receiver")
+    policy.start_receiver()
+    policy.publish()
+    fleet.recovers("one of them is left")
+
+
+def killed_rank(fleet: Fleet) -> None:
+    fleet.server.plant.write_text("kill one")
+    fleet.policy.publish()
+    check(fleet.server.ended(DEADLINE_S), "one rank was killed in a write, and the server ends")
+    fleet.server.plant.unlink()
+    fleet.server.__exit__()
+    fleet.server.__enter__()
+    fleet.recovers("the server was started anew")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topology", choices=sorted(TOPOLOGIES))
@@ -79,19 +173,27 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=10)
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--skew", default="0.1", help="seconds, of the second replica's calls")
+    parser.add_argument("--breaks", action="store_true")
     arguments = parser.parse_args()
     make, options = TOPOLOGIES[arguments.topology]
     options = [*options, "--async-scheduling" if arguments.async_scheduling else
                "--no-async-scheduling"]
     os.environ["DELTAWIRE_TEST_SKEW_S"] = arguments.skew
     with Policy(make) as policy:
-        with VllmServer(policy.directory, policy.root / "vllm.log", *options) as server:
+        with (VllmServer(policy.directory, policy.root / "vllm.log", *options) as server,
+              Gateway(server.port) as gateway):
             first = server.logprobs(PROMPT)
+            fleet = Fleet(policy, server, gateway)
             with Requests(server) as requests:
-                drive(Fleet(policy, server), arguments.versions, arguments.restarts)
+                drive(fleet, arguments.versions, arguments.restarts)
+                if arguments.breaks:
+                    for break_ in (in_a_row, unkind_answers, slow_rank, no_memory, two_receivers):
+                        break_(fleet)
             check(not requests.failures, f"{requests.answered} requests beside "
                   f"{policy.version - 1} versions and {arguments.restarts} restarts of the "
                   f"receiver, none failed {requests.failures[:1]}")
+            if arguments.breaks:
+                killed_rank(fleet)
             last = server.logprobs(PROMPT)
             check(last != first, "the last version answers otherwise than the first")
         with VllmServer(policy.directory, policy.root / "fresh.log", *options) as fresh:

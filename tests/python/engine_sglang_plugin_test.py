@@ -19,13 +19,14 @@ from engine_plugins_rig import (  # first: it puts the stand-ins in their places
     stand_ins,
 )
 
-from deltawire.engine import _served, sglang  # noqa: E402
+from deltawire.engine import EngineClient, _served, sglang  # noqa: E402
 
 
 class OrderTest(unittest.TestCase):
     def test_an_order_is_its_path(self):
         for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
-                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare", "version=7&check_every=8&prepare"):
+                     "version=7&plans=&rollback",
+                     "version=7&root=00000000000000ab&prepare", "version=7&loader_tensors&prepare", "version=7&check_every=8&prepare"):
             with self.subTest(text):
                 order = sglang.Order.parse(f"deltawire:/d?{text}")
                 self.assertEqual(order.path(7), f"deltawire:/d?{text}")
@@ -36,6 +37,7 @@ class OrderTest(unittest.TestCase):
         for text, why in (("/d?later", "no option later"), ("d", "from / on"),
                           ("/d?threads=-1", "no option threads=-1"),
                           ("/d?plans=here", "no option plans=here"),
+                          ("/d?root=ab", "no option root=ab"),
                           ("/d?loader_tensors=1", "no option loader_tensors=1"),
                           ("/d?version=7&rollback&check", "are two orders")):
             with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
@@ -91,6 +93,26 @@ class SglangTest(Plugin):
         self.assert_states(first)
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_a_number_with_other_bytes_is_refused(self):
+        self.begin()
+        self.assert_done(self.update())
+        first = self.states()
+        self.next_version()
+        root = f"{EngineClient(self.directory).committed.root:016x}"
+        other = "0123456789abcdef"
+        wrong = f"version 2 of root {other} was asked for"
+        self.assert_refused(self.update(f"version=2&root={other}"), wrong)
+        self.assert_states(first)
+        self.assert_done(self.update(f"version=2&root={root}"))
+        self.assert_refused(self.update(f"version=2&root={other}"), wrong)
+        self.assert_refused(self.update(f"version=1&root={other}&rollback"),
+                            f"version 1 of root {other} was asked for")
+        self.assert_newest()
+        for asked, why in ((f"version=2&root={other}", f"and not version 2 of root {other}"),
+                           ("version=1", "and not version 1")):
+            for refusal in self.check(f"{asked}&check"):
+                self.assertIn(why, str(refusal))
 
     def test_what_a_loader_computes_from_parameters_is_computed_anew(self):
         self.make = PostLoad

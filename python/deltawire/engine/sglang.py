@@ -59,15 +59,20 @@ _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
                   "update_weights_from_tensor", "update_weights_from_ipc")
 
 
+_ROOT = re.compile(r"[0-9a-f]{16}")
+
+
 @dataclass(frozen=True)
 class Order:
-    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`,
+    """What a path asks for. `version`: what the memory shall be; None: what is committed. `root`, of
+    16 hexadecimal digits: of which bytes, since a number may come again with others. `threads`,
     `plans` (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the
     tensors that it computes with) are of the attach. `check_every`: from now on each prepare
     compares a part of the memory with its digests, and so many of them all of it; 0: none."""
 
     directory: str
     version: int | None = None
+    root: str | None = None
     threads: int | None = None
     plans: str | None = None
     loader_tensors: bool = False
@@ -86,14 +91,16 @@ class Order:
         for name, value in parse_qsl(text, keep_blank_values=True):
             if name in ("version", "threads", "check_every") and value.isdecimal():
                 options[name] = int(value)
+            elif name == "root" and _ROOT.fullmatch(value):
+                options[name] = value
             elif name in ("loader_tensors", "prepare", "check", "rollback") and not value:
                 options[name] = True
             elif name == "plans" and (not value or value.startswith("/")):
                 options[name] = value
             else:
-                raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
-                              "check_every=N, plans, plans=FOLDER, loader_tensors, prepare, check "
-                              "and rollback")
+                raise Refused(f"{path}: no option {name}={value}; there are version=N, root=HEX, "
+                              "threads=N, check_every=N, plans, plans=FOLDER, loader_tensors, "
+                              "prepare, check and rollback")
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
         if options.get("rollback") and options.get("check"):
@@ -104,6 +111,8 @@ class Order:
     def path(self, version: int) -> str:
         """The path of this order for `version`."""
         said = [f"version={version}"]
+        if self.root is not None:
+            said.append(f"root={self.root}")
         if self.threads is not None:
             said.append(f"threads={self.threads}")
         if self.check_every is not None:
@@ -113,6 +122,14 @@ class Order:
         said += [name for name in ("loader_tensors", "prepare", "check", "rollback")
                  if getattr(self, name)]
         return f"{SCHEME}{self.directory}?" + "&".join(said)
+
+    def takes(self, identity: Identity) -> bool:
+        """Whether this is what the memory shall be."""
+        return self.version in (None, identity.version) and (
+            self.root in (None, f"{identity.root:016x}"))
+
+    def wants(self) -> str:
+        return f"version {self.version}" + ("" if self.root is None else f" of root {self.root}")
 
 
 def loader_of(model: Any) -> Callable[[Any], Any]:
@@ -170,24 +187,23 @@ class Follower:
             return False
         return True
 
-    def prepare(self, version: int | None) -> UpdateInfo | None:
-        """Makes the way to `version` ready; None when the memory is that already."""
+    def prepare(self, order: Order) -> UpdateInfo | None:
+        """Makes the way to the order's version ready; None if the memory is that already."""
         committed = self.client.committed
-        if self.prepared is None or self.prepared.to != committed and (
-                version is None or version == committed.version):
+        if self.prepared is None or self.prepared.to != committed and order.takes(committed):
             self.prepared = self.before = None
             outcome = self.client.prepare()
             if not outcome:
                 raise Refused(outcome.reason)
             self.prepared = outcome.update
-        if version is None or version == self.prepared.to.version:
+        if order.takes(self.prepared.to):
             return self.prepared
-        if version == self.client.held.version:
+        if order.takes(self.client.held):
             if self.client.heals:
                 raise Refused(f"{self.client.held} has drifted, and {self.prepared.to} is what it "
                               "can be put right with")
             return None
-        raise Refused(f"version {version} was asked for and {committed} is committed")
+        raise Refused(f"{order.wants()} was asked for and {committed} is committed")
 
 
 _followers: weakref.WeakKeyDictionary[Any, Follower] = weakref.WeakKeyDictionary()
@@ -336,11 +352,11 @@ def _carry_out(runner: Any, order: Order) -> str:
     def prepare() -> Identity:
         follower = _follower(runner, order)
         if not order.rollback:
-            update = follower.prepare(order.version)
+            update = follower.prepare(order)
             return update.to if update is not None else follower.client.held
-        if follower.before is None or follower.before.version != order.version:
-            raise Refused(f"a rollback leads to {follower.before or 'nothing'}, and version "
-                          f"{order.version} was asked for")
+        if follower.before is None or not order.takes(follower.before):
+            raise Refused(f"a rollback leads to {follower.before or 'nothing'}, and "
+                          f"{order.wants()} was asked for")
         return follower.before
 
     if not order.rollback:
@@ -428,8 +444,11 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
     def step() -> Identity:
         follower = _follower(runner, order)
         if order.check:
-            return follower.client.held
-        update = follower.prepare(order.version)
+            held = follower.client.held
+            if not order.takes(held):
+                raise Refused(f"the memory is {held}, and not {order.wants()}")
+            return held
+        update = follower.prepare(order)
         return update.to if update is not None else follower.client.held
 
     if order.rollback or order.prepare == order.check:

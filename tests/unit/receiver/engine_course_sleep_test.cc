@@ -14,8 +14,7 @@ EngineAnswer Asleep(bool dropped) {
 
 /// From what was kept, and then compared.
 const Calls kKept = Checked(kVllmFirst);
-const Calls kReadAnew = {"ask",  "pause*", "reload*", "attach*", "prepare*",
-                         "load", "flush",  "sample",  "name",    "resume"};
+const Calls kReadAnew = {"ask", "pause*", "reload*", "attach*", "flush", "name", "resume"};
 
 const EngineAnswer kDrifted{.result = EngineAnswer::Result::kRefused,
                             .why = "500: the engine's memory has drifted in norm",

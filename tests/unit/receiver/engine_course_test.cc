@@ -174,8 +174,8 @@ TEST_CASE("an engine that is not attached is attached, one at another version re
   other.answers[EngineCall::kAttach] = {kRefused, kRefused};
   other.course.Ready(Version(1));
   CHECK(other.Run() == Calls{"ask", "attach*"});  // it may be a passing failure
-  CHECK(other.Later() == Calls{"ask", "attach*", "pause*", "reload*", "attach*", "prepare*", "load",
-                               "flush", "sample", "name", "resume"});
+  CHECK(other.Later() ==
+        Calls{"ask", "attach*", "pause*", "reload*", "attach*", "flush", "name", "resume"});
   CHECK(other.served() == Version(1));
   CHECK(other.course.view().error.empty());
   CHECK(other.course.view().verified);
@@ -211,8 +211,8 @@ TEST_CASE("versions that keep coming do not keep an engine from reading the dire
   walk.course.Ready(Version(1));
   CHECK(walk.Run() == Calls{"ask", "attach*"});
   walk.course.Ready(Version(2));  // was committed while the engine attached
-  CHECK(walk.Run() == Calls{"ask", "attach*", "pause*", "reload*", "attach*", "prepare*", "load",
-                            "flush", "sample", "name", "resume"});
+  CHECK(walk.Run() ==
+        Calls{"ask", "attach*", "pause*", "reload*", "attach*", "flush", "name", "resume"});
   CHECK(walk.served() == Version(2));
   // Once it serves, a refusal may be a passing failure again.
   walk.held = Version(2);
@@ -221,6 +221,23 @@ TEST_CASE("versions that keep coming do not keep an engine from reading the dire
   walk.course.Ready(Version(3));
   CHECK(walk.Run() == Calls{"prepare*", "attach*"});
   CHECK(walk.Later() == kVllmFirst);
+}
+
+TEST_CASE("an engine without memory for an update reads the directory, and is not left paused") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  const EngineAnswer full{EngineAnswer::Result::kRefused, "rank 1: no memory", {}};
+  walk.answers[EngineCall::kPrepare] = {full, full, full, full};
+  walk.answers[EngineCall::kAttach] = {kRefused, kRefused};  // its memory is of version 1
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*", "attach*"});
+  CHECK(walk.state() == EngineState::kRetrying);
+  CHECK(walk.served() == Version(1));
+  CHECK(walk.course.view().error == "attach: 500: no (at first: rank 1: no memory)");
+  CHECK(walk.Later() == Calls{"ask", "prepare*", "attach*", "pause*", "reload*", "attach*", "flush",
+                              "name", "resume"});
+  CHECK(walk.served() == Version(2));
+  CHECK(walk.course.view().verified);
 }
 
 TEST_CASE("the last attempt reads the directory, though it is the first that was refused") {

@@ -181,6 +181,17 @@ Made Make(const std::string& kind, EngineCall call, const std::string& answer,
 
 }  // namespace
 
+TEST_CASE("a vLLM without names for its weights is reloaded all the same") {
+  const std::string page = R"({"detail": "Not Found"})";
+  const EngineAnswer probed = Make("vllm-reload", EngineCall::kProbe, Http(404, page)).answer;
+  CHECK(probed.done());
+  CHECK(probed.version.empty());
+  CHECK(Make("vllm-reload", EngineCall::kName, Http(404, page)).answer.done());
+  // The plug-in wants a vLLM that has them, so a gateway keeps the page back.
+  CHECK_FALSE(Make("vllm", EngineCall::kName, Http(404, page)).answer.done());
+  CHECK_FALSE(Make("vllm-reload", EngineCall::kResume, Http(404, page)).answer.done());
+}
+
 TEST_CASE("each call is the request that the engine's own sources ask for") {
   struct Row {
     const char* kind;
@@ -209,21 +220,21 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
       {"sglang",
        EngineCall::kCheck,
        "POST /weights_checker",
-       {{"action", "deltawire:/dev/shm/m?version=7&check"}},
+       {{"action", "deltawire:/dev/shm/m?version=7&root=0000000000000abc&check"}},
        yes},
       {"vllm-reload", EngineCall::kLoad, "POST /collective_rpc", reload, nulls},
       {"sglang", EngineCall::kProbe, "GET /model_info", nullptr, any},
       {"sglang",
        EngineCall::kPrepare,
        "POST /weights_checker",
-       {{"action", "deltawire:/dev/shm/m?version=7&prepare"}},
+       {{"action", "deltawire:/dev/shm/m?version=7&root=0000000000000abc&prepare"}},
        yes},
       {"sglang", EngineCall::kPause, "POST /pause_generation", {{"mode", "retract"}}, ok},
       {"sglang", EngineCall::kReload, "POST /update_weights_from_disk", disk("/dev/shm/m"), yes},
       {"sglang", EngineCall::kLoad, "POST /update_weights_from_disk",
-       disk("deltawire:/dev/shm/m?version=7"), yes},
+       disk("deltawire:/dev/shm/m?version=7&root=0000000000000abc"), yes},
       {"sglang", EngineCall::kRollback, "POST /update_weights_from_disk",
-       disk("deltawire:/dev/shm/m?version=7&rollback"), yes},
+       disk("deltawire:/dev/shm/m?version=7&root=0000000000000abc&rollback"), yes},
       {"sglang",
        EngineCall::kResume,
        "POST /continue_generation",
@@ -272,7 +283,7 @@ TEST_CASE("a plug-in is told how to attach by the words after its engine's URL")
                {"second_instance", true},
                {"plans", true}}}});
   const std::string yes = R"({"success": true})", words = "/x plans loader_tensors";
-  const std::string order = "deltawire:/dev/shm/m?version=7";
+  const std::string order = "deltawire:/dev/shm/m?version=7&root=0000000000000abc";
   CHECK(Make("sglang", EngineCall::kPrepare, Http(200, yes), words).body["action"] ==
         order + "&prepare&loader_tensors&plans");
   CHECK(Make("sglang", EngineCall::kLoad, Http(200, yes), words).body["model_path"] ==
