@@ -5,6 +5,7 @@
 | `trl` | `AsyncGRPOTrainer(weight_transfer=...)` |
 | `verl` | `CheckpointEngineRegistry`, backend `deltawire` |
 | `slime` | `--custom-update-weight-post-write-path` |
+| `transformers`, `lightning` | `Trainer(callbacks=[DeltawireCallback(every=N)])` |
 | `nemo_rl` | `refit_transport: "module:Class"` |
 
 Each imports without the framework; what needs it raises ImportError when it is used.
