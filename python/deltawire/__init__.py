@@ -29,6 +29,7 @@ from deltawire._errors import (
 )
 from deltawire._megatron import Gather
 from deltawire._manager import Offloaded, Published, WeightManager
+from deltawire._progress import Progress
 from deltawire._tensors import TensorMeta
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "MissingTensorError",
     "Offloaded",
     "Offloading",
+    "Progress",
     "Published",
     "RefusedError",
     "ShapeError",

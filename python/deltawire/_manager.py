@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -40,6 +41,7 @@ from deltawire._nodes import Nodes, place_in
 from deltawire._overlap import Overlap, is_lazy
 from deltawire._parts import Box
 from deltawire._pinning import PinnedHalves
+from deltawire._progress import Progress, Wanted, shown
 from deltawire._side_parts import SideParts, checkpoint_of, log_names, no_collections
 from deltawire._stream import StreamWriter
 from deltawire._tensors import TensorMeta, is_dtensor
@@ -117,7 +119,8 @@ class WeightManager:
     ranks of torch.distributed need not give it. `node_ranks`: where the ranks of torch.distributed
     share several nodes, each with a sender of its own: those on this node, instead of `rank` and
     `world`. Then `register` and `offload_fsdp` are calls of all ranks, and a receiver follows all
-    senders.
+    senders. `progress`: is called with a `Progress` for each tensor, on the thread that writes; True:
+    shows a bar of tqdm on rank 0, or log lines where tqdm is not installed. Megatron has none.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class WeightManager:
         keep_dtype: Collection[str] = (),
         job: str = "",
         node_ranks: Collection[int] | None = None,
+        progress: Wanted = None,
     ):
         self._endpoint = checked_endpoint(endpoint)
         self._nodes = None if node_ranks is None else Nodes(node_ranks)
@@ -151,6 +155,7 @@ class WeightManager:
             raise Error(f'ignore_extra="tied" is for a model that one rank writes, not {world}')
         self._known: Mapping[str, Any] = {}  # what register was told of the published version
         self._overlap = overlap
+        self._progress = progress
         self._side = SideParts(None, ())
         self._copies = Copies()
         self._background: Offloading | None = None  # the last one
@@ -525,10 +530,10 @@ class WeightManager:
                     held[index] = settled(tensor), block
                 return place_in(plan, index, tensor)
 
-            with Overlap(False) as copies:
+            with Overlap(False) as copies, self._reported(version) as report:
                 tensors, written = self._writer.write(
                     offload, layout.converted(iter(state.items()), supplied), keep, place, True,
-                    copies)
+                    copies, report)
             if offload is not None:
                 offload.mark_unchanged(sorted(kept))
                 # A tensor without elements is in no chunk, so no rank has a block of it.
@@ -808,6 +813,12 @@ class WeightManager:
         seconds = time.monotonic() - started
         return Offloaded(version, tensors, written, waited, seconds, attempt, self)
 
+    @contextlib.contextmanager
+    def _reported(self, version: int) -> Iterator[Callable[[str, int, int, int], None]]:
+        with shown(self._progress, self._model, self._rank) as show:
+            yield (lambda *_: None) if show is None else (
+                lambda *done: show(Progress(version, *done)))
+
     # Steps of every offload -------------------------------------------------------------------
 
     def _offload(
@@ -829,8 +840,8 @@ class WeightManager:
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             # No copy may run when the offload is given up.
-            with Overlap(overlap) as copies:
-                done = self._writer.write(offload, named, keep, place, partly, copies)
+            with Overlap(overlap) as copies, self._reported(version) as report:
+                done = self._writer.write(offload, named, keep, place, partly, copies, report)
             offload.mark_unchanged(sorted(self._layout.index[n] for n in keep))
             return done
 

@@ -37,10 +37,12 @@ class StreamWriter:
         place: Callable[[str, Any], tuple[Place, int]],
         partly: bool,
         overlap: Overlap,
+        report: Callable[[str, int, int, int], None] = lambda *_: None,
     ) -> tuple[int, int]:
         """Returns how many tensors this rank wrote (or parts of them), and how many bytes. `keep`:
         names that the sender carries over. `partly`: other ranks give the rest. `offload`: None
-        where `place` says of no tensor that this rank writes it."""
+        where `place` says of no tensor that this rank writes it. `report`: is told each tensor's
+        name, how many were given, of how many, and the bytes that are copied."""
         layout = self._layout
         seen: set[str] = set()
         ties = Ties(offload, layout.metas, seen, frozenset(layout.tied.values()))
@@ -65,6 +67,7 @@ class StreamWriter:
             meta = layout.metas[index]
             given = check(meta, tensor, layout.casts)
             where, share = place(name, tensor)
+            report(name, len(seen), len(layout.metas) - len(keep), overlap.bytes)
             if not where.writes or offload is None:
                 continue
             local = settled(tensor)

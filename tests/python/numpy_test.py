@@ -113,6 +113,20 @@ class NumpyTest(unittest.TestCase):
         with self.assertRaisesRegex(deltawire.Error, "notify=False"):
             manager.offload(weights(3), 3, notify=False, wait=False)
 
+    def test_a_version_s_progress_is_told(self):
+        told = []
+        manager = self.manager(progress=told.append)
+        values = weights(1)
+        manager.offload(values, 1).wait()
+        self.assertEqual([p.tensor for p in told], list(values))
+        self.assertEqual([p.tensors for p in told], list(range(1, len(values) + 1)))
+        self.assertEqual({(p.version, p.of) for p in told}, {(1, len(values))})
+        self.assertEqual(told[1].bytes_written, values["matrix"].nbytes)
+        manager.offload(weights(2), 2, unchanged=["matrix"], wait=False).wait()
+        self.assertEqual((told[-1].version, told[-1].of), (2, len(values) - 1))
+        self.manager(progress=True).offload(weights(3), 3).wait()  # with tqdm, or without
+        self.check({**weights(3)})
+
     def test_waits_beside_an_event_loop(self):
         manager = self.manager()
 
