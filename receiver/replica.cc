@@ -19,8 +19,6 @@ using Clock = SteadyClock;
 // Waits are cut into slices of this length to notice callers that have gone.
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
-constexpr std::chrono::milliseconds kCheckEvery{1000};
-constexpr std::chrono::milliseconds kTogether{50};
 
 Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
   return {.buffers = o.buffers,
@@ -86,9 +84,12 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       history_(options.history_bytes, options.served_delta_bytes),
       side_files_(upstreams.size()),
       delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
+      upkeep_({.model = options.model,
+               .scrub_bytes_per_s = options.scrub_bytes_per_s,
+               .serves = options.downstream != nullptr}),
       random_(options.seed),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
-      part_bytes_(upstreams.size()),
+      pull_(upstreams.size()),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
@@ -109,7 +110,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
   }
-  last_commit_ = Commit{committed, {}, UnixNanos(), 1};
+  commits_.TakeUp(committed);
   LogInfo("model {}: taken up at {} {}", options_.model, DescribeFully(committed),
           ToString(TraceOf(committed)));
 }
@@ -125,12 +126,12 @@ void Replica::Stop() {
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
-    round = round_;
+    round = pull_.round();
     cv_.notify_all();
   }
   keeper_.Stop();
   gate_.Stop();
-  commit_listeners_.Call();
+  commits_.Notify();
   answer_listeners_.Call();
   if (round != nullptr) round->Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
@@ -202,8 +203,8 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     return true;
   }
   // What the trainer still writes can wait until the hidden file is where its deltas begin.
-  if (choice.pull && choice.target.unwritten() && MayCatchUp(now)) {
-    CatchUp(lock);
+  if (choice.pull && choice.target.unwritten() && upkeep_.MayCatchUp(UpkeepSituation(), now)) {
+    RunUpkeep(lock, Upkeep::Task::kCatchUp);
     return true;
   }
   if (choice.pull) {
@@ -238,43 +239,6 @@ ReceiverPhase Replica::RestingPhase() const {
   if (paused_) return ReceiverPhase::kPaused;
   if (prepared_) return ReceiverPhase::kPrepared;
   return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
-}
-
-bool Replica::MayCatchUp(Clock::time_point now) const {
-  // CatchUp copies from the committed file, so its bad chunks must be fetched first.
-  return behind_ && !paused_ && !prepared_ && suspects_.empty() && now >= catch_up_at_;
-}
-
-bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
-                       Clock::time_point* again) {
-  if (buffer_ == nullptr) return false;
-  if (gate_.committed().empty()) return MakeSpare(lock, again);
-  // What is due soon is done now, or it would wake the processor once more.
-  if (now + kTogether >= check_at_) {
-    CheckFiles(lock);
-    check_at_ = Clock::now() + kCheckEvery;
-    return true;
-  }
-  *again = std::min(*again, check_at_);
-  if (MayCatchUp(catch_up_at_)) {
-    if (now >= catch_up_at_) {
-      CatchUp(lock);
-      return true;
-    }
-    *again = std::min(*again, catch_up_at_);
-  }
-  // A check that callers wait for reads the same memory, so that a scrub must not come before it
-  // for ever: at a high rate one is always due.
-  if (options_.scrub_bytes_per_s == 0 || verifies_.waiting()) return false;
-  if (now + kTogether >= scrub_at_) {
-    lock.unlock();
-    const auto due = std::max(scrub_at_, now);  // also one that is early keeps to the rate
-    scrub_at_ = due + std::chrono::duration_cast<Clock::duration>(ScrubSome());
-    lock.lock();
-    return true;
-  }
-  *again = std::min(*again, scrub_at_);
-  return false;
 }
 
 void Replica::Describe(std::unique_lock<Mutex>& lock) {
@@ -341,11 +305,11 @@ StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   {
     std::lock_guard lock(mu_);
-    pulling_ = true;
+    using_buffer_ = true;
   }
   const Status made = MakeBuffer(descriptions.front());
   std::lock_guard lock(mu_);
-  pulling_ = false;
+  using_buffer_ = false;
   cv_.notify_all();
   DW_RETURN_IF_ERROR(made);
   for (size_t i = 0; i < agents_.size(); ++i) {
@@ -399,7 +363,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
       LogWarn("model {}: {}", options_.model, MessageOf(taken));
     }
-    behind_ = buffer_->catches_up();
+    upkeep_.Look(*buffer_);
     const std::string why = WhyBuffers();
     const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
     LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",
@@ -555,17 +519,14 @@ void Replica::SetPhase(ReceiverPhase phase) {
   SendAll();
 }
 
-std::vector<Commit> Replica::recent() const {
-  std::lock_guard lock(mu_);
-  return {recent_.begin(), recent_.end()};
-}
-
 ReplicaStatus Replica::status() const {
   std::lock_guard lock(mu_);
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.following = options_.follow && !paused_;
   s.committed = gate_.committed();
+  s.bytes_done = pull_.bytes_done();
+  s.bytes_total = pull_.bytes_expected();
   s.phase = ShownPhase();
   const BufferGate::Waits waits = gate_.waits();
   s.readers = waits.readers;
@@ -607,7 +568,7 @@ StatusOr<std::optional<Commit>> Replica::SyncAnswer(uint64_t request) {
   std::lock_guard lock(mu_);
   if (const auto answer = requests_.AnswerTo(request)) {
     DW_RETURN_IF_ERROR(*answer);
-    return last_commit_;
+    return commits_.last();
   }
   if (stopping_) return Stopping("receiver");
   return std::optional<Commit>();
@@ -626,21 +587,20 @@ void Replica::SetPaused(bool paused) {
     cv_.notify_all();
     // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
     // and is made again if it fails: a half-updated file could not be loaded at all.
-    if (paused && !round_requested_ && !gate_.committed().empty()) round = round_;
+    if (paused && !round_requested_ && !gate_.committed().empty()) round = pull_.round();
   }
   if (round != nullptr) round->Cancel();
 }
 
 bool Replica::Settled() const {
   std::lock_guard lock(mu_);
-  return stopping_ || !(pulling_ || catching_up_ || PauseWaits());
+  return stopping_ || !(using_buffer_ || PauseWaits());
 }
 
 StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
   std::lock_guard lock(mu_);
   if (stopping_) return Stopping("receiver");
-  if (!last_commit_ || last_commit_->serial <= seen) return std::optional<Commit>();
-  return last_commit_;
+  return commits_.After(seen);
 }
 
 }  // namespace deltawire::receiver

@@ -29,6 +29,7 @@
 #include "receiver/attachment_keeper.h"
 #include "receiver/buffer.h"
 #include "receiver/buffer_gate.h"
+#include "receiver/commit_log.h"
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
 #include "receiver/follower.h"
@@ -38,7 +39,10 @@
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
 #include "receiver/request_queue.h"
+#include "receiver/running_pull.h"
+#include "receiver/upkeep.h"
 #include "receiver/upstream.h"
+#include "receiver/verify_pass.h"
 #include "receiver/verify_queue.h"
 
 namespace deltawire::receiver {
@@ -117,19 +121,6 @@ struct ReplicaStatus {
   Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
 };
 
-struct CommitTimes : RoundTimes {
-  double queue = 0;    ///< from the first word of the version until its pull began; 0: not known
-  double readers = 0;  ///< waited for readers and engines
-};
-
-struct Commit {
-  Identity id;
-  PullStats stats;
-  int64_t unix_nanos = 0;
-  uint64_t serial = 0;  ///< rises by one with each commit of this process
-  CommitTimes times = {};
-};
-
 class Replica : private AttachmentKeeper::Owner {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
@@ -143,9 +134,9 @@ class Replica : private AttachmentKeeper::Owner {
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
-  static constexpr size_t kRecentCommits = 64;
-  /// The last commits of this process, the oldest first.
-  std::vector<Commit> recent() const;
+  /// What this process has committed. A commit taken up at the start has serial 1.
+  CommitLog& commits() { return commits_; }
+  const CommitLog& commits() const { return commits_; }
 
   // What callers ask for and wait for, without a thread of theirs.
   /// `news` is called, without a lock, when one of the answers below may have come, or what is
@@ -173,13 +164,9 @@ class Replica : private AttachmentKeeper::Owner {
   /// Whether nothing is being changed while this is paused.
   bool Settled() const;
 
-  /// The last commit, if its serial is above `seen`; a commit taken up at the start has serial 1.
-  /// Does not block. An error: the replica stops.
+  /// The last commit, if its serial is above `seen`. Does not block. An error: the replica stops.
+  /// CommitLog::OnCommit says when it may have something.
   StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
-  /// `news` is called, without a lock, when CommitAfter may have something; see Listeners.
-  [[nodiscard]] Listeners::Listener OnCommit(std::function<void()> news) {
-    return commit_listeners_.Add(std::move(news));
-  }
 
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
@@ -251,8 +238,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// Whether an agent says that its part of the version of a running pull will not come (the pull
   /// from a single agent ends by itself), or its group wants something else.
   bool EarlyPullIsOver() const;
-  /// When the upstream said that the version of the running pull is published.
-  std::optional<PullRound::Env::Published> PublishedAt() const;
   /// Decides how many streams the next pull from each agent has.
   void PlanLinks();
   /// Sets each agent's RoundAgent::held.
@@ -273,10 +258,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// Tells of what a pull, or the commit of what was prepared, came to. REQUIRES: mu_ held.
   void NoteEnd(const Status& pulled, const Identity& target);
   void Committed(const PullRound& round, SteadyClock::time_point began);
-  /// Takes note of when the agents first named a state. REQUIRES: mu_ held.
-  void Told(const Identity& newest);
-  /// Seconds from then until `began`; forgets this state and older ones. REQUIRES: mu_ held.
-  double TakeQueue(const Identity& committed, SteadyClock::time_point began);
   void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
@@ -305,20 +286,16 @@ class Replica : private AttachmentKeeper::Owner {
   // Checks of memory and files (replica_check.cc).
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
                 SteadyClock::time_point* again);
-  void CheckFiles(std::unique_lock<Mutex>& lock);
-  /// Whether the hidden file is to be brought up, if it may be `now`. REQUIRES: mu_ held.
-  bool MayCatchUp(SteadyClock::time_point now) const;
-  void CatchUp(std::unique_lock<Mutex>& lock);
-  /// Makes the second file while the replica waits for its first version. Returns false if there is
-  /// nothing to do before `*again`.
-  bool MakeSpare(std::unique_lock<Mutex>& lock, SteadyClock::time_point* again);
+  /// Does `task` without the lock, and takes note of what it found.
+  void RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task);
+  void NoteCheck(const StatusOr<Buffer::Health>& health);
+  Upkeep::Situation UpkeepSituation() const;
   /// Whether something else is to be done first: also an incoming version, if `incoming`.
   bool IsWanted(bool incoming) const;
-  /// Compares some chunks with their digests; returns the pause before the next call.
-  std::chrono::nanoseconds ScrubSome();
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.
   bool VerifySome(std::unique_lock<Mutex>& lock);
-  StatusOr<VerifyResult> EndVerify();
+  /// Answers those who waited for the pass, and asks for the repair of what it found.
+  void EndVerify(const StatusOr<VerifyResult>& found);
   /// A lack of the buffer that keeps it from being checked.
   Status MayVerify() const;
   // What the attachments bring and end (replica_attach.cc).
@@ -377,7 +354,7 @@ class Replica : private AttachmentKeeper::Owner {
   ReplicaHistory history_;
   SideFileCache side_files_;
   DeltaFiles delta_files_;
-  uint32_t scrub_next_ = 0;
+  Upkeep upkeep_;
   int root_mismatches_ = 0;  // consecutive ones
   Follower::Target
       early_;        // the unwritten version whose pull has brought something; no parts: none
@@ -385,24 +362,15 @@ class Replica : private AttachmentKeeper::Owner {
   Status fault_;     // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  bool behind_ = false;  // the hidden one of two files is not at the committed version
-  StatusCode catch_up_failed_ = StatusCode::kOk;  // the last try to bring it there
-  bool serve_again_ = false;                      // the downstream could not take what is committed
+  bool serve_again_ = false;  // the downstream could not take what is committed
   struct PreparedRound {
     std::shared_ptr<PullRound> round;
     SteadyClock::time_point began;
   };
   std::optional<PreparedRound> prepared_;  // waits for its group's word
-  /// A check of all chunks, between two slices.
-  struct VerifyPass {
-    SteadyClock::time_point began;
-    uint64_t made = 0;  // buffers_made_, by which a model of another layout shows
-    uint32_t next = 0;
-    std::set<uint32_t> bad;
-  };
   std::optional<VerifyPass> pass_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
-  SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
+  SteadyClock::time_point describe_at_{};
 
   mutable Mutex mu_;
   /// Notified when a member below changes.
@@ -418,30 +386,20 @@ class Replica : private AttachmentKeeper::Owner {
   RequestQueue requests_;
   VerifyQueue verifies_;
   ReplicaStatus status_;
-  std::optional<Commit> last_commit_;
-  Listeners commit_listeners_, answer_listeners_;  // not under mu_
-  std::deque<Commit> recent_;
-  std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
-  double waited_before_ = 0;           // for readers, when the pull began
-  TraceId message_of_;                 // the version that status_.message is about
-  std::shared_ptr<PullRound> round_;   // the running round; null: none
-  Identity round_target_;              // what it pulls
-  std::vector<Identity> round_parts_;  // ... from each agent
-  bool round_incoming_ = false;        // ... which is still on its way to the upstream
-  bool round_unwritten_ = false;       // ... and to its sender
-  std::optional<PullRound::Env::Published> round_published_;  // what was unwritten, now published
-  uint32_t failed_in_row_ = 0;                                // pulls, since one ended as it should
+  CommitLog commits_;  // not under mu_, like the listeners
+  Listeners answer_listeners_;
+  double waited_before_ = 0;  // for readers, when the pull began
+  TraceId message_of_;        // the version that status_.message is about
+  RunningPull pull_;
+  uint32_t failed_in_row_ = 0;      // pulls, since one ended as it should
   RelayNews upstream_news_;         // what a single upstream last said as a relay
   bool round_requested_ = false;    // a caller waits for the running pull
-  bool catching_up_ = false;        // the hidden file is being changed
   bool connection_failed_ = false;  // status_ shows a lost connection; the next one clears it
   bool check_failed_ = false;       // status_ shows a failed Check; the next success clears it
   uint64_t buffers_made_ = 0;
-  uint64_t committed_in_ = 0;         // buffers_made_ at the last commit
-  bool pulling_ = false;              // a pull, a check or a replacement uses the buffer, or will
-  std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
+  uint64_t committed_in_ = 0;    // buffers_made_ at the last commit
+  bool using_buffer_ = false;    // a pull, upkeep or a replacement uses the buffer, or will
   std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
-  SteadyClock::time_point reported_{};
   AttachmentKeeper keeper_;
   Thread thread_;
 };

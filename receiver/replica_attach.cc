@@ -25,8 +25,8 @@ Report Replica::MakeReport(size_t /*agent*/) {
   Report r;
   r.committed = gate_.committed();
   r.phase = ShownPhase();
-  r.bytes_done = status_.bytes_done;
-  r.bytes_total = status_.bytes_total;
+  r.bytes_done = pull_.bytes_done();
+  r.bytes_total = pull_.bytes_expected();
   r.message = status_.message;
   r.last_pull = status_.last_pull;
   r.group = member_.report(MemberSituation());
@@ -71,22 +71,23 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
     const TraceId trace = TraceOf(event.newest);
-    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) Told(event.newest);
+    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) {
+      commits_.Heard(event.newest, Clock::now());
+    }
     // A new lineage may come with another layout or part, for which a pull would be refused; so the
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
-    if (round_ != nullptr && round_unwritten_ && !round_published_ &&
-        follower_.Published(round_parts_)) {
-      round_published_ = {Clock::now(), status_.bytes_done};
+    if (pull_.state() == RunningPull::State::kUnwritten && follower_.Published(pull_.parts())) {
+      pull_.Published(Clock::now());
       gate_.EndKeepName();
     }
   }
   if (const Identity& coming = event.incoming.version; !coming.empty()) {
-    if (!(TraceOf(coming) == TraceOf(before_coming))) Told(coming);
+    if (!(TraceOf(coming) == TraceOf(before_coming))) commits_.Heard(coming, Clock::now());
   }
-  if (round_ != nullptr && round_unwritten_ && follower_.Has(agent, round_parts_[agent])) {
-    round_->Told(agent);
+  if (pull_.early() && follower_.Has(agent, pull_.parts()[agent])) {
+    pull_.round()->Told(agent);
   }
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
@@ -103,7 +104,7 @@ void Replica::OnEnded(size_t agent, const Status& why) {
   std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
   std::unique_lock lock(mu_);
   AgentLink& a = agents_[agent];
-  if (round_incoming_) waits = round_;
+  if (pull_.awaits_agents()) waits = pull_.round();
   const bool was_attached = follower_.attached(agent);
   a.heard.reset();
   follower_.Ended(agent);

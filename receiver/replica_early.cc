@@ -8,11 +8,11 @@ namespace deltawire::receiver {
 bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
 
 void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
-  pulling_ = true;
+  using_buffer_ = true;
   lock.unlock();
   DropEarlyUnless({});
   lock.lock();
-  pulling_ = false;
+  using_buffer_ = false;
   cv_.notify_all();
 }
 
@@ -24,36 +24,31 @@ void Replica::DropEarlyUnless(const Identity& next) {
   early_ = {};
   sink_->Discard();
   buffer_->Discard();
-  behind_ = buffer_->catches_up();
+  upkeep_.Look(*buffer_);
 }
 
 void Replica::EndEarlyPull() {
   std::shared_ptr<PullRound> round;
   {
     std::lock_guard lock(mu_);
-    if (round_unwritten_ && !round_published_) round = round_;
+    if (pull_.state() == RunningPull::State::kUnwritten) round = pull_.round();
   }
   if (round != nullptr) round->Cancel();
 }
 
 bool Replica::EarlyPullIsOver() const {
   std::lock_guard lock(mu_);
-  if (!round_unwritten_) return false;
+  if (!pull_.early()) return false;
   if (agents_.size() > 1) {
     // An agent that is behind the others' incoming version may publish one between first.
     const auto common = follower_.Common();
     const bool overtaken = common && IsLater(common->whole, Situation().held());
-    return overtaken || follower_.GivenUp(round_parts_);
+    return overtaken || follower_.GivenUp(pull_.parts());
   }
   const GroupMember::Choice group = member_.Next(MemberSituation());
   if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
-  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(round_target_, group.goal);
+  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull_.target(), group.goal);
   return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
-}
-
-std::optional<PullRound::Env::Published> Replica::PublishedAt() const {
-  std::lock_guard lock(mu_);
-  return round_published_;
 }
 
 }  // namespace deltawire::receiver

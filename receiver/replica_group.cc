@@ -49,12 +49,10 @@ void Replica::DropPrepared() {
 void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   const PreparedRound prepared = *std::exchange(prepared_, std::nullopt);
   const Identity target = member_.prepared();
-  round_ = prepared.round;
-  round_target_ = target;
-  round_incoming_ = round_unwritten_ = false;
+  pull_.BeginCommit(prepared.round, target);
   SetPauseEnds(paused_, false);
   gate_.SetLimit(BufferGate::Limit::kNone);
-  pulling_ = true;
+  using_buffer_ = true;
   lock.unlock();
   const Status ended =
       EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));

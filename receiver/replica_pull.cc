@@ -17,10 +17,6 @@ using Clock = SteadyClock;
 // of its delta may do so every time.
 constexpr int kMismatchesBeforeFull = 2;
 
-// A relay brings its hidden file up so long after a commit: those who are served take what its
-// cores and memory have, and the next version seldom comes earlier.
-constexpr std::chrono::milliseconds kServeFirst{100};
-
 // After so many failed pulls in a row the bytes of the next one are no sign of progress.
 constexpr uint32_t kFailuresInProgress = 3;
 
@@ -41,7 +37,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   const RequestQueue::Batch batch = requests_.Take();
   SetPauseEnds(paused_, !batch.empty());
   hold = hold && batch.empty();
-  pulling_ = true;
+  using_buffer_ = true;
   waited_before_ = gate_.waits().ended_seconds;
   lock.unlock();
   Status pulled;
@@ -93,7 +89,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
 }
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
-  pulling_ = false;
+  using_buffer_ = false;
   last_whole_ = buffer_->last_whole();
   // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
@@ -138,9 +134,9 @@ void Replica::TellNews() {
   {
     std::lock_guard lock(mu_);
     news = upstream_news_;
-    if (round_ != nullptr && failed_in_row_ < kFailuresInProgress) {
-      news.fetching = round_target_;
-      news.fetched_bytes = status_.bytes_done;
+    if (pull_.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
+      news.fetching = pull_.target();
+      news.fetched_bytes = pull_.bytes_done();
       news.applying = ShownPhase() == ReceiverPhase::kApplying;
     }
   }
@@ -238,7 +234,11 @@ PullRound::Env Replica::RoundEnv() {
           .connect_ahead = options_.connect_ahead,
           .allow_code_files = options_.allow_code_files,
           .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
-          .published = [this] { return PublishedAt(); }};
+          .published =
+              [this] {
+                std::lock_guard lock(mu_);
+                return pull_.published();
+              }};
 }
 
 void Replica::SayNewLineage(const Identity& target) {
@@ -282,15 +282,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       return absl::CancelledError("somebody asks for something else first");
     }
     for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
-    std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
-    status_.bytes_done = 0;
-    status_.bytes_total = delta_bytes;
-    round_ = round;
-    round_target_ = target.whole;
-    round_parts_ = target.parts;
-    round_incoming_ = target.incoming;
-    round_unwritten_ = target.unwritten();
-    round_published_.reset();
+    pull_.Begin(round, target, delta_bytes);
     if (target.unwritten() && agents_.size() > 1 && !buffer_->at_once()) {
       gate_.SetLimit(BufferGate::Limit::kKeepName);
     }
@@ -320,7 +312,7 @@ void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_
   root_mismatches_ = 0;
   TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);
-  round_.reset();
+  pull_.End();
   gate_.EndLimit();
   prepared_ = PreparedRound{round, began};
   member_.Prepared(round->whole(), unasked);
@@ -342,7 +334,7 @@ Status Replica::Drive(PullRound& round, bool hold) {
               HumanSeconds(round.times().transfer), ToString(TraceOf(round.whole())));
     }
     std::lock_guard lock(mu_);
-    if (round.bytes_expected() > 0) status_.bytes_total = round.bytes_expected();
+    if (round.bytes_expected() > 0) pull_.Expect(round.bytes_expected());
   }
   return ended;
 }
@@ -359,9 +351,7 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round.ends()[i];
-    behind_ = buffer_->catches_up();
-    catch_up_at_ =
-        Clock::now() + (options_.downstream == nullptr ? Clock::duration(0) : kServeFirst);
+    upkeep_.Committed(*buffer_);
     Committed(round, began);
     ServeOn(round.delta(), round.delta_from());
   }
@@ -370,27 +360,9 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
   }
   TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);
-  round_.reset();
+  pull_.End();
   status_.root_mismatches += round.root_mismatch() ? 1 : 0;
   return ended;
-}
-
-void Replica::Told(const Identity& newest) {
-  const TraceId trace = TraceOf(newest);
-  std::erase_if(told_, [&](const auto& told) { return told.first == trace; });
-  told_.emplace_back(trace, Clock::now());
-  if (told_.size() > Follower::kRemembered) told_.pop_front();
-}
-
-double Replica::TakeQueue(const Identity& committed, Clock::time_point began) {
-  const TraceId trace = TraceOf(committed);
-  const auto told =
-      std::find_if(told_.begin(), told_.end(), [&](const auto& one) { return one.first == trace; });
-  if (told == told_.end()) return 0;
-  // A version that overtook the pull was told of after the pull had begun.
-  const double seconds = std::max(0.0, std::chrono::duration<double>(began - told->second).count());
-  told_.erase(told_.begin(), told + 1);
-  return seconds;
 }
 
 void Replica::TellStages(const CommitTimes& times) const {
@@ -422,35 +394,23 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   status_.history_bytes = history_.bytes();
   // In a directory that was made anew the version that was there before is a new commit.
   const bool same_buffer = std::exchange(committed_in_, buffers_made_) == buffers_made_;
-  if (last_commit_ && last_commit_->id == id && same_buffer) {
-    last_commit_->stats = stats;
-    return;
-  }
-  ++status_.commits;
-  const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
-  times.queue = TakeQueue(id, began);
   times.readers = gate_.waits().ended_seconds - waited_before_;
-  last_commit_ = Commit{id, stats, UnixNanos(), serial, times};
-  recent_.push_back(*last_commit_);
-  if (recent_.size() > kRecentCommits) recent_.pop_front();
+  const auto added = commits_.Add(id, stats, times, began, !same_buffer);
+  if (!added) return;
+  ++status_.commits;
   lock.unlock();
-  commit_listeners_.Call();
+  commits_.Notify();
   LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired) {}",
           options_.model, ToString(id), HumanBytes(stats.payload_bytes),
           HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
           CodecsText(stats.forms), stats.repaired_chunks, ToString(TraceOf(id)));
-  TellStages(times);
+  TellStages(*added);
 }
 
 void Replica::OnProgress(size_t agent, uint64_t bytes) {
-  constexpr std::chrono::milliseconds kEvery{200};
   {
     std::lock_guard lock(mu_);
-    status_.bytes_done += bytes - std::min(bytes, part_bytes_[agent]);
-    part_bytes_[agent] = std::max(part_bytes_[agent], bytes);
-    const auto now = Clock::now();
-    if (now < reported_ + kEvery) return;
-    reported_ = now;
+    if (!pull_.Progress(agent, bytes, Clock::now())) return;
   }
   SendAll();
   TellNews();

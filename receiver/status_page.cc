@@ -181,7 +181,7 @@ std::function<std::string()> StatusPage(const Daemon& daemon) {
       const Engines* const engines = daemon.EnginesOf(model);
       if (engines != nullptr) ShowEngines(*engines, status, model, page);
       if (daemon.relay() != nullptr) ShowServed(*daemon.relay(), status, model, page);
-      ShowCommits(replica->recent(), model, page);
+      ShowCommits(replica->commits().recent(), model, page);
     }
     return page.Finish();
   };

@@ -89,7 +89,7 @@ class Swarm {
   double Spread(uint64_t version) const {
     int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
     for (const auto& replica : replicas_) {
-      for (const receiver::Commit& commit : replica->recent()) {
+      for (const receiver::Commit& commit : replica->commits().recent()) {
         if (commit.id.id.version != version) continue;
         first = std::min(first, commit.unix_nanos);
         last = std::max(last, commit.unix_nanos);

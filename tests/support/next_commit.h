@@ -16,7 +16,7 @@ namespace deltawire::testing {
 inline std::optional<receiver::Commit> NextCommit(receiver::Replica& replica, uint64_t seen,
                                                   const std::function<bool()>& gone) {
   const auto bell = std::make_shared<Bell>();
-  const auto listener = replica.OnCommit([bell] { bell->Ring(); });
+  const auto listener = replica.commits().OnCommit([bell] { bell->Ring(); });
   while (true) {
     const auto commit = replica.CommitAfter(seen);
     if (!commit.ok()) return std::nullopt;

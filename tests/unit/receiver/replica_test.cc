@@ -100,10 +100,10 @@ TEST_CASE("each commit tells of its stages once, and a pull that fails of none")
   s.Start(options);
   REQUIRE(Eventually([&] { return s.replica->status().pull_failures >= 2; }));
   CHECK(count() == 0);
-  CHECK(s.replica->recent().empty());
+  CHECK(s.replica->commits().recent().empty());
   s.agent().Set([](FakeAgent::Faults& f) { f.flip.clear(); });
   REQUIRE(Eventually([&] { return count() == 7; }));
-  const auto recent = s.replica->recent();
+  const auto recent = s.replica->commits().recent();
   REQUIRE(recent.size() == 1);
   CHECK(recent[0].id == s.agent().identity());
   const CommitTimes times = recent[0].times;
