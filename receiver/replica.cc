@@ -81,6 +81,8 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
              .copy_for_reader = options.copy_for_reader,
              .downstream = options.downstream},
             [this] { answer_listeners_.Call(); }),
+      serving_(options.downstream, options.served_delta_bytes),
+      links_(Pointers(upstreams)),
       history_(options.history_bytes, options.served_delta_bytes),
       side_files_(upstreams.size()),
       delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
@@ -89,17 +91,13 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .serves = options.downstream != nullptr}),
       random_(options.seed),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
+      line_(options.model),
       pull_(upstreams.size()),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
-    agents_[i].round.upstream = agents_[i].upstream.get();
     agents_[i].view.address = agents_[i].upstream->address();
   }
-  if (options_.downstream != nullptr) {
-    forwarding_ = std::make_unique<Forwarding>(*options_.downstream, options_.served_delta_bytes);
-  }
-  status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;
   gate_.TakeUp(*buffer_);
   const Identity committed = buffer_->committed();
@@ -143,7 +141,7 @@ void Replica::Join() {
 }
 
 void Replica::Run() {
-  if (buffer_ != nullptr) ServeOn(nullptr, {});
+  if (buffer_ != nullptr) serving_.Serve(*buffer_);
   std::unique_lock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
@@ -174,7 +172,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   const auto now = Clock::now();
   if (!follower_.attached()) {
     if (!requests_.waiting()) return DoUpkeep(lock, now, again) || VerifySome(lock);
-    Answer(lock, requests_.Take(), WhyNoSender());
+    Answer(lock, requests_.Take(), line_.WhyNoSender());
     return true;
   }
   if (describe_) {
@@ -225,14 +223,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
 }
 
 void Replica::Rest(const std::string& why) {
-  if (std::exchange(connection_failed_, false)) Recovered();
-  if (status_.phase == ReceiverPhase::kFailed) return;
-  if (why != status_.message && !why.empty()) LogInfo("model {}: {}", options_.model, why);
-  status_.message = why;
-  if (const ReceiverPhase phase = RestingPhase(); phase != status_.phase) {
-    status_.phase = phase;
-    answered_.reset();
-  }
+  if (line_.Rest(why, RestingPhase())) answered_.reset();
 }
 
 ReceiverPhase Replica::RestingPhase() const {
@@ -245,15 +236,15 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   describe_ = false;
   DropPrepared();  // the buffer may be replaced
   lock.unlock();
-  auto descriptions = DescribeAll();
+  auto descriptions = links_.Describe(options_.model, options_.allow_code_files);
   const Status described = descriptions.status();
   const Status prepared = descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : described;
   lock.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
-    const bool over = status_.phase == ReceiverPhase::kFailed ||
-                      status_.phase == ReceiverPhase::kWaitingForVersion;
-    if (over) status_.phase = ReceiverPhase::kStarting;
+    const bool over = line_.phase() == ReceiverPhase::kFailed ||
+                      line_.phase() == ReceiverPhase::kWaitingForVersion;
+    if (over) line_.Set(ReceiverPhase::kStarting);
     // The directory that was lost came back before it was made anew, so its version is ready again.
     if (gate_.Ready().empty() && !gate_.committed().empty()) {
       lock.unlock();
@@ -270,36 +261,11 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
                                     describe_backoff_.Next(random_, longest));
   // A file of this machine that is not found is no wait.
   if (AsksToWait(described)) {
-    SetWaiting(std::string(MessageOf(described)), LevelOfWait(described));
+    line_.Wait(std::string(MessageOf(described)), LevelOfWait(described));
   } else {
-    SetMessage(prepared);
+    line_.Fail(prepared);
   }
   Answer(lock, requests_.Take(), prepared);
-}
-
-StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
-  std::vector<ModelDescription> descriptions;
-  std::vector<NamedCoverage> parts;
-  for (const AgentLink& agent : agents_) {
-    DW_ASSIGN_OR_RETURN(ModelDescription d, agent.upstream->Describe(options_.model));
-    DW_RETURN_IF_ERROR(Annotate(
-        CheckCodeFiles(d.side_files, options_.allow_code_files),
-        fmt::format("sender {}: model \"{}\"", agent.upstream->address(), options_.model)));
-    parts.push_back({agent.upstream->address(), d.owned});
-    descriptions.push_back(std::move(d));
-    const Layout& first = descriptions.front().layout;
-    const Layout& layout = descriptions.back().layout;
-    if (layout.fingerprint() != first.fingerprint()) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\": agents {} and {} have different layouts: {}; register the same "
-                    "tensors_meta with every agent",
-                    options_.model, parts.front().name, parts.back().name,
-                    DescribeDifference(first, layout));
-    }
-  }
-  const Status partition = CheckPartition(parts);
-  if (!partition.ok()) return Annotate(partition, fmt::format("model \"{}\"", options_.model));
-  return descriptions;
 }
 
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
@@ -315,9 +281,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     AgentLink& agent = agents_[i];
     ModelDescription& d = descriptions[i];
-    if (!(agent.round.owned == d.owned)) agent.round.held = {};
-    agent.round.owned_hash = d.owned.hash();
-    agent.round.owned = d.owned;
+    links_.SetPart(i, d.owned);
     agent.view.owned_bytes = d.owned.bytes(buffer_->chunks());
     agent.view.owned = std::move(d.owned);
     agent.described = d.lineage;
@@ -376,7 +340,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
 }
 
 void Replica::DropBuffer() {
-  if (options_.downstream != nullptr) options_.downstream->Dropped();
+  serving_.Drop();
   {
     std::lock_guard lock(mu_);
     status_.fingerprint.clear();
@@ -385,7 +349,7 @@ void Replica::DropBuffer() {
   buffer_.reset();
   early_ = {};
   history_.Forget();
-  for (AgentLink& agent : agents_) agent.round.held = {};
+  links_.ForgetHeld();
   std::lock_guard lock(mu_);
   suspects_.clear();
   gate_.Forget();
@@ -398,7 +362,7 @@ bool Replica::HasItsDirectory() const {
 }
 
 void Replica::LoseDirectory() {
-  SetMessage(Errorf(StatusCode::kFailedPrecondition,
+  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
                     "{} was removed or moved by another process; making it anew{}",
                     options_.directory.native(),
                     options_.follow && !paused_ ? " and pulling the model whole"
@@ -457,46 +421,9 @@ Follower::Situation Replica::Situation() const {
           .one_file = status_.buffers == 1};
 }
 
-void Replica::SetMessage(const Status& failed, TraceId trace, LogLevel level) {
-  if (MessageOf(failed) != status_.message || !(trace == message_of_)) {
-    LogLine(level, "model {}: {}{}", options_.model, MessageOf(failed),
-            trace == TraceId{} ? "" : fmt::format(" {}", ToString(trace)));
-  }
-  Show(ReceiverPhase::kFailed, std::string(MessageOf(failed)));
-  message_of_ = trace;
-}
-
-void Replica::SetWaiting(const std::string& why, LogLevel level) {
-  const std::string text = fmt::format("waiting for a version: {}", why);
-  if (text != status_.message) LogLine(level, "model {}: {}", options_.model, text);
-  Show(ReceiverPhase::kWaitingForVersion, text);
-}
-
 LogLevel Replica::LevelOfWait(const Status& why) const {
   const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
   return lost ? LogLevel::kWarn : LogLevel::kInfo;
-}
-
-void Replica::Show(ReceiverPhase phase, const std::string& message) {
-  message_of_ = {};
-  connection_failed_ = false;
-  status_.message = message;
-  status_.phase = phase;
-  cv_.notify_all();
-}
-
-Status Replica::WhyNoSender() const {
-  if (status_.phase == ReceiverPhase::kWaitingForVersion) {
-    return Errorf(StatusCode::kUnavailable, "model \"{}\": {}", options_.model, status_.message);
-  }
-  return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
-                status_.message.empty() ? "not connected yet, try again" : status_.message);
-}
-
-void Replica::Recovered() {
-  if (status_.phase != ReceiverPhase::kFailed) return;
-  status_.phase = ReceiverPhase::kStarting;
-  status_.message.clear();
 }
 
 void Replica::SetPauseEnds(bool paused, bool requested) {
@@ -506,14 +433,13 @@ void Replica::SetPauseEnds(bool paused, bool requested) {
 }
 
 ReceiverPhase Replica::ShownPhase() const {
-  return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : status_.phase;
+  return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : line_.phase();
 }
 
 void Replica::SetPhase(ReceiverPhase phase) {
   {
     std::lock_guard lock(mu_);
-    if (status_.phase == phase) return;
-    status_.phase = phase;
+    if (!line_.Set(phase)) return;
     cv_.notify_all();
   }
   SendAll();
@@ -528,6 +454,7 @@ ReplicaStatus Replica::status() const {
   s.bytes_done = pull_.bytes_done();
   s.bytes_total = pull_.bytes_expected();
   s.phase = ShownPhase();
+  s.message = line_.message();
   const BufferGate::Waits waits = gate_.waits();
   s.readers = waits.readers;
   s.reader_wait_seconds = waits.seconds;
@@ -555,7 +482,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
     std::lock_guard lock(mu_);
     if (stopping_) return Stopping("receiver");
     if (!follower_.attached()) {
-      return WhyNoSender();
+      return line_.WhyNoSender();
     }
     request = requests_.Add(force_full);
     cv_.notify_all();

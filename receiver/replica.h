@@ -26,6 +26,7 @@
 #include "common/base/trace.h"
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
+#include "receiver/agent_links.h"
 #include "receiver/attachment_keeper.h"
 #include "receiver/buffer.h"
 #include "receiver/buffer_gate.h"
@@ -33,13 +34,14 @@
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
 #include "receiver/follower.h"
-#include "receiver/forwarding.h"
 #include "receiver/group_member.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
+#include "receiver/replica_line.h"
 #include "receiver/request_queue.h"
 #include "receiver/running_pull.h"
+#include "receiver/serving_on.h"
 #include "receiver/upkeep.h"
 #include "receiver/upstream.h"
 #include "receiver/verify_pass.h"
@@ -184,10 +186,6 @@ class Replica : private AttachmentKeeper::Owner {
  private:
   struct AgentLink {
     std::unique_ptr<Upstream> upstream;
-    // Used by the driving thread only.
-    RoundAgent round;
-    net::LinkRecord link;
-    std::string linked;  // the address that `link` is of
     // Under mu_.
     AgentView view;
     Hash128 described;                   // the lineage at the last description; zero: not known
@@ -209,7 +207,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// The phase while nothing is pulled. REQUIRES: mu_ held.
   ReceiverPhase RestingPhase() const;
   void Describe(std::unique_lock<Mutex>& lock);
-  StatusOr<std::vector<ModelDescription>> DescribeAll();
   Status PrepareBuffer(std::vector<ModelDescription> descriptions);
   Status MakeBuffer(ModelDescription& description);
   /// Destroys the buffer and forgets what is known of it.
@@ -238,10 +235,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// Whether an agent says that its part of the version of a running pull will not come (the pull
   /// from a single agent ends by itself), or its group wants something else.
   bool EarlyPullIsOver() const;
-  /// Decides how many streams the next pull from each agent has.
-  void PlanLinks();
-  /// Sets each agent's RoundAgent::held.
-  void HoldParts(const Follower::Target& target);
   /// What a round works with, without Env::forward.
   PullRound::Env RoundEnv();
   /// Logs that `target` is of another lineage than what is held, once for each lineage.
@@ -261,12 +254,8 @@ class Replica : private AttachmentKeeper::Owner {
   void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
-  /// Tells the downstream of the committed version, to which `delta` leads from `from`.
-  void ServeOn(std::shared_ptr<const Delta> delta, const Identity& from);
   /// Tells the downstream what goes on here and above.
   void TellNews();
-  /// Tells the downstream of chunks that have lost their digest.
-  void TellLost(std::span<const uint32_t> chunks);
   Status MarkSuspects();
   // As a member of a group (replica_group.cc). REQUIRES: mu_ held, as for Plan.
   struct Plan {
@@ -316,18 +305,8 @@ class Replica : private AttachmentKeeper::Owner {
   void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
               const Status& status);
   // REQUIRES: mu_ held.
-  /// `trace`: of the version that failed, for the log; empty: of none.
-  void SetMessage(const Status& failed, TraceId trace = {}, LogLevel level = LogLevel::kWarn);
-  /// The upstream runs, and `why` says that it has no version to pull yet.
-  void SetWaiting(const std::string& why, LogLevel level);
   /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
   LogLevel LevelOfWait(const Status& why) const;
-  /// Puts both into status().
-  void Show(ReceiverPhase phase, const std::string& message);
-  /// The answer to a caller who wants a version while no sender can give one.
-  Status WhyNoSender() const;
-  /// Clears the failed phase: its cause is over.
-  void Recovered();
   /// The next pull checks these chunks again, and fetches the bad ones whole.
   void Doubt(const std::vector<uint32_t>& chunks);
   Follower::Situation Situation() const;
@@ -349,8 +328,9 @@ class Replica : private AttachmentKeeper::Owner {
   std::shared_ptr<DirLock> lock_;
   std::unique_ptr<Buffer> buffer_;
   BufferGate gate_;
-  std::unique_ptr<PullSink> sink_;          // of buffer_
-  std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
+  std::unique_ptr<PullSink> sink_;  // of buffer_
+  ServingOn serving_;
+  AgentLinks links_;
   ReplicaHistory history_;
   SideFileCache side_files_;
   DeltaFiles delta_files_;
@@ -362,7 +342,6 @@ class Replica : private AttachmentKeeper::Owner {
   Status fault_;     // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  bool serve_again_ = false;  // the downstream could not take what is committed
   struct PreparedRound {
     std::shared_ptr<PullRound> round;
     SteadyClock::time_point began;
@@ -389,13 +368,11 @@ class Replica : private AttachmentKeeper::Owner {
   CommitLog commits_;  // not under mu_, like the listeners
   Listeners answer_listeners_;
   double waited_before_ = 0;  // for readers, when the pull began
-  TraceId message_of_;        // the version that status_.message is about
+  ReplicaLine line_;
   RunningPull pull_;
-  uint32_t failed_in_row_ = 0;      // pulls, since one ended as it should
-  RelayNews upstream_news_;         // what a single upstream last said as a relay
-  bool round_requested_ = false;    // a caller waits for the running pull
-  bool connection_failed_ = false;  // status_ shows a lost connection; the next one clears it
-  bool check_failed_ = false;       // status_ shows a failed Check; the next success clears it
+  uint32_t failed_in_row_ = 0;    // pulls, since one ended as it should
+  RelayNews upstream_news_;       // what a single upstream last said as a relay
+  bool round_requested_ = false;  // a caller waits for the running pull
   uint64_t buffers_made_ = 0;
   uint64_t committed_in_ = 0;    // buffers_made_ at the last commit
   bool using_buffer_ = false;    // a pull, upkeep or a replacement uses the buffer, or will

@@ -27,7 +27,7 @@ Report Replica::MakeReport(size_t /*agent*/) {
   r.phase = ShownPhase();
   r.bytes_done = pull_.bytes_done();
   r.bytes_total = pull_.bytes_expected();
-  r.message = status_.message;
+  r.message = line_.message();
   r.last_pull = status_.last_pull;
   r.group = member_.report(MemberSituation());
   r.engines = engines_;
@@ -41,11 +41,12 @@ bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
   }
   // Without its events the attachment counts as silent, and is made anew until this ends.
   std::lock_guard lock(mu_);
-  SetMessage(Errorf(StatusCode::kFailedPrecondition,
+  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, "
                     "or a relay nearer to it",
-                    agents_[agent].view.address));
-  connection_failed_ = true;
+                    agents_[agent].view.address),
+             ReplicaLine::Cause::kConnection);
+  cv_.notify_all();
   return false;
 }
 
@@ -112,6 +113,7 @@ void Replica::OnEnded(size_t agent, const Status& why) {
   upstream_news_ = {};
   if (stopping_) return;
   NoteEnded(a, was_attached, why);
+  cv_.notify_all();
   lock.unlock();
   if (waits != nullptr) waits->Cancel();
 }
@@ -129,7 +131,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   const bool taken = was_attached && absl::IsAborted(why);
   if (AsksToWait(why) && !taken) {
     const std::string text = fmt::format("sender {}: {}", address, reason);
-    return SetWaiting(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
+    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
   }
   const std::string text =
       was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)
@@ -137,8 +139,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   // This end cancels the attachment to an upstream that it leaves for another one.
   const auto level = absl::IsCancelled(why) ? LogLevel::kInfo : LogLevel::kWarn;
   if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
-  Show(ReceiverPhase::kFailed, text);
-  connection_failed_ = true;
+  line_.Show(text, ReplicaLine::Cause::kConnection);
 }
 
 void Replica::SetEngines(const EnginesServe& engines) {

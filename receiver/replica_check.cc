@@ -84,7 +84,7 @@ void Replica::EndVerify(const StatusOr<VerifyResult>& found) {
     if (follower_.attached()) {
       verifies_.Repairs(call, requests_.Add(false));
     } else {
-      verifies_.RepairFailed(call, WhyNoSender());
+      verifies_.RepairFailed(call, line_.WhyNoSender());
     }
   }
 }
@@ -129,7 +129,7 @@ Status Replica::MarkSuspects() {
     suspects_.merge(suspects);
     return begun;
   }
-  TellLost(std::vector<uint32_t>(suspects.begin(), suspects.end()));
+  serving_.Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
   return absl::OkStatus();
 }
 
@@ -160,9 +160,11 @@ void Replica::RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task) {
   if (task == Upkeep::Task::kCheck) {
     const StatusOr<Buffer::Health>& health = done.health;
     // What was put back may be another file.
-    if (health.ok() && (serve_again_ || !health->put_back.empty())) ServeOn(nullptr, {});
-    if (health.ok()) TellLost(health->bad_chunks);
-    TellLost(buffer_->TakeLost());
+    if (health.ok() && (serving_.serve_again() || !health->put_back.empty())) {
+      serving_.Serve(*buffer_);
+    }
+    if (health.ok()) serving_.Distrust(health->bad_chunks);
+    serving_.Distrust(buffer_->TakeLost());
   }
   lock.lock();
   using_buffer_ = false;
@@ -175,11 +177,9 @@ void Replica::RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task) {
 void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
   gate_.Look(*buffer_);
   if (!health.ok()) {
-    SetMessage(health.status());
-    check_failed_ = true;
-    return;
+    return line_.Fail(health.status(), ReplicaLine::Cause::kCheck);
   }
-  if (std::exchange(check_failed_, false)) Recovered();
+  line_.Recover(ReplicaLine::Cause::kCheck);
   for (const std::string& name : health->put_back) {
     ++status_.files_put_back;
     LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);

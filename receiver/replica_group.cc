@@ -57,8 +57,7 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   const Status ended =
       EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));
   // Chunks that came out wrong were pulled for.
-  if (agents_.size() > 1 && !ended.ok()) fault_ = absl::CancelledError("one of several");
-  for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
+  links_.PullEnded(fault_);
   lock.lock();
   if (ended.ok()) member_.Committed();
   member_.NotPrepared();

@@ -5,7 +5,6 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
-#include "common/layout/root.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
@@ -58,9 +57,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   }
   if (pulled.ok()) early_ = {};
   if (target.unwritten() && !pulled.ok()) early_ = target;
-  // Of several agents' pulls nobody knows whose was at fault.
-  if (agents_.size() > 1 && !pulled.ok()) fault_ = absl::CancelledError("one of several");
-  for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
+  links_.PullEnded(fault_);
   lock.lock();
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, gate_.committed());
@@ -95,15 +92,14 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
   if (pulled.ok()) {
-    status_.message.clear();
-    status_.phase = RestingPhase();
+    line_.Succeed(RestingPhase());
   } else if (paused) {
-    status_.phase = ReceiverPhase::kPaused;
+    line_.Set(ReceiverPhase::kPaused);
   } else {
     ++status_.pull_failures;
     // The upstream asks to pull again: what was pulled is not there any more, or makes way.
     const auto level = absl::IsAborted(pulled) ? LogLevel::kInfo : LogLevel::kWarn;
-    SetMessage(pulled, TraceOf(target), level);
+    line_.Fail(pulled, ReplicaLine::Cause::kOther, TraceOf(target), level);
     // The sender may have another layout or part now, or no longer have the model.
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
     if (other && !CannotPrepare()) describe_ = true;
@@ -121,15 +117,8 @@ void Replica::LeaveDelta() {
   if (!buffer_->catches_up()) sink_->ForgetApplied();
 }
 
-void Replica::ServeOn(std::shared_ptr<const Delta> delta, const Identity& from) {
-  if (options_.downstream == nullptr) return;
-  auto file = buffer_->Serve();
-  serve_again_ = file != nullptr &&
-                 !options_.downstream->Committed(*buffer_, std::move(file), std::move(delta), from);
-}
-
 void Replica::TellNews() {
-  if (options_.downstream == nullptr) return;
+  if (!serving_.serves()) return;
   RelayNews news;
   {
     std::lock_guard lock(mu_);
@@ -140,11 +129,7 @@ void Replica::TellNews() {
       news.applying = ShownPhase() == ReceiverPhase::kApplying;
     }
   }
-  options_.downstream->News(news);
-}
-
-void Replica::TellLost(std::span<const uint32_t> chunks) {
-  if (options_.downstream != nullptr && !chunks.empty()) options_.downstream->Distrusted(chunks);
+  serving_.News(news);
 }
 
 Identity Replica::Held() const {
@@ -178,45 +163,6 @@ StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   const bool older = IsLater(situation.held(), choice.target.whole);
   if (choice.pull && (or_older || !older)) return std::move(choice.target);
   return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
-}
-
-void Replica::HoldParts(const Follower::Target& target) {
-  const Identity last = buffer_->last_whole();
-  const bool whole = !buffer_->committed().empty() && !sink_->dirty();
-  std::vector<uint64_t> digests;
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    Identity& held = agents_[i].round.held;
-    const Identity& part = target.parts[i];
-    if (!(held.lineage == part.lineage)) held = {};
-    if (!held.empty() || last.empty() || !(last.lineage == target.whole.lineage)) continue;
-    // `last` has the epoch of the whole. It is this part's epoch too unless another agent was
-    // rolled back more often.
-    if (part.id.epoch != last.id.epoch || target.whole.id.epoch != last.id.epoch) continue;
-    if (agents_.size() == 1) {
-      held = last;
-    } else if (whole) {
-      if (digests.empty()) {
-        for (uint32_t c = 0; c < buffer_->chunks().size(); ++c) {
-          digests.push_back(buffer_->digest(c));
-        }
-      }
-      held = {part.lineage, last.id, RootOf(digests, agents_[i].round.owned), 0};
-    }
-  }
-}
-
-void Replica::PlanLinks() {
-  for (AgentLink& agent : agents_) {
-    const std::string now = agent.upstream->in_use();
-    if (std::exchange(agent.linked, now) != now) {
-      agent.link = {};
-      agent.round.bulk_host.clear();
-    }
-    agent.link.Called(agent.upstream->round_trip());
-    agent.round.link = agent.link.figures();
-    agent.round.streams =
-        options_.streams != 0 ? options_.streams : net::ChooseStreams(agent.round.link);
-  }
 }
 
 PullRound::Env Replica::RoundEnv() {
@@ -259,11 +205,9 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   if (buffer_->updating() || buffer_->interrupted()) {
     DW_RETURN_IF_ERROR(gate_.WaitWritable(*buffer_));
   }
-  HoldParts(target);
-  PlanLinks();
-  std::vector<RoundAgent> agents;
+  const bool whole = !buffer_->committed().empty() && !sink_->dirty();
+  std::vector<RoundAgent> agents = links_.Plan(target, *buffer_, whole, options_.streams);
   uint64_t delta_bytes = 0;
-  for (const AgentLink& agent : agents_) agents.push_back(agent.round);
   PullRound::Env env = RoundEnv();
   const Identity floor = force_full ? Identity{} : Held();
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
@@ -271,7 +215,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   // version: neither is for those who follow. Of several agents' parts only the whole is served on,
   // and not before its name is known.
   const bool named = agents_.size() == 1 || target.root_known || target.unwritten();
-  if (!force_full && !hold && named) env.forward = forwarding_.get();
+  if (!force_full && !hold && named) env.forward = serving_.forwarding();
   const auto round = std::make_shared<PullRound>(
       env, std::move(agents),
       PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
@@ -310,7 +254,7 @@ void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_
           HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
   fault_ = absl::OkStatus();
   root_mismatches_ = 0;
-  TellLost(buffer_->TakeLost());
+  serving_.Distrust(buffer_->TakeLost());
   std::lock_guard lock(mu_);
   pull_.End();
   gate_.EndLimit();
@@ -340,25 +284,16 @@ Status Replica::Drive(PullRound& round, bool hold) {
 }
 
 Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    agents_[i].link.Pulled(round.links()[i]);
-    const PullGrant& grant = round.grants()[i];
-    if (grant.host.empty()) continue;
-    agents_[i].round.bulk_host = grant.host;
-    agents_[i].round.bulk_port = grant.port;
-  }
+  links_.RoundEnded(round, ended.ok());
   fault_ = ended.ok() ? ended : round.fault();
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
-    for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round.ends()[i];
     upkeep_.Committed(*buffer_);
     Committed(round, began);
-    ServeOn(round.delta(), round.delta_from());
+    serving_.Serve(*buffer_, round.delta(), round.delta_from());
   }
-  if (forwarding_ != nullptr) {
-    forwarding_->End(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
-  }
-  TellLost(buffer_->TakeLost());
+  serving_.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
+  serving_.Distrust(buffer_->TakeLost());
   std::lock_guard lock(mu_);
   pull_.End();
   status_.root_mismatches += round.root_mismatch() ? 1 : 0;
