@@ -122,7 +122,7 @@ Replica::~Replica() {
 void Replica::Stop() {
   std::shared_ptr<PullRound> round;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopping_ = true;
     round = pull_.round();
     cv_.notify_all();
@@ -142,10 +142,10 @@ void Replica::Join() {
 
 void Replica::Run() {
   if (buffer_ != nullptr) serving_.Serve(*buffer_);
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
-    if (DoNext(lock, &again)) {
+    if (DoNext(&again)) {
       // What was done may be what somebody waits for.
       lock.unlock();
       answer_listeners_.Call();
@@ -158,33 +158,33 @@ void Replica::Run() {
       cv_.wait_for(lock, std::max<Clock::duration>(again - Clock::now(), Clock::duration(0)));
     }
   }
-  Answer(lock, requests_.Take(), Stopping("receiver"));
+  Answer(requests_.Take(), Stopping("receiver"));
 }
 
-bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
+bool Replica::DoNext(Clock::time_point* again) {
   if (buffer_ != nullptr && !describe_) {
-    lock.unlock();  // the file system may be slow
+    mu_.unlock();  // the file system may be slow
     const bool there = HasItsDirectory();
-    lock.lock();
+    mu_.lock();
     if (stopping_) return true;
     if (!there && !describe_) LoseDirectory();
   }
   const auto now = Clock::now();
   if (!follower_.attached()) {
-    if (!requests_.waiting()) return DoUpkeep(lock, now, again) || VerifySome(lock);
-    Answer(lock, requests_.Take(), line_.WhyNoSender());
+    if (!requests_.waiting()) return DoUpkeep(now, again) || VerifySome();
+    Answer(requests_.Take(), line_.WhyNoSender());
     return true;
   }
   if (describe_) {
     *again = describe_at_;
-    if (now < describe_at_ && !requests_.waiting()) return VerifySome(lock);
-    Describe(lock);
+    if (now < describe_at_ && !requests_.waiting()) return VerifySome();
+    Describe();
     return true;
   }
   const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
-  if (between_pulls && VerifySome(lock)) return true;
+  if (between_pulls && VerifySome()) return true;
   if (requests_.waiting()) {
-    Pull(lock, {});
+    Pull({});
     return true;
   }
   auto [what, choice] = NextPlan(now);
@@ -193,33 +193,33 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     return true;
   }
   if (what == GroupMember::Do::kCommit) {
-    CommitPrepared(lock);
+    CommitPrepared();
     return true;
   }
   if (EarlyIsOver()) {
-    DropEarly(lock);
+    DropEarly();
     return true;
   }
   // What the trainer still writes can wait until the hidden file is where its deltas begin.
   if (choice.pull && choice.target.unwritten() && upkeep_.MayCatchUp(UpkeepSituation(), now)) {
-    RunUpkeep(lock, Upkeep::Task::kCatchUp);
+    RunUpkeep(Upkeep::Task::kCatchUp);
     return true;
   }
   if (choice.pull) {
-    Pull(lock, std::move(choice.target), what == GroupMember::Do::kPrepare);
+    Pull(std::move(choice.target), what == GroupMember::Do::kPrepare);
     return true;
   }
   Rest(choice.why);
   if (GroupReport answer = member_.report(MemberSituation()); answered_ != answer) {
     answered_ = std::move(answer);
     cv_.notify_all();
-    lock.unlock();
+    mu_.unlock();
     SendAll();
-    lock.lock();
+    mu_.lock();
     return true;
   }
   *again = choice.again;
-  return DoUpkeep(lock, now, again) || VerifySome(lock);
+  return DoUpkeep(now, again) || VerifySome();
 }
 
 void Replica::Rest(const std::string& why) {
@@ -232,14 +232,14 @@ ReceiverPhase Replica::RestingPhase() const {
   return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
-void Replica::Describe(std::unique_lock<Mutex>& lock) {
+void Replica::Describe() {
   describe_ = false;
   DropPrepared();  // the buffer may be replaced
-  lock.unlock();
+  mu_.unlock();
   auto descriptions = links_.Describe(options_.model, options_.allow_code_files);
   const Status described = descriptions.status();
   const Status prepared = descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : described;
-  lock.lock();
+  mu_.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
     const bool over = line_.phase() == ReceiverPhase::kFailed ||
@@ -247,9 +247,9 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
     if (over) line_.Set(ReceiverPhase::kStarting);
     // The directory that was lost came back before it was made anew, so its version is ready again.
     if (gate_.Ready().empty() && !gate_.committed().empty()) {
-      lock.unlock();
+      mu_.unlock();
       gate_.MakeReady();
-      lock.lock();
+      mu_.lock();
     }
     return;
   }
@@ -265,16 +265,16 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   } else {
     line_.Fail(prepared);
   }
-  Answer(lock, requests_.Take(), prepared);
+  Answer(requests_.Take(), prepared);
 }
 
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     using_buffer_ = true;
   }
   const Status made = MakeBuffer(descriptions.front());
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   using_buffer_ = false;
   cv_.notify_all();
   DW_RETURN_IF_ERROR(made);
@@ -316,7 +316,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       ++buffers_made_;
     }
     if (!options_.start_from.empty()) TakeFirstBytes();
@@ -332,7 +332,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
     LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",
             options_.model, buffer_->buffers() == 2 ? "two buffers" : "one buffer", why);
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     status_.buffers = buffer_->buffers();
     status_.buffers_why = why;
   }
@@ -342,7 +342,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
 void Replica::DropBuffer() {
   serving_.Drop();
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     status_.fingerprint.clear();
   }
   sink_.reset();
@@ -350,7 +350,7 @@ void Replica::DropBuffer() {
   early_ = {};
   history_.Forget();
   links_.ForgetHeld();
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   suspects_.clear();
   gate_.Forget();
   last_whole_ = {};
@@ -378,7 +378,7 @@ void Replica::TakeFirstBytes() {
   LogInfo("model {}: taking its first bytes from {}", options_.model, from);
   const size_t readers = std::min<size_t>(pool_.size(), 8);
   const auto taken = StartFrom(options_.start_from, *buffer_, readers, [this] {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     return stopping_;
   });
   // What is missing comes from the sender, as without this option.
@@ -438,7 +438,7 @@ ReceiverPhase Replica::ShownPhase() const {
 
 void Replica::SetPhase(ReceiverPhase phase) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!line_.Set(phase)) return;
     cv_.notify_all();
   }
@@ -446,7 +446,7 @@ void Replica::SetPhase(ReceiverPhase phase) {
 }
 
 ReplicaStatus Replica::status() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.following = options_.follow && !paused_;
@@ -479,7 +479,7 @@ ReplicaStatus Replica::status() const {
 StatusOr<uint64_t> Replica::AskSync(bool force_full) {
   uint64_t request = 0;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (stopping_) return Stopping("receiver");
     if (!follower_.attached()) {
       return line_.WhyNoSender();
@@ -492,7 +492,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
 }
 
 StatusOr<std::optional<Commit>> Replica::SyncAnswer(uint64_t request) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (const auto answer = requests_.AnswerTo(request)) {
     DW_RETURN_IF_ERROR(*answer);
     return commits_.last();
@@ -502,14 +502,14 @@ StatusOr<std::optional<Commit>> Replica::SyncAnswer(uint64_t request) {
 }
 
 void Replica::ForgetSync(uint64_t request) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   requests_.Forget(request);
 }
 
 void Replica::SetPaused(bool paused) {
   std::shared_ptr<PullRound> round;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     SetPauseEnds(paused, round_requested_);
     cv_.notify_all();
     // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
@@ -520,12 +520,12 @@ void Replica::SetPaused(bool paused) {
 }
 
 bool Replica::Settled() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return stopping_ || !(using_buffer_ || PauseWaits());
 }
 
 StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (stopping_) return Stopping("receiver");
   return commits_.After(seen);
 }

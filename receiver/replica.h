@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/listeners.h"
 #include "common/base/log.h"
 #include "common/base/receiver_phase.h"
@@ -201,90 +202,93 @@ class Replica : private AttachmentKeeper::Owner {
   // The driving thread (replica.cc). Only this thread uses the members that are not under mu_.
   void Run();
   /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
-  bool DoNext(std::unique_lock<Mutex>& lock, SteadyClock::time_point* again);
-  /// Nothing is to be pulled: takes note of `why`, what is waited for. REQUIRES: mu_ held.
-  void Rest(const std::string& why);
-  /// The phase while nothing is pulled. REQUIRES: mu_ held.
-  ReceiverPhase RestingPhase() const;
-  void Describe(std::unique_lock<Mutex>& lock);
-  Status PrepareBuffer(std::vector<ModelDescription> descriptions);
-  Status MakeBuffer(ModelDescription& description);
+  bool DoNext(SteadyClock::time_point* again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Nothing is to be pulled: takes note of `why`, what is waited for.
+  void Rest(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The phase while nothing is pulled.
+  ReceiverPhase RestingPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Describe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status PrepareBuffer(std::vector<ModelDescription> descriptions) ABSL_LOCKS_EXCLUDED(mu_);
+  Status MakeBuffer(ModelDescription& description) ABSL_LOCKS_EXCLUDED(mu_);
   /// Destroys the buffer and forgets what is known of it.
-  void DropBuffer();
+  void DropBuffer() ABSL_LOCKS_EXCLUDED(mu_);
   /// False once somebody removed or moved the directory, or its state file.
   bool HasItsDirectory() const;
-  /// Shows that the directory is gone, and asks for a new buffer. REQUIRES: mu_ held.
-  void LoseDirectory();
+  /// Shows that the directory is gone, and asks for a new buffer.
+  void LoseDirectory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeFirstBytes();
   // Pulls (replica_pull.cc).
   /// `hold`: makes the target ready for a group's word, and commits nothing.
-  void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
-  /// `or_older`: also a state that is older than what is held. REQUIRES (both): mu_ not held.
-  StatusOr<Follower::Target> AskNewest(bool or_older);
-  Identity Held() const;
+  void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// `or_older`: also a state that is older than what is held.
+  StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
+  Identity Held() const ABSL_LOCKS_EXCLUDED(mu_);
   // Of versions that the trainer still writes (replica_early.cc).
   /// Whether what came of an unwritten version is of one that is neither written any more nor
-  /// published. REQUIRES: mu_ held.
-  bool EarlyIsOver() const;
+  /// published.
+  bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Drops it.
-  void DropEarly(std::unique_lock<Mutex>& lock);
-  /// Drops it unless `next`, which is to be pulled, is the same version. REQUIRES: mu_ not held.
-  void DropEarlyUnless(const Identity& next);
+  void DropEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Drops it unless `next`, which is to be pulled, is the same version.
+  void DropEarlyUnless(const Identity& next) ABSL_LOCKS_EXCLUDED(mu_);
   /// Ends a pull of an unwritten version: it could take long, and somebody wants the buffer.
-  void EndEarlyPull();
+  void EndEarlyPull() ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether an agent says that its part of the version of a running pull will not come (the pull
   /// from a single agent ends by itself), or its group wants something else.
-  bool EarlyPullIsOver() const;
+  bool EarlyPullIsOver() const ABSL_LOCKS_EXCLUDED(mu_);
   /// What a round works with, without Env::forward.
   PullRound::Env RoundEnv();
   /// Logs that `target` is of another lineage than what is held, once for each lineage.
   void SayNewLineage(const Identity& target);
-  Status RunRound(const Follower::Target& target, bool force_full, bool hold);
+  Status RunRound(const Follower::Target& target, bool force_full, bool hold)
+      ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes the round's steps until it is done, or prepared if it is to hold.
-  Status Drive(PullRound& round, bool hold);
+  Status Drive(PullRound& round, bool hold) ABSL_LOCKS_EXCLUDED(mu_);
   /// Keeps a round that has made its target ready until the group's word; `unasked`: the group has
   /// not asked for it yet.
   void KeepPrepared(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began,
-                    bool unasked);
+                    bool unasked) ABSL_LOCKS_EXCLUDED(mu_);
   /// What comes after the last step of a round that began at `began` and `ended`.
-  Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended);
-  /// Tells of what a pull, or the commit of what was prepared, came to. REQUIRES: mu_ held.
-  void NoteEnd(const Status& pulled, const Identity& target);
-  void Committed(const PullRound& round, SteadyClock::time_point began);
+  Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  /// Tells of what a pull, or the commit of what was prepared, came to.
+  void NoteEnd(const Status& pulled, const Identity& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Committed(const PullRound& round, SteadyClock::time_point began) ABSL_LOCKS_EXCLUDED(mu_);
   void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
   /// Tells the downstream what goes on here and above.
-  void TellNews();
-  Status MarkSuspects();
-  // As a member of a group (replica_group.cc). REQUIRES: mu_ held, as for Plan.
+  void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
+  Status MarkSuspects() ABSL_LOCKS_EXCLUDED(mu_);
+  // As a member of a group (replica_group.cc).
   struct Plan {
     GroupMember::Do what = GroupMember::Do::kFollow;
     Follower::Choice choice;
   };
   /// What is to be done next, if nobody asks for a sync.
-  Plan NextPlan(SteadyClock::time_point now) const;
-  GroupMember::Situation MemberSituation() const;
-  void CommitPrepared(std::unique_lock<Mutex>& lock);
-  void DropPrepared();
+  Plan NextPlan(SteadyClock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GroupMember::Situation MemberSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether the pull would have to change bytes that a reader sees before its group's word.
   bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
   /// Takes note of how a pull of `target` for the group ended.
-  void NoteForGroup(const Status& pulled, const Identity& target, bool hold);
-  void OnProgress(size_t agent, uint64_t bytes);
+  void NoteForGroup(const Status& pulled, const Identity& target, bool hold)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnProgress(size_t agent, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // Checks of memory and files (replica_check.cc).
-  bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
-                SteadyClock::time_point* again);
+  bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Does `task` without the lock, and takes note of what it found.
-  void RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task);
-  void NoteCheck(const StatusOr<Buffer::Health>& health);
-  Upkeep::Situation UpkeepSituation() const;
+  void RunUpkeep(Upkeep::Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteCheck(const StatusOr<Buffer::Health>& health) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Upkeep::Situation UpkeepSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether something else is to be done first: also an incoming version, if `incoming`.
-  bool IsWanted(bool incoming) const;
+  bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.
-  bool VerifySome(std::unique_lock<Mutex>& lock);
+  bool VerifySome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Answers those who waited for the pass, and asks for the repair of what it found.
-  void EndVerify(const StatusOr<VerifyResult>& found);
+  void EndVerify(const StatusOr<VerifyResult>& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// A lack of the buffer that keeps it from being checked.
   Status MayVerify() const;
   // What the attachments bring and end (replica_attach.cc).
@@ -293,29 +297,34 @@ class Replica : private AttachmentKeeper::Owner {
   bool Accepts(size_t agent, const UpstreamEvent& event) override;
   void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) override;
   /// False: the event is of an attachment that has ended.
-  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
+  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(size_t agent, const Status& why) override;
-  /// Logs and shows why the attachment to `a` ended, or was refused. REQUIRES: mu_ held.
-  void NoteEnded(AgentLink& a, bool was_attached, const Status& why);
+  /// Logs and shows why the attachment to `a` ended, or was refused.
+  void NoteEnded(AgentLink& a, bool was_attached, const Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void SetPhase(ReceiverPhase phase);
-  /// The phase, or the wait for readers that holds it up. REQUIRES: mu_ held.
-  ReceiverPhase ShownPhase() const;
-  void SendAll();
-  void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
-              const Status& status);
-  // REQUIRES: mu_ held.
+  void SetPhase(ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The phase, or the wait for readers that holds it up.
+  ReceiverPhase ShownPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
+  void Answer(const RequestQueue::Batch& batch, const Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
-  LogLevel LevelOfWait(const Status& why) const;
+  LogLevel LevelOfWait(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The next pull checks these chunks again, and fetches the bad ones whole.
-  void Doubt(const std::vector<uint32_t>& chunks);
-  Follower::Situation Situation() const;
+  void Doubt(const std::vector<uint32_t>& chunks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Follower::Situation Situation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether what runs for the sake of following must end. A pull that has taken the weights' name
-  /// away goes on. REQUIRES: mu_ held.
-  bool PauseEndsIt() const { return paused_ && !round_requested_ && !gate_.half_updated(); }
-  bool PauseWaits() const { return paused_ && gate_.half_updated() && options_.follow; }
-  /// Sets what a pause ends, for the next pull too. REQUIRES: mu_ held.
-  void SetPauseEnds(bool paused, bool requested);
+  /// away goes on.
+  bool PauseEndsIt() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return paused_ && !round_requested_ && !gate_.half_updated();
+  }
+  bool PauseWaits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return paused_ && gate_.half_updated() && options_.follow;
+  }
+  /// Sets what a pause ends, for the next pull too.
+  void SetPauseEnds(bool paused, bool requested) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string WhyBuffers() const;
 
   const ReplicaOptions options_;
@@ -351,32 +360,36 @@ class Replica : private AttachmentKeeper::Owner {
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{};
 
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   /// Notified when a member below changes.
   mutable CondVar cv_;
-  bool stopping_ = false;
-  bool paused_ = false;
-  EnginesServe engines_;
-  bool describe_ = true;  // ask the agents for layout and part before the next pull
-  Follower follower_;
-  GroupMember member_;
-  std::optional<GroupReport> answered_;  // to the sender, since the phase last changed
-  Identity last_whole_;                  // as the buffer says between pulls
-  RequestQueue requests_;
-  VerifyQueue verifies_;
-  ReplicaStatus status_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  EnginesServe engines_ ABSL_GUARDED_BY(mu_);
+  bool describe_ ABSL_GUARDED_BY(mu_) =
+      true;  // ask the agents for layout and part before the next pull
+  Follower follower_ ABSL_GUARDED_BY(mu_);
+  GroupMember member_ ABSL_GUARDED_BY(mu_);
+  std::optional<GroupReport> answered_
+      ABSL_GUARDED_BY(mu_);                   // to the sender, since the phase last changed
+  Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
+  RequestQueue requests_ ABSL_GUARDED_BY(mu_);
+  VerifyQueue verifies_ ABSL_GUARDED_BY(mu_);
+  ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
   CommitLog commits_;  // not under mu_, like the listeners
   Listeners answer_listeners_;
   double waited_before_ = 0;  // for readers, when the pull began
-  ReplicaLine line_;
-  RunningPull pull_;
-  uint32_t failed_in_row_ = 0;    // pulls, since one ended as it should
-  RelayNews upstream_news_;       // what a single upstream last said as a relay
-  bool round_requested_ = false;  // a caller waits for the running pull
+  ReplicaLine line_ ABSL_GUARDED_BY(mu_);
+  RunningPull pull_ ABSL_GUARDED_BY(mu_);
+  uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
+  RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
+  bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull
   uint64_t buffers_made_ = 0;
-  uint64_t committed_in_ = 0;    // buffers_made_ at the last commit
-  bool using_buffer_ = false;    // a pull, upkeep or a replacement uses the buffer, or will
-  std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
+  uint64_t committed_in_ = 0;  // buffers_made_ at the last commit
+  bool using_buffer_ ABSL_GUARDED_BY(mu_) =
+      false;  // a pull, upkeep or a replacement uses the buffer, or will
+  std::set<uint32_t> suspects_
+      ABSL_GUARDED_BY(mu_);  // chunks that lack their digest: the next pull fetches them whole
   AttachmentKeeper keeper_;
   Thread thread_;
 };

@@ -21,7 +21,7 @@ bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
 }
 
 Report Replica::MakeReport(size_t /*agent*/) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   Report r;
   r.committed = gate_.committed();
   r.phase = ShownPhase();
@@ -40,7 +40,7 @@ bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
     return true;
   }
   // Without its events the attachment counts as silent, and is made anew until this ends.
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   line_.Fail(Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, "
                     "or a relay nearer to it",
@@ -57,7 +57,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
 }
 
 bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   AgentLink& a = agents_[agent];
   if (!keeper_.IsCurrent(agent, attachment)) return false;
   const Identity before = follower_.newest(agent);
@@ -103,7 +103,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
 
 void Replica::OnEnded(size_t agent, const Status& why) {
   std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   AgentLink& a = agents_[agent];
   if (pull_.awaits_agents()) waits = pull_.round();
   const bool was_attached = follower_.attached(agent);
@@ -144,7 +144,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
 
 void Replica::SetEngines(const EnginesServe& engines) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (stopping_ || engines_ == engines) return;
     engines_ = engines;
   }
@@ -156,12 +156,11 @@ void Replica::SendAll() {
   answer_listeners_.Call();
 }
 
-void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
-                     const Status& status) {
+void Replica::Answer(const RequestQueue::Batch& batch, const Status& status) {
   const std::vector<RequestQueue::Remote> remote = requests_.Answer(batch, status);
   cv_.notify_all();
   if (remote.empty()) return;
-  lock.unlock();
+  mu_.unlock();
   for (const RequestQueue::Remote& r : remote) {
     keeper_.Send(r.agent, [&](Report& report) {
       report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
@@ -169,7 +168,7 @@ void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& b
       report.sync_request = r.number;
     });
   }
-  lock.lock();
+  mu_.lock();
 }
 
 }  // namespace deltawire::receiver

@@ -16,7 +16,7 @@ using Clock = SteadyClock;
 uint64_t Replica::AskVerify(bool repair) {
   uint64_t request = 0;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     request = verifies_.Add(repair);
     cv_.notify_all();
   }
@@ -26,7 +26,7 @@ uint64_t Replica::AskVerify(bool repair) {
 }
 
 StatusOr<std::optional<VerifyResult>> Replica::VerifyAnswer(uint64_t request) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (const uint64_t sync = verifies_.sync(request); sync != 0) {
     if (const auto synced = requests_.AnswerTo(sync)) {
       verifies_.Repaired(request, *synced, commits_.last().value_or(Commit{}).id);
@@ -42,7 +42,7 @@ StatusOr<std::optional<VerifyResult>> Replica::VerifyAnswer(uint64_t request) {
 }
 
 void Replica::ForgetVerify(uint64_t request) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   requests_.Forget(verifies_.Forget(request));
   cv_.notify_all();
 }
@@ -53,7 +53,7 @@ Status Replica::MayVerify() const {
                 "model \"{}\": no whole version is committed; sync first", options_.model);
 }
 
-bool Replica::VerifySome(std::unique_lock<Mutex>& lock) {
+bool Replica::VerifySome() {
   if (pass_ && !verifies_.passes()) pass_.reset();  // its callers have gone
   if (!pass_) {
     if (!verifies_.Begin()) return false;
@@ -64,9 +64,9 @@ bool Replica::VerifySome(std::unique_lock<Mutex>& lock) {
     return true;
   }
   const uint64_t made = buffers_made_;
-  lock.unlock();
+  mu_.unlock();
   const bool more = pass_->Slice(*buffer_, made, pool_);
-  lock.lock();
+  mu_.lock();
   if (!more) EndVerify(pass_->Result(*buffer_));
   return true;
 }
@@ -104,7 +104,7 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
 }
 
 void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (fingerprint != status_.fingerprint || !suspects_.insert(chunk).second) return;
   ++status_.scrub_mismatches;
   cv_.notify_all();
@@ -113,19 +113,19 @@ void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
 Status Replica::MarkSuspects() {
   std::set<uint32_t> suspects;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (suspects_.empty()) return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(gate_.BeginChange());
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     suspects.swap(suspects_);
     gate_.LoseName();
     status_.repaired_chunks += suspects.size();
   }
   const Status begun = buffer_->Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
   if (!begun.ok()) {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     suspects_.merge(suspects);
     return begun;
   }
@@ -141,19 +141,18 @@ Upkeep::Situation Replica::UpkeepSituation() const {
           .verifying = verifies_.waiting()};
 }
 
-bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
-                       Clock::time_point* again) {
+bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
   if (buffer_ == nullptr) return false;
   const Upkeep::Choice next = upkeep_.Next(*buffer_, UpkeepSituation(), now);
   *again = std::min(*again, next.again);
   if (next.task == Upkeep::Task::kNothing) return false;
-  RunUpkeep(lock, next.task);
+  RunUpkeep(next.task);
   return true;
 }
 
-void Replica::RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task) {
+void Replica::RunUpkeep(Upkeep::Task task) {
   using_buffer_ = task != Upkeep::Task::kScrub;
-  lock.unlock();
+  mu_.unlock();
   const bool spare = task == Upkeep::Task::kMakeSpare;
   const Upkeep::Outcome done =
       upkeep_.Run(task, *buffer_, sink_.get(), [this, spare] { return IsWanted(spare); });
@@ -166,7 +165,7 @@ void Replica::RunUpkeep(std::unique_lock<Mutex>& lock, Upkeep::Task task) {
     if (health.ok()) serving_.Distrust(health->bad_chunks);
     serving_.Distrust(buffer_->TakeLost());
   }
-  lock.lock();
+  mu_.lock();
   using_buffer_ = false;
   cv_.notify_all();
   status_.scrubbed_bytes += done.scrubbed_bytes;
@@ -191,7 +190,7 @@ void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
 }
 
 bool Replica::IsWanted(bool incoming) const {
-  std::lock_guard guard(mu_);
+  MutexLock lock(mu_);
   if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
   if (verifies_.waiting()) return true;
   const Follower::Choice next = NextPlan(Clock::now()).choice;

@@ -7,11 +7,11 @@ namespace deltawire::receiver {
 
 bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
 
-void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
+void Replica::DropEarly() {
   using_buffer_ = true;
-  lock.unlock();
+  mu_.unlock();
   DropEarlyUnless({});
-  lock.lock();
+  mu_.lock();
   using_buffer_ = false;
   cv_.notify_all();
 }
@@ -30,14 +30,14 @@ void Replica::DropEarlyUnless(const Identity& next) {
 void Replica::EndEarlyPull() {
   std::shared_ptr<PullRound> round;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (pull_.state() == RunningPull::State::kUnwritten) round = pull_.round();
   }
   if (round != nullptr) round->Cancel();
 }
 
 bool Replica::EarlyPullIsOver() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   if (!pull_.early()) return false;
   if (agents_.size() > 1) {
     // An agent that is behind the others' incoming version may publish one between first.

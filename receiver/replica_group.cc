@@ -46,33 +46,33 @@ void Replica::DropPrepared() {
   cv_.notify_all();
 }
 
-void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
+void Replica::CommitPrepared() {
   const PreparedRound prepared = *std::exchange(prepared_, std::nullopt);
   const Identity target = member_.prepared();
   pull_.BeginCommit(prepared.round, target);
   SetPauseEnds(paused_, false);
   gate_.SetLimit(BufferGate::Limit::kNone);
   using_buffer_ = true;
-  lock.unlock();
+  mu_.unlock();
   const Status ended =
       EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));
   // Chunks that came out wrong were pulled for.
   links_.PullEnded(fault_);
-  lock.lock();
+  mu_.lock();
   if (ended.ok()) member_.Committed();
   member_.NotPrepared();
   // If it failed, the group's state is pulled as by a member that comes back.
   const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
   if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
   NoteEnd(ended, target);
-  lock.unlock();
+  mu_.unlock();
   SendAll();
   TellNews();
   if (ended.ok()) {
     LeaveDelta();
     gate_.MakeReady();
   }
-  lock.lock();
+  mu_.lock();
 }
 
 void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {

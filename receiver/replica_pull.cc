@@ -31,14 +31,14 @@ std::string CodecsText(const FormCounts& forms) {
 
 }  // namespace
 
-void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold) {
+void Replica::Pull(Follower::Target target, bool hold) {
   DropPrepared();  // a round uses the buffer
   const RequestQueue::Batch batch = requests_.Take();
   SetPauseEnds(paused_, !batch.empty());
   hold = hold && batch.empty();
   using_buffer_ = true;
   waited_before_ = gate_.waits().ended_seconds;
-  lock.unlock();
+  mu_.unlock();
   Status pulled;
   fault_ = absl::CancelledError("not pulled");
   gate_.SetLimit(BufferGate::Limit::kNone);
@@ -58,7 +58,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   if (pulled.ok()) early_ = {};
   if (target.unwritten() && !pulled.ok()) early_ = target;
   links_.PullEnded(fault_);
-  lock.lock();
+  mu_.lock();
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, gate_.committed());
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
@@ -72,8 +72,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
   if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
   NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
-  Answer(lock, batch, pulled);
-  lock.unlock();
+  Answer(batch, pulled);
+  mu_.unlock();
   SendAll();
   TellNews();
   // Nobody who waits for the commit waits for this.
@@ -81,7 +81,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
     LeaveDelta();
     gate_.MakeReady();
   }
-  lock.lock();
+  mu_.lock();
   slice_due_ = true;
 }
 
@@ -121,7 +121,7 @@ void Replica::TellNews() {
   if (!serving_.serves()) return;
   RelayNews news;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     news = upstream_news_;
     if (pull_.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
       news.fetching = pull_.target();
@@ -133,13 +133,13 @@ void Replica::TellNews() {
 }
 
 Identity Replica::Held() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return Situation().held();
 }
 
 StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (member_.bound()) {
       DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(MemberSituation()));
       return Follower::Exactly(goal);
@@ -149,14 +149,14 @@ StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   // Sync knows of. A single sender's pull ends at its newest state in any case.
   for (size_t i = 0; i < agents_.size(); ++i) {
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       if (agents_.size() == 1 && !follower_.newest(i).empty()) break;
     }
     DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     follower_.Learn(i, newest);
   }
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   Follower::Situation situation = Situation();
   situation.requested = true;
   Follower::Choice choice = follower_.Next(situation, Clock::now());
@@ -182,7 +182,7 @@ PullRound::Env Replica::RoundEnv() {
           .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
           .published =
               [this] {
-                std::lock_guard lock(mu_);
+                MutexLock lock(mu_);
                 return pull_.published();
               }};
 }
@@ -220,7 +220,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       env, std::move(agents),
       PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
     if (target.unwritten() && (requests_.waiting() || verifies_.waiting())) {
       return absl::CancelledError("somebody asks for something else first");
@@ -255,7 +255,7 @@ void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_
   fault_ = absl::OkStatus();
   root_mismatches_ = 0;
   serving_.Distrust(buffer_->TakeLost());
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   pull_.End();
   gate_.EndLimit();
   prepared_ = PreparedRound{round, began};
@@ -277,7 +277,7 @@ Status Replica::Drive(PullRound& round, bool hold) {
               round.stats().chunks_full + round.stats().chunks_delta,
               HumanSeconds(round.times().transfer), ToString(TraceOf(round.whole())));
     }
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (round.bytes_expected() > 0) pull_.Expect(round.bytes_expected());
   }
   return ended;
@@ -294,7 +294,7 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
   }
   serving_.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
   serving_.Distrust(buffer_->TakeLost());
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   pull_.End();
   status_.root_mismatches += round.root_mismatch() ? 1 : 0;
   return ended;
@@ -315,7 +315,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   const PullStats& stats = round.stats();
   const Identity id = buffer_->committed();
   CommitTimes times{round.times()};
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
   }
@@ -344,7 +344,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
 
 void Replica::OnProgress(size_t agent, uint64_t bytes) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (!pull_.Progress(agent, bytes, Clock::now())) return;
   }
   SendAll();
