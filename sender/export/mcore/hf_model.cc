@@ -1,5 +1,7 @@
 #include "sender/export/mcore/hf_model.h"
 
+#include "sender/export/mcore/nearest_family.h"
+
 namespace deltawire::mcore {
 namespace {
 
@@ -20,11 +22,17 @@ StatusOr<HfModel> HfModel::Open(const fs::path& dir, const std::string& family,
   DW_ASSIGN_OR_RETURN(HfConfig config, HfConfig::Open(dir));
   HfModel model(std::move(config));
   DW_ASSIGN_OR_RETURN(model.families_, FamilySet::Load(families));
-  DW_ASSIGN_OR_RETURN(model.family_, model.families_.Select(model.config_, family));
   if (weights && HasWeights(dir)) {
     DW_ASSIGN_OR_RETURN(ModelDir checkpoint, ModelDir::Open(dir));
     model.checkpoint_.emplace(std::move(checkpoint));
   }
+  StatusOr<const Family*> selected = model.families_.Select(model.config_, family);
+  if (!selected.ok() && family.empty() && selected.status().code() == StatusCode::kNotFound) {
+    const Layout* const listing = model.checkpoint_ ? &model.checkpoint_->layout() : nullptr;
+    return Errorf(StatusCode::kNotFound, "{}{}", MessageOf(selected.status()),
+                  DescribeNearest(model.families_, model.config_, listing));
+  }
+  DW_ASSIGN_OR_RETURN(model.family_, std::move(selected));
   return model;
 }
 
