@@ -5,6 +5,7 @@ Nothing of megatron is imported: models and parallel_state are the caller's, and
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,9 @@ def parallel_config(models: Any, parallel_state: Any) -> dict[str, Any]:
     )
     if padded:
         out["padded_vocab"] = int(padded)
+    core = getattr(sys.modules.get("megatron.core"), "__version__", None)
+    if isinstance(core, str) and re.match(r"0\.\d+(\.|$)", core):
+        out["core_version"] = ".".join(core.split(".")[:2])
     out["spec"] = "te" if _has_te(models) else "local"
     return out
 

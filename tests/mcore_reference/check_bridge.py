@@ -85,6 +85,10 @@ FAMILIES = {  # -> where Bridge has its conversion
     "minimax_m2": ("minimax_m2.minimax_m2_bridge", "MiniMaxM2Bridge"),
     "bailing_moe_v2": ("bailing.bailing_moe2_bridge", "BailingMoeV2Bridge"),
     "sarvam_moe": ("sarvam.sarvam_moe_bridge", "SarvamMoEBridge"),
+    "mimo": ("mimo.mimo_bridge", "MimoBridge"),
+    "olmoe": ("olmoe.olmoe_bridge", "OlMoEBridge"),
+    "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),
+    "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
     "hy_v3": ("hy_v3.hy_v3_bridge", "HYV3Bridge"),
 }
 
@@ -126,13 +130,14 @@ def kind_of(names, mine, whole):
     return "WrappedTorchNorm"
 
 
-def tree(held, whole, config, first_layer):
-    """Modules with the tensors `held`, by name. whole: the shapes of the uncut ones."""
+def tree(held, whole, config_at, first_layer):
+    """Modules with the tensors `held`, by name. whole: the shapes of the uncut ones. config_at(path): a
+    module's config."""
     owners = {}
     for name in held:
         owner, _, own = name.rpartition(".")
         owners.setdefault(owner, []).append(own)
-    root = Part(config)
+    root = Part(config_at(""))
     for owner, names in owners.items():
         at, path = root, ""
         for step in owner.split("."):
@@ -142,7 +147,7 @@ def tree(held, whole, config, first_layer):
                 own = owners.get(path, [])
                 kind = kind_of(own, {n: held[full(n)].shape for n in own},
                                {n: whole(full(n)) for n in own}) if own else None
-                part = KINDS[kind](config) if kind else Part(config)
+                part = (KINDS[kind] if kind else Part)(config_at(path))
                 if step.isdigit():
                     language_layers = path.startswith(("decoder.layers.", "language_model.decoder.layers."))
                     part.layer_number = int(step) + 1 + (first_layer if language_layers else 0)
@@ -169,6 +174,14 @@ def config_of(model, x):
         **({} if not model.gated_attention else dict(
             linear_num_key_heads=model.gdn_k_heads, linear_num_value_heads=model.gdn_v_heads,
             linear_key_head_dim=model.gdn_k_dim, linear_value_head_dim=model.gdn_v_dim)))
+
+
+def tower_config(model, config):
+    """The same of a module of the vision tower."""
+    heads = model.vision.get("num_heads", 1)
+    return types.SimpleNamespace(**vars(config) | dict(
+        num_attention_heads=heads, num_query_groups=heads, hidden_size=model.vision.get("hidden_size"),
+        kv_channels=model.vision.get("hidden_size", 0) // heads, attention_output_gate=False))
 
 
 class State(dict):
@@ -201,25 +214,22 @@ def own_chunks(case, rank, edit):
     x, model = case.parallel, Model(case.config)
     place, config = Placement(model, x), config_of(model, x)
     p, shards, shapes = x.dense_coordinates(rank)[3], case.shards(), uncut_shapes(case)
-    chunks, held = [], []
+    eyes, chunks, held = tower_config(model, config), [], []
     for v in range(x.vpp):
         own = {name.replace(".transformer_layer.", ".mtp_model_layer."): array
-               for name, array in shards[rank, v].items() if not passed(name)}
+               for name, array in shards[rank, v].items() if not name.startswith(("visual.", "vision_tower."))}
         edit(own)
         whole = {name.replace(".transformer_layer.", ".mtp_model_layer."): shape
                  for name, shape in shapes[p, v].items()}
         layers = place.layers[p, v]
-        chunk = tree(own, lambda name: whole[name], config, layers[0] if layers else 0)
+        chunk = tree(own, lambda name: whole[name],
+                     lambda path: eyes if path.startswith("vision_model") else config, layers[0] if layers else 0)
         chunk.pre_process, chunk.mtp_process = (p, v) == place.embedding, (p, v) == place.mtp
         if "language_model" in chunk._modules:
             chunk.language_model.mtp_process = chunk.mtp_process
         chunks.append(chunk)
         held.append(own)
     return chunks, held
-
-
-def passed(name):
-    return name.startswith(("visual.", "vision_", "multi_modal_projector.", "mm_projector."))
 
 
 def is_padding(array):
@@ -248,7 +258,7 @@ def both_ways(case, rank, edit):
         found[name] = to_numpy(tensor)
     for name, array in case.hf.items():
         theirs = found.pop(name, None)
-        if passed_hf(case, name):
+        if not_compared(case, name):
             continue
         if theirs is None:
             # Copies that HF's own classes do not read.
@@ -286,8 +296,9 @@ def not_read(case):
     return (case.family == "qwen3_vl_moe" and published) or (case.family == "minimax_m2" and case.parallel.tp > 1)
 
 
-def passed_hf(case, name):
-    return name.startswith(("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.", "mm_projector."))
+def not_compared(case, name):
+    """HF's own towers, which Bridge copies."""
+    return name.startswith(("visual.", "vision_tower."))
 
 
 def same(array, theirs):

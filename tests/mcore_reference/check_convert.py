@@ -47,7 +47,7 @@ def written_name(name, model_type, parallel):
     """
     newer = parallel.minor >= 19
     for prefix in VISION_PREFIX.get(model_type, {}).values():
-        if model_type not in ("gemma3", "kimi_k25") and name.startswith(prefix):
+        if model_type == "qwen2_vl" and name.startswith(prefix):
             return ("visual." if newer else "vision_model.") + name.removeprefix(prefix)
     for other, written in (
         (f".{parallel.mtp_inner}.", ".mtp_model_layer." if newer else ".transformer_layer."),
@@ -169,9 +169,13 @@ def newer_names():
             seed, = seeds_that_show(family, lambda m, x: x.minor >= 19 and m.mtp_layers > 0
                                     and x.mtp_inner == inner, 1)
             yield family, seed, ".mtp_model_layer."
-    for family in ("qwen2_vl", "qwen3_vl", "qwen3_5"):
-        seed, = seeds_that_show(family, lambda m, x: x.minor >= 19, 1)
-        yield family, seed, "visual."
+    for family, named in (("qwen2_vl", "visual."), ("qwen3_vl", "vision_model.decoder.layers.0.mlp."),
+                          ("qwen3_vl_moe", "vision_model.merger.patch_norm."),
+                          ("qwen3_5", "vision_model.decoder.layers.0.self_attention.linear_qkv."),
+                          ("gemma3", "multi_modal_projector.proj.weight")):
+        for cut in (False, True):
+            seed, = seeds_that_show(family, lambda m, x: x.minor >= 19 and (x.tp > 2) == cut, 1)
+            yield family, seed, named
     # The norm before MLA's undivided query projection keeps its name.
     for family in ("deepseek_v2", "moonlight"):
         seed, = seeds_that_show(family, lambda m, x: x.minor >= 19 and m.q_lora is None

@@ -21,12 +21,15 @@ from mcore_reference.model import VISION_PREFIX, Model  # noqa: E402
 from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 
 # Models of others' code, or of a class that wants a vision part's every size.
-NOT_SAVED = ("bailing_moe_v2", "kimi_k25", "sarvam_moe")
+NOT_SAVED = ("mimo", "bailing_moe_v2", "kimi_k25", "sarvam_moe")
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,
                    deepstack_visual_indexes=[0], embed_dim=8, mlp_ratio=1)
 TINY_SIGLIP = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
                    image_size=8, patch_size=4, vision_use_head=False)
+
+TINY_PIXTRAL = dict(model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                    num_attention_heads=2, head_dim=4, image_size=8, patch_size=4)
 
 
 def saved_tensors(transformers, family, config):
@@ -36,8 +39,14 @@ def saved_tensors(transformers, family, config):
         config["model_type"] = "deepseek_v3"  # the same class, from the repository's own code
     if "vision_config" in config:
         hidden = config["text_config"]["hidden_size"]
-        config["vision_config"] = (TINY_SIGLIP if family == "gemma3"
-                                   else TINY_VISION | {"out_hidden_size": hidden})
+        config["vision_config"] = (TINY_SIGLIP | {"hidden_size": 2 * (config["vision_config"]["hidden_size"] // 2)}
+                                   if family == "gemma3" else
+                                   config["vision_config"] or TINY_VISION | {"out_hidden_size": hidden})
+        if family == "mistral3":
+            config["vision_config"] = TINY_PIXTRAL
+        elif family == "llama4":
+            config["vision_config"] = TINY_SIGLIP | {"vision_output_dim": 8, "projector_input_dim": 8,
+                                                     "projector_output_dim": 8}
         if family == "gemma3":
             config["mm_tokens_per_image"] = 4
         elif family == "qwen2_vl":
@@ -54,6 +63,8 @@ def saved_tensors(transformers, family, config):
         top = ("model_type", "architectures", "tie_word_embeddings", "vision_config")
         config["text_config"] = {key: config.pop(key) for key in list(config) if key not in top}
         config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if "text_config" in config and family in ("mistral3", "llama4"):
+        config["text_config"]["model_type"] = {"mistral3": "mistral", "llama4": "llama4_text"}[family]
     model_type = config.pop("model_type")
     parsed = transformers.AutoConfig.for_model(model_type, **config)
     model = getattr(transformers, ARCHITECTURES[family])(parsed)
@@ -65,6 +76,9 @@ def saved_tensors(transformers, family, config):
 
 
 def language_only(tensors, model):
+    """Without modules that are HF's own wherever they are."""
+    if model.has_tower:
+        return tensors
     vision = tuple(VISION_PREFIX.get(model.model_type, {})) + ("model.vision_tower.",)
     return {name: shape for name, shape in tensors.items() if not name.startswith(vision)}
 
@@ -76,12 +90,8 @@ def without_mtp(tensors, model):
 
 def as_written(family, config):
     """hub.py's tensors in the form that transformers 5 writes."""
-    tensors = hf_tensors(config, HubFile(packed=family == "qwen3_vl_moe"))  # Qwen3.5-MoE: published packed
-    shapes = {name: shape for name, (shape, _) in tensors.items()}
-    if family == "qwen3_vl_moe":  # published [E, H, 2Im] and [E, Im, H], written as it is in memory
-        for name, (e, a, b) in [x for x in shapes.items() if ".mlp.experts." in x[0]]:
-            shapes[name] = (e, b, a)
-    return shapes
+    tensors = hf_tensors(config, HubFile(packed=family == "qwen3_vl_moe", resaved=True))  # Qwen3.5-MoE: published packed
+    return {name: shape for name, (shape, _) in tensors.items()}
 
 
 def main():

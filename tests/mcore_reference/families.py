@@ -10,7 +10,8 @@ FAMILIES = [
     "gemma3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe",
     "qwen3_5_text", "qwen3_5_moe_text", "gemma", "nemotron", "phi3", "seed_oss", "exaone4", "olmo2", "olmo3",
     "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe",
-    "hy_v3", "exaone_moe",
+    "hy_v3", "exaone_moe", "olmoe", "ernie4_5", "ernie4_5_moe", "mistral3", "starcoder2", "granite",
+    "granitemoehybrid", "llama4_text", "llama4", "mimo",
 ]
 
 ARCHITECTURES = {
@@ -33,6 +34,11 @@ ARCHITECTURES = {
     "kimi_k25": "KimiK25ForConditionalGeneration", "minimax_m2": "MiniMaxM2ForCausalLM",
     "bailing_moe_v2": "BailingMoeV2ForCausalLM", "sarvam_moe": "SarvamMoeForCausalLM",
     "hy_v3": "HYV3ForCausalLM", "exaone_moe": "ExaoneMoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "mistral3": "Mistral3ForConditionalGeneration", "starcoder2": "Starcoder2ForCausalLM",
+    "granite": "GraniteForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "llama4_text": "Llama4ForCausalLM", "llama4": "Llama4ForConditionalGeneration",
+    "mimo": "MiMoForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
@@ -54,7 +60,8 @@ def random_config(family, rng):
         if rng.random() < 0.5:
             del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
     model_type = {"moonlight": "deepseek_v3"}.get(family, family)
-    if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3"):
+    if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3", "olmoe", "starcoder2",
+                  "granite", "granitemoehybrid"):
         _derive_head_dim(c, rng)
     _tie(family, c, rng)
     if family in _NESTED or (family == "qwen2_vl" and rng.random() < 0.5):
@@ -62,9 +69,9 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_NESTED = ("mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _TIED_ONLY = ("gemma", "gemma2", "gemma3_text", "gemma3")
-_NEVER_TIED = ("deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
+_NEVER_TIED = ("llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
                "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe")
 
 
@@ -93,7 +100,59 @@ def _nest(family, c, rng):
     top = {key: c.pop(key) for key in ("tie_word_embeddings", "torch_dtype") if key in c}
     if family.startswith("qwen3") and rng.random() < 0.5:
         c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
-    return {**top, "text_config": c, "vision_config": {}}
+    vision = {}
+    if family.startswith("qwen3"):
+        vision = _tower(rng) | {"out_hidden_size": c["hidden_size"]}
+        if family.startswith("qwen3_5"):
+            del vision["deepstack_visual_indexes"]
+    elif family == "gemma3":
+        vision = {"hidden_size": rng.choice([6, 10, 14])}
+    return {**top, "text_config": c, "vision_config": vision}
+
+
+def _tower(rng):
+    depth, heads = rng.choice([1, 2, 3]), 12  # cut by every tp of these cases
+    return {"depth": depth, "num_heads": heads, "hidden_size": heads * rng.choice([2, 4]),
+            "intermediate_size": rng.choice([24, 36, 60]), "in_channels": 3, "patch_size": rng.choice([2, 3]),
+            "temporal_patch_size": 2, "spatial_merge_size": rng.choice([1, 2]),
+            "num_position_embeddings": rng.choice([4, 9]),
+            "deepstack_visual_indexes": sorted(rng.sample(range(depth), rng.randint(0, depth)))}
+
+
+def _olmoe(c, rng):
+    c["num_experts"], c["num_experts_per_tok"] = rng.choice([4, 6, 8]), 2
+
+
+def _ernie_moe(c, rng):
+    c["moe_num_experts"], c["moe_k"] = _moe_sizes(c, rng), 2
+    c["moe_num_shared_experts"] = rng.choice([1, 2])
+    c["moe_layer_start_index"] = rng.randint(0, c["num_hidden_layers"] - 1)
+    c["moe_layer_end_index"] = rng.choice([-1, c["num_hidden_layers"] - 1])
+    c["moe_layer_interval"] = rng.choice([1, 1, 2])
+
+
+def _mimo(c, rng):
+    c["num_nextn_predict_layers"] = rng.choice([0, 1, 1, 2])
+
+
+def _biases(c, rng):
+    if rng.random() < 0.6:
+        c["use_bias"] = rng.random() < 0.6
+
+
+def _granite4(c, rng):
+    c["shared_intermediate_size"], c["num_local_experts"] = c["intermediate_size"], 0
+    c["layer_types"] = ["attention"] * c["num_hidden_layers"]
+    c["mamba_n_heads"] = 2  # of no layer here; its default does not divide
+
+
+def _llama4(c, rng):
+    c["num_local_experts"], c["num_experts_per_tok"] = rng.choice([4, 6, 8]), 1
+    c["intermediate_size_mlp"] = rng.choice([24, 36, 60])
+    if rng.random() < 0.5:
+        c["interleave_moe_layer_step"] = rng.choice([1, 2])
+    else:
+        c["moe_layers"] = sorted(rng.sample(range(c["num_hidden_layers"]), 2))
 
 
 def _llama(c, rng):
@@ -277,6 +336,8 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
+    "granitemoehybrid": _granite4, "llama4_text": _llama4, "llama4": _llama4,
     "seed_oss": _seed_oss, "glm4_moe_lite": _glm4_moe_lite, "deepseek_v32": _dsa, "glm_moe_dsa": _glm_moe_dsa,
     "kimi_k25": _kimi_k2, "minimax_m2": _minimax_m2, "bailing_moe_v2": _bailing, "sarvam_moe": _sarvam_moe,
     "hy_v3": _hy_v3, "exaone_moe": _sarvam_moe,

@@ -21,11 +21,12 @@ class HubFile:
     packed: bool = True  # Qwen3.5-MoE, Qwen3-VL-MoE: packed experts; False: one tensor an expert and projection
     mtp_packed: bool = False  # with packed: the MTP block's experts are packed too (Qwen3.6)
     gdn_fp32: bool = False  # A_log, dt_bias and the GDN norm are F32
+    resaved: bool = False  # Qwen3-VL-MoE: packed as transformers 5 saves it, rows and columns as in mcore
 
 
 def random_hub_file(config, rng):
     coin = lambda: rng.random() < 0.5
-    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin())
+    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin(), resaved=coin())
 
 
 def hf_tensors(config, hub=HubFile()):
@@ -176,12 +177,12 @@ def _moe(m, hub, layer):
     if m.kind == "gpt_oss":
         yield "router.bias", [experts]
     if m.correction_bias:
-        yield "gate.e_score_correction_bias", [experts]
+        yield "gate.e_score_correction_bias", [1, experts] if m.kind == "ernie4_5_moe" else [experts]
     form = m.expert_form
     if form == PACKED_OUT_IN and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
         form = SEPARATE
-    if form == PACKED_IN_OUT and not hub.packed:
-        form = SEPARATE
+    if form == PACKED_IN_OUT and m.model_type == "qwen3_vl_moe" and (hub.resaved or not hub.packed):
+        form = PACKED_OUT_IN if hub.packed else SEPARATE
     if form in (SEPARATE, SEPARATE_MIXTRAL):
         gate, up, down = (("w1", "w3", "w2") if form == SEPARATE_MIXTRAL
                           else ("gate_proj", "up_proj", "down_proj"))
@@ -212,7 +213,14 @@ def _vision(m):
 
     A vision MLP has an fc1 too, which is no gate/up pair, and a fused qkv in another order.
     """
+    if m.has_tower:
+        yield from _tower(m, "model.visual.")
+        return
     for prefix in VISION_PREFIX.get(m.model_type, {}):
+        if prefix == "multi_modal_projector." and m.has_projector:
+            yield prefix + "mm_input_projection_weight", [m.vision["hidden_size"], m.hidden]
+            yield prefix + "mm_soft_emb_norm.weight", [m.vision["hidden_size"]]
+            continue
         if prefix in ("multi_modal_projector.", "mm_projector."):
             yield prefix + "mm_input_projection_weight", [7, m.hidden]
             continue
@@ -222,3 +230,30 @@ def _vision(m):
         yield prefix + "blocks.0.mlp.linear_fc1.bias", [10]
         yield prefix + "blocks.0.mlp.linear_fc2.weight", [6, 10]
         yield prefix + "merger.norm.weight", [6]
+
+
+def _tower(m, own):
+    """Qwen3-VL's vision part, whose every module Megatron may have, too."""
+    v = m.vision
+    wide, ffn, merged = v["hidden_size"], v["intermediate_size"], v["hidden_size"] * v["spatial_merge_size"] ** 2
+    yield own + "patch_embed.proj.weight", [wide, v["in_channels"], v["temporal_patch_size"],
+                                            v["patch_size"], v["patch_size"]]
+    yield own + "patch_embed.proj.bias", [wide]
+    yield own + "pos_embed.weight", [v["num_position_embeddings"], wide]
+    for i in range(v["depth"]):
+        block = f"{own}blocks.{i}."
+        for name, rows, columns in (("attn.qkv", 3 * wide, wide), ("attn.proj", wide, wide),
+                                    ("mlp.linear_fc1", ffn, wide), ("mlp.linear_fc2", wide, ffn)):
+            yield f"{block}{name}.weight", [rows, columns]
+            yield f"{block}{name}.bias", [rows]
+        for norm in ("norm1", "norm2"):
+            yield f"{block}{norm}.weight", [wide]
+            yield f"{block}{norm}.bias", [wide]
+    mergers = [(f"{own}deepstack_merger_list.{i}.", merged)
+               for i in range(len(v.get("deepstack_visual_indexes", [])))]
+    for merger, norm in mergers + [(own + "merger.", wide)]:
+        yield merger + "norm.weight", [norm]
+        yield merger + "norm.bias", [norm]
+        for name, rows in (("linear_fc1", merged), ("linear_fc2", v["out_hidden_size"])):
+            yield f"{merger}{name}.weight", [rows, merged]
+            yield f"{merger}{name}.bias", [rows]

@@ -170,6 +170,24 @@ class GemmaNormsSwapped(Reassembly):
         return "post_attention_layernorm"
 
 
+# Modules beside the language model.
+
+@planted(lambda m, x: m.has_tower and x.minor >= 19)
+class TowerQkvLeftByHead(Reassembly):
+    def tower_qkv(self, parts):
+        return np.concatenate(parts)
+
+
+@planted(lambda m, x: m.has_tower and x.minor >= 19 and x.tp > 1)
+class TowerQkvOfEachRank(Reassembly):
+    """Heads put in order on each rank and then joined."""
+
+    def tower_qkv(self, parts):
+        heads = self.m.vision["num_heads"] // self.x.tp
+        return np.concatenate([part.reshape(heads, 3, -1, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape)
+                               for part in parts])
+
+
 # Experts.
 
 @planted(lambda m, x: m.model_type in ("gpt_oss", "qwen3_vl_moe"))

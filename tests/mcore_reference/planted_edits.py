@@ -110,12 +110,16 @@ def square_gate_up(language):
 plant("square down projections as Megatron has them", "gpt_oss",
       in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"), change=square)
 plant("square down projections as Megatron has them", "qwen3_vl_moe",
-      in_param("qwen3_vl_moe", "linear_fc2.weight{e}", "transpose")("transpose = true\n"), change=square,
-      shows=lambda m, x: has_moe(m) and m.hub.packed)
+      in_param("moe", "linear_fc2.weight{e}", "transpose")('transpose = "turned"\n'), change=square,
+      shows=lambda m, x: has_moe(m) and m.hub.packed and not m.hub.resaved)
 plant("square gate_up as Megatron has it", "qwen3_vl_moe",
-      in_param("qwen3_vl_moe", "linear_fc1.weight{e}", "transpose")("transpose = true\n"),
+      in_param("moe", "linear_fc1.weight{e}", "transpose")('transpose = "turned"\n'),
       change=square_gate_up,
-      shows=lambda m, x: has_moe(m) and m.hub.packed)
+      shows=lambda m, x: has_moe(m) and m.hub.packed and not m.hub.resaved)
+for change, kind in ((square, "down"), (square_gate_up, "gate_up")):
+    plant(f"square {kind} saved again read as published", "qwen3_vl_moe",
+          in_param("moe", f"linear_fc{2 if kind == 'down' else 1}.weight{{e}}", "transpose")('"turned"', '"1"'),
+          change=change, shows=lambda m, x: has_moe(m) and m.hub.packed and m.hub.resaved)
 plant("down projections as Megatron has them", "gpt_oss",
       in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"),
       says="in the checkpoint, and", shows=lambda m, x: m.hidden != m.expert_ffn)
@@ -271,3 +275,72 @@ plant("an indexer in every layer", "glm_moe_dsa",
       anywhere("deepseek_v32", '"mtp || indexer_types.is.full"', '"1"'),
       says="the checkpoint has no such tensor",
       shows=lambda m, x: not all(map(m.indexer, range(m.layers))))
+
+# ---- MTP with the columns of eh_proj in HF's other order ----
+
+halves = in_param("mimo", 'mcore = "eh_proj.weight"')
+with_mtp = lambda m, x: m.mtp_layers > 0
+plant("eh_proj's halves as HF has them", "mimo", halves("swap_halves = true\n"), shows=with_mtp)
+plant("eh_proj's halves exchanged where HF has them alike", "glm4_moe",
+      in_param("moe", 'mcore = "eh_proj.weight"')('split = "rows"\n', 'split = "rows"\nswap_halves = true\n'),
+      shows=with_mtp)
+plant("eh_proj with exchanged halves cut by columns", "mimo", halves('"rows"', '"columns"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: m.mtp_layers and x.tp > 1)
+plant("eh_proj with exchanged halves whole", "mimo", halves('split = "rows"\n'), says=REFUSED_SHAPE,
+      shows=lambda m, x: m.mtp_layers and x.tp > 1)
+plant("eh_proj of half its width", "mimo", halves('"2 * hidden"', '"hidden"'), says="in the checkpoint, and",
+      shows=with_mtp)
+plant("MTP layers counted on after the decoder's", "mimo",
+      anywhere("mimo", 'mtp_hf = "{root}mtp_layers.{n}."', 'mtp_hf = "{root}mtp_layers.{l}."'),
+      says="the checkpoint has no such tensor", shows=with_mtp)
+plant("the norms of an MTP layer exchanged", "mimo",
+      in_param("mimo", '"enorm.weight"')("token_layernorm", "hidden#"),
+      in_param("mimo", '"hnorm.weight"')("hidden_layernorm", "token_layernorm"),
+      anywhere("mimo", "hidden#", "hidden_layernorm"), shows=with_mtp)
+plant("an MTP layer's final norm is the model's", "mimo",
+      in_param("mimo", '"final_layernorm.weight"')("{root}mtp_layers.{n}.final_layernorm", "{root}norm"),
+      says="would not be written exactly once", shows=with_mtp)
+plant("an MTP layer's norms without their layer", "mimo",
+      in_param("mimo", '"enorm.weight"')("mtp_layers.{n}", "mtp_layers.0"), says="would not be written exactly once",
+      shows=lambda m, x: m.mtp_layers == 2)
+plant("no MTP layers", "mimo",
+      anywhere("mimo", 'mtp_layers = ["num_nextn_predict_layers", "0"]', 'mtp_layers = "0"'),
+      says="is made by no parameter", shows=with_mtp)
+
+# ---- modules beside the language model ----
+
+native = lambda m, x: x.minor >= 19
+cut_tower = lambda m, x: x.minor >= 19 and x.tp > 1
+tower = lambda *marks: in_param("qwen3_vl", *marks)
+for kind in ("weight", "bias"):
+    plant(f"the tower's q, k and v not cut by head: {kind}", "qwen3_vl",
+          tower(f"linear_qkv.{kind}")('groups = "eyes"', "groups = 1"), shows=native)
+plant("the tower's k and v exchanged", "qwen3_vl",
+      tower("linear_qkv.weight")('rows = "sight", at = "sight"', 'rows = "sight", at = "#"'),
+      tower("linear_qkv.weight")('at = "2 * sight"', 'at = "sight"'), anywhere("qwen3_vl", '"#"', '"2 * sight"'),
+      shows=native)
+plant("the tower's norms exchanged", "qwen3_5",
+      tower("linear_qkv.layer_norm_weight")("norm1", "norm#"),
+      tower("mlp.linear_fc1.layer_norm_weight")("norm2", "norm1"), anywhere("qwen3_vl", "norm#", "norm2"),
+      shows=native)
+plant("the tower's fc1 whole on every rank", "qwen3_vl",
+      tower("mlp.linear_fc1.weight")('split = "rows"\n'), says=REFUSED_SHAPE, shows=cut_tower)
+plant("the tower's proj cut by rows", "qwen3_vl_moe",
+      tower("linear_proj.weight")('"columns"', '"rows"'), says=REFUSED_SHAPE, shows=cut_tower)
+plant("the last merger's fc2 cut by rows", "qwen3_vl",
+      tower('"vision_model.merger.linear_fc2.weight')('"columns"', '"rows"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: cut_tower(m, x) and m.hidden % x.tp == 0)
+plant("a layer of the tower too few", "qwen3_vl",
+      tower("mlp.linear_fc2.bias")('"vision.depth"', '"vision.depth - 1"'), says="do not fit the plan", shows=native)
+plant("a norm of the other mergers as wide as the last one's", "qwen3_vl",
+      tower("deepstack_merger_list.{n}.patch_norm.weight")('"merged"', '"sight"'), says="in the checkpoint, and",
+      shows=lambda m, x: native(m, x) and m.vision["spatial_merge_size"] > 1 and m.vision["deepstack_visual_indexes"])
+plant("every layer's merger written as the last one", "qwen3_vl",
+      tower("deepstack_merger_list.{n}.linear_fc2.bias")("visual.deepstack_merger_list.{n}", "visual.merger"),
+      says="would not be written exactly once",
+      shows=lambda m, x: native(m, x) and m.vision["deepstack_visual_indexes"])
+plant("the projector as HF has it", "gemma3",
+      in_param("gemma3", "proj.weight")("transpose = true\n"), says="in the checkpoint, and",
+      shows=lambda m, x: native(m, x) and m.hidden != m.vision["hidden_size"])
+plant("the projector whole on every rank", "gemma3",
+      in_param("gemma3", "proj.weight")('split = "rows"\n'), says=REFUSED_SHAPE, shows=cut_tower)

@@ -117,16 +117,57 @@ class Reassembly:
                 self.out[name] = embedding
 
     def vision(self):
+        if any(name.startswith("vision_model.decoder.") for name in self.shards[0, 0]):
+            self.tower()
+            return
         for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items():
             for name, array in self.shards[0, 0].items():
                 if name.startswith(mcore):
                     self.out[hf + name[len(mcore):]] = array
+        projector = "multi_modal_projector."
+        if self.out.tensors.pop(projector + "proj.weight", None) is not None:
+            self.out[projector + "mm_soft_emb_norm.weight"] = self.out.tensors.pop(
+                projector + "mm_soft_embed_norm.weight")
+            self.out[projector + "mm_input_projection_weight"] = np.concatenate(
+                [part.T for part in self.tower_parts(projector + "proj.weight")], axis=1)
+
+    def tower_parts(self, name):
+        return [self.shards[rank, 0][name] for rank in self.dense_ranks(0)]
+
+    def tower_qkv(self, parts):
+        """HF's [all q; all k; all v] from the heads' [q; k; v] one after the other."""
+        full = np.concatenate(parts)
+        heads = self.m.vision["num_heads"]
+        by_head = full.reshape(heads, 3, -1, *full.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(full.shape)
+
+    def tower(self):
+        """Qwen3-VL's vision part of Megatron's own modules."""
+        for name in self.shards[0, 0]:
+            if not name.startswith("vision_model."):
+                continue
+            parts, hf = self.tower_parts(name), name.removeprefix("vision_model.")
+            if hf.endswith(("linear_fc1.weight", "linear_fc1.bias")):
+                whole = np.concatenate(parts)
+            elif hf.endswith(("linear_fc2.weight", "linear_proj.weight")):
+                whole = np.concatenate(parts, axis=1)
+            elif "linear_qkv.layer_norm" not in hf and "linear_qkv" in hf:
+                whole = self.tower_qkv(parts)
+            else:
+                whole = parts[0]
+            for mcore, theirs in (("decoder.layers.", "blocks."), ("decoder.deepstack", "deepstack"),
+                                  ("patch_norm", "norm"), ("self_attention.linear_qkv.layer_norm_", "norm1."),
+                                  ("mlp.linear_fc1.layer_norm_", "norm2."),
+                                  ("self_attention.linear_qkv", "attn.qkv"),
+                                  ("self_attention.linear_proj", "attn.proj")):
+                hf = hf.replace(mcore, theirs)
+            self.out["model.visual." + hf] = whole
 
     def mtp_hf_layer(self, k):
         return self.m.hf_layer(self.m.layers + k)
 
     def eh_proj(self, full):
-        return full
+        return np.roll(full, self.m.hidden, axis=1) if self.m.kind == "mimo" else full
 
     def mtp(self, k):
         m, prefix = self.m, f"mtp.layers.{k}."
@@ -364,7 +405,8 @@ class Reassembly:
             self.out[router + ".bias"] = self.one(chunk, own + "router.bias")
         if self.has(chunk, own + "router.expert_bias"):
             self.out[router + ".e_score_correction_bias"] = self.correction_bias(
-                self.one(chunk, own + "router.expert_bias"))
+                self.one(chunk, own + "router.expert_bias")).reshape(
+                    self.listed[router + ".e_score_correction_bias"][0])
         shared = own + "shared_experts."
         if self.has(chunk, shared + "linear_fc1.weight"):
             gate, up = self.gate_and_up(self.shared_parts(chunk, shared + "linear_fc1.weight"),
@@ -432,6 +474,7 @@ class Reassembly:
             self.out[hf + "down_proj_bias"] = pack["down_bias"]
             return
         both = np.concatenate([pack["gate"], pack["up"]], axis=1)
-        if m.model_type == "qwen3_vl_moe":
+        if m.kind == "llama4_text" or m.model_type == "qwen3_vl_moe" and self.listed[hf + "gate_up_proj"][0][1:] + self.listed[
+                hf + "down_proj"][0][1:] == (m.hidden, 2 * m.expert_ffn, m.expert_ffn, m.hidden):
             both, pack["down"] = self.transposed(both), self.transposed(pack["down"])
         self.out[hf + "gate_up_proj"], self.out[hf + "down_proj"] = both, pack["down"]

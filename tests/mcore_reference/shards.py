@@ -39,7 +39,7 @@ def mcore_shards(config, parallel, hf):
                 tensors |= _mtp(model, parallel, build, t, et, e)
             tensors = {model.mcore_prefix + name: array for name, array in tensors.items()}
             if (p, v) == place.embedding:
-                tensors |= build.vision()
+                tensors |= build.vision(t)
             out[rank, v] = tensors
     return out
 
@@ -76,6 +76,8 @@ def _mtp(model, parallel, build, t, et, e):
         enorm, hnorm, eh_proj, norm = (build.hf[name + ".weight"] for name in names)
         out[prefix + "enorm.weight"], out[prefix + "hnorm.weight"] = enorm, hnorm
         # Columns: both worlds have the embedding's first, then the hidden state's.
+        if model.kind == "mimo":  # there the other way round
+            eh_proj = np.concatenate([eh_proj[:, model.hidden:], eh_proj[:, :model.hidden]], axis=1)
         out[prefix + "eh_proj.weight"] = build.split_rows(eh_proj, t)
         out[prefix + "final_layernorm.weight"] = norm
         for name, array in build.layer(layer, t, et, e).items():
@@ -105,10 +107,50 @@ class _Builder:
         out[rows < full.shape[0]] = full[rows[rows < full.shape[0]]]
         return out
 
-    def vision(self):
-        return {mcore + name[len(hf):]: array for name, array in self.hf.items()
+    def vision(self, t):
+        """Modules beside the language model: HF's own, the same on every rank, or Megatron's."""
+        m, own = self.m, {}
+        if self.x.minor >= 19 and m.has_tower:
+            return self._tower(t)
+        if self.x.minor >= 19 and m.has_projector:
+            prefix = "multi_modal_projector."
+            own = {prefix + "mm_soft_embed_norm.weight": self.hf[prefix + "mm_soft_emb_norm.weight"],
+                   prefix + "proj.weight": self.split_rows(self.hf[prefix + "mm_input_projection_weight"].T, t)}
+        return own | {mcore + name[len(hf):]: array for name, array in self.hf.items()
                 for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items()
-                if name.startswith(hf)}
+                if name.startswith(hf) and not (own and hf == "multi_modal_projector.")}
+
+    def _tower(self, t):
+        """Qwen3-VL's vision part of Megatron's own modules."""
+        v, hf, out = self.m.vision, lambda name: self.hf["model.visual." + name], {}
+        for name in ("patch_embed.proj.weight", "patch_embed.proj.bias", "pos_embed.weight"):
+            out[name] = hf(name)
+        heads = v["num_heads"]
+        rows = qkv_rows(heads, heads, v["hidden_size"] // heads, False)
+        mine = rows[chunk_rows(len(rows), self.x.tp, t)]
+        for i in range(v["depth"]):
+            layer, block = f"decoder.layers.{i}.", f"blocks.{i}."
+            for kind in ("weight", "bias"):
+                out[f"{layer}self_attention.linear_qkv.layer_norm_{kind}"] = hf(f"{block}norm1.{kind}")
+                out[f"{layer}mlp.linear_fc1.layer_norm_{kind}"] = hf(f"{block}norm2.{kind}")
+                out[f"{layer}self_attention.linear_qkv.{kind}"] = hf(f"{block}attn.qkv.{kind}")[mine]
+            out |= self._column_then_row(layer + "mlp.", block + "mlp.", t)
+            out[f"{layer}self_attention.linear_proj.weight"] = self.split_columns(hf(f"{block}attn.proj.weight"), t)
+            out[f"{layer}self_attention.linear_proj.bias"] = hf(f"{block}attn.proj.bias")
+        mergers = [f"deepstack_merger_list.{i}." for i in range(len(v.get("deepstack_visual_indexes", [])))]
+        for mcore, merger in [("decoder." + name, name) for name in mergers] + [("merger.", "merger.")]:
+            for kind in ("weight", "bias"):
+                out[f"{mcore}patch_norm.{kind}"] = hf(f"{merger}norm.{kind}")
+            out |= self._column_then_row(mcore, merger, t)
+        return {"vision_model." + name: array for name, array in out.items()}
+
+    def _column_then_row(self, mcore, own, t):
+        """The two linears of a vision MLP, which has no gate."""
+        hf = lambda name: self.hf[f"model.visual.{own}{name}"]
+        return {mcore + "linear_fc1.weight": self.split_rows(hf("linear_fc1.weight"), t),
+                mcore + "linear_fc1.bias": self.split_rows(hf("linear_fc1.bias"), t),
+                mcore + "linear_fc2.weight": self.split_columns(hf("linear_fc2.weight"), t),
+                mcore + "linear_fc2.bias": hf("linear_fc2.bias")}
 
     def layer(self, layer, t, et, e):
         return {**self._dense_part(layer, t), **self._expert_part(layer, et, e)}
@@ -238,6 +280,8 @@ class _Builder:
         rows = glu_rows(m.ffn, self.x.tp, t)
         if not m.glu:
             out["mlp.linear_fc1.weight"] = self.split_rows(hf[own + "up_proj.weight"], t)
+            if m.mlp_bias:
+                out["mlp.linear_fc1.bias"] = self.split_rows(hf[own + "up_proj.bias"], t)
         elif m.fused_dense_gate_up:
             out["mlp.linear_fc1.weight"] = hf[own + "gate_up_proj.weight"][rows]
         else:
@@ -256,7 +300,7 @@ class _Builder:
         if m.kind == "gpt_oss":
             out["mlp.router.bias"] = hf[router + ".bias"]
         if m.correction_bias:
-            out["mlp.router.expert_bias"] = hf[router + ".e_score_correction_bias"]
+            out["mlp.router.expert_bias"] = hf[router + ".e_score_correction_bias"].reshape(-1)
         if m.shared_ffn:
             shared = f"{own}{m.shared_name}."
             stacked = np.concatenate([hf[shared + "gate_proj.weight"], hf[shared + "up_proj.weight"]])
@@ -291,6 +335,12 @@ class _Builder:
                 out[name.format("fc2", "bias")] = down_bias
         return out
 
+    def _resaved(self, own):
+        """Whether packed experts are [E, 2Im, H] and [E, H, Im]: where one tensor is square, the other is not."""
+        m = self.m
+        gate_up, down = self.hf[own + "gate_up_proj"].shape[1:], self.hf[own + "down_proj"].shape[1:]
+        return (gate_up, down) == ((2 * m.expert_ffn, m.hidden), (m.hidden, m.expert_ffn))
+
     def _expert(self, own, e):
         """One expert as ([gate; up] [2Im, H], down [H, Im], their biases or None)."""
         hf, m = self.hf, self.m
@@ -305,7 +355,7 @@ class _Builder:
             turns = np.concatenate([np.arange(0, 2 * m.expert_ffn, 2), np.arange(1, 2 * m.expert_ffn, 2)])
             return (gate_up[:, turns].T, down.T, hf[own + "gate_up_proj_bias"][e][turns],
                     hf[own + "down_proj_bias"][e])
-        if m.model_type == "qwen3_vl_moe":
+        if m.kind == "llama4_text" or (m.model_type == "qwen3_vl_moe" and not self._resaved(own)):
             return gate_up.T, down.T, None, None
         return gate_up, down, None, None  # Qwen3.5: as mcore has it
 

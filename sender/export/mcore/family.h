@@ -25,8 +25,9 @@ enum class ParamScope : uint8_t {
   kExpert,     ///< every routed expert of those layers
   kEmbedding,  ///< the first pipeline chunk
   kFinalNorm,
-  kHead,  ///< the last pipeline chunk
-  kMtp,   ///< every MTP layer, except for its inner layer
+  kHead,   ///< the last pipeline chunk
+  kMtp,    ///< every MTP layer, except for its inner layer
+  kTower,  ///< beside the language model, with the embedding; names lack mcore_root
 };
 
 /// How a parameter is cut over tensor-parallel (experts: expert-tensor-parallel) ranks.
@@ -70,8 +71,9 @@ struct Param {
   Spelling mcore;  ///< relative to its layer if the scope has layers
   ParamScope scope = ParamScope::kLayer;
   std::string when = "1";
-  Spelling split;    ///< "none", "rows" or "columns"
-  std::string cols;  ///< empty: the parameter has one dimension
+  std::string repeat = "1";  ///< kTower: so many of it, which {n} counts
+  Spelling split;            ///< "none", "rows" or "columns"
+  std::string cols;          ///< empty: the parameter has one dimension
   std::vector<Part> parts;
   std::string groups = "1";  ///< rows come in this many groups, each with a share of every part
   /// Every shard has a share of every part; else the parts are cut as one.
@@ -79,7 +81,8 @@ struct Param {
   std::string block = "0";  ///< per_shard: the parts alternate in blocks of this many rows
   bool padded = false;      ///< rows are padded like the vocabulary
   std::string packed;       ///< experts: number of them in one HF tensor, along its first dimension
-  bool transpose = false;   ///< HF holds rows and columns exchanged
+  std::string transpose = "0";     ///< whether HF holds rows and columns exchanged
+  bool swap_halves = false;        ///< HF has the two halves of the columns exchanged
   std::vector<std::string> shape;  ///< of the HF tensor, if rows and cols do not give it
   std::optional<DType> dtype;      ///< the trainer's; also HF's if the part states none
   int add = 0;                     ///< added on the way to HF, in fp32
@@ -131,6 +134,8 @@ Names DefaultNames();
 struct Family {
   std::string name;
   std::string extends;
+  /// A family whose own file counts as part of this one's, without what it extends in turn.
+  std::string includes;
   std::vector<std::string> model_types;    ///< match: any of these, ...
   std::vector<std::string> architectures;  ///< ... and any of these, ...
   std::string when;                        ///< ... and this; empty conditions are skipped

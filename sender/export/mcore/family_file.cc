@@ -139,6 +139,7 @@ std::optional<ParamScope> ScopeOf(std::string_view name) {
   if (name == "final_norm") return ParamScope::kFinalNorm;
   if (name == "head") return ParamScope::kHead;
   if (name == "mtp") return ParamScope::kMtp;
+  if (name == "tower") return ParamScope::kTower;
   return std::nullopt;
 }
 
@@ -183,10 +184,11 @@ Param ReadParam(const toml::table& table, const std::string& file, Status* statu
     param.scope = *found;
   } else {
     in.Fail(table, fmt::format("scope \"{}\" is none of layer, expert, embedding, final_norm, "
-                               "head, mtp",
+                               "head, mtp, tower",
                                scope));
   }
   in.Expression("when", &param.when);
+  in.Expression("repeat", &param.repeat);
   param.split = {Spelling::By::kNothing, {{"none"}}};
   in.Spelt("split", &param.split);
   for (const std::vector<std::string>& form : param.split.forms) {
@@ -203,7 +205,8 @@ Param ReadParam(const toml::table& table, const std::string& file, Status* statu
   in.Expression("block", &param.block);
   in.Bool("padded", &param.padded);
   in.Expression("packed", &param.packed);
-  in.Bool("transpose", &param.transpose);
+  in.Bool("swap_halves", &param.swap_halves);
+  in.Expression("transpose", &param.transpose);
   in.Strings("shape", &param.shape);
   in.DTypeOf("dtype", &param.dtype);
   std::string add = "0";
@@ -313,6 +316,7 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
   in.String("family", &family.name);
   if (family.name.empty()) in.Fail(root, "wants family = \"NAME\"");
   in.String("extends", &family.extends);
+  in.String("includes", &family.includes);
   if (const toml::table* match = SubTable(in, "match")) {
     Reader keys(*match, file, &status);
     keys.Strings("model_type", &family.model_types);

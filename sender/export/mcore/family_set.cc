@@ -163,6 +163,18 @@ class Resolver {
       return Errorf(StatusCode::kInvalidArgument, "{}: family \"{}\" extends itself", family.source,
                     name);
     }
+    if (!family.includes.empty()) {
+      const auto included = read_.find(family.includes);
+      if (included == read_.end()) {
+        return Errorf(StatusCode::kInvalidArgument, "{}: includes \"{}\", which no file defines",
+                      family.source, family.includes);
+      }
+      // `without` is about what it extends.
+      std::vector<std::string> without;
+      std::swap(without, family.without);
+      DW_RETURN_IF_ERROR(Extend(included->second, family));
+      std::swap(without, family.without);
+    }
     if (family.extends.empty()) {
       Family base;
       base.names = DefaultNames();

@@ -37,7 +37,9 @@ std::pair<std::string_view, std::string_view> SplitSuffix(std::string_view name)
   const size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return {name, {}};
   const std::string_view suffix = name.substr(dot + 1);
-  if (suffix == "given" || suffix == "has" || suffix == "at") return {name.substr(0, dot), suffix};
+  for (const char* known : {"given", "has", "at", "size"}) {
+    if (suffix == known) return {name.substr(0, dot), suffix};
+  }
   return {name, {}};
 }
 
@@ -49,6 +51,12 @@ struct HfConfig::Tree {
 
   /// Null where the field is absent.
   const Json* Find(std::string_view name) const {
+    if (name.starts_with("vision.")) {
+      const auto part = top.find("vision_config");
+      if (part == top.end() || !part->is_object()) return nullptr;
+      const auto it = part->find(std::string(name.substr(7)));
+      return it != part->end() && !it->is_null() ? &*it : nullptr;
+    }
     const bool only_top = name.starts_with("top.");
     if (only_top) name.remove_prefix(4);
     for (const Json* level : {only_top ? &top : text, &top}) {
@@ -118,6 +126,9 @@ std::optional<double> HfConfig::Field(std::string_view name, uint32_t layer) con
   if (suffix == "given") return value != nullptr ? 1 : 0;
   if (value == nullptr) return std::nullopt;
   if (suffix.empty()) return AsNumber(*value);
+  if (suffix == "size") {
+    return value->is_array() ? std::optional<double>(value->size()) : std::nullopt;
+  }
   if (suffix == "has") {
     if (!value->is_array()) return std::nullopt;
     return std::any_of(value->begin(), value->end(),

@@ -1,6 +1,7 @@
 // A model's config.json as numbers that a family's expressions can use. A nested text config
-// (vision-language models) takes precedence over the top level; "top.X" reads the top level. Owner:
-// the holder; an immutable value. Threads: any. Cost: one parse. Errors name the field.
+// (vision-language models) takes precedence over the top level; "top.X" reads the top level, and
+// "vision.X" the vision config. Owner: the holder; an immutable value. Threads: any. Cost: one
+// parse. Errors name the field.
 #pragma once
 
 #include <filesystem>
@@ -34,6 +35,7 @@ class HfConfig {
   ///   X.is.WORD    1 when X, or X[layer] of a list, is the text WORD; 0 beyond a list's end
   ///   X.has        1 when the list X contains the number `layer`
   ///   X.at         X[layer] of a list of numbers (0 beyond its end), else X itself
+  ///   X.size       the length of the list X
   std::optional<double> Field(std::string_view name, uint32_t layer) const;
 
  private:

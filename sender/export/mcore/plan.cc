@@ -40,6 +40,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
   if (planned.param == nullptr) return planned.pass;
   const Param& param = *planned.param;
   const Names& names = family_->names;
+  const bool tower = param.scope == ParamScope::kTower;
   std::vector<std::string> prefixes = {""};
   if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
     if (planned.mtp) {
@@ -64,7 +65,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
   std::vector<std::string> out;
   for (const std::string& spelling : spellings) {
     for (const std::string& prefix : prefixes) {
-      std::string name = names.mcore_root + prefix + spelling;
+      std::string name = (tower ? "" : names.mcore_root) + prefix + spelling;
       if (name.find('{') != std::string::npos) {
         // The parts of an MTP layer are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", planned.layer);
@@ -80,10 +81,12 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
 std::vector<uint64_t> Plan::LocalShape(const PlannedParam& planned, Split split) const {
   const ParamCut cut = CutAs(planned, split);
   if (planned.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
-  // A middle dimension (a kernel's taps) is not cut and has size 1.
   if (cut.flat) return {cut.local_rows()};
-  if (planned.param->shape.size() == 3 && planned.param->packed.empty()) {
-    return {cut.local_rows(), 1, cut.local_cols()};
+  // Further dimensions (a kernel's taps) are not cut: only rows are.
+  if (planned.param->shape.size() > 2 && planned.param->packed.empty()) {
+    std::vector<uint64_t> shape = planned.shape;
+    shape.front() = cut.local_rows();
+    return shape;
   }
   return {cut.local_rows(), cut.local_cols()};
 }

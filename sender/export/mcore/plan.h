@@ -32,6 +32,7 @@ struct PlannedParam {
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
+  std::vector<uint64_t> shape;       ///< of the whole, if rows and columns do not give it
   int8_t add = 0;                    ///< added to values on the way to HF
   std::vector<std::string> pass;     ///< names of a parameter that is passed through; else empty
 };

@@ -59,6 +59,7 @@ class Planner {
       }
     }
     DW_RETURN_IF_ERROR(LeaveMtp());
+    DW_RETURN_IF_ERROR(Tower());
     DW_RETURN_IF_ERROR(PassThrough());
     DW_RETURN_IF_ERROR(FinishTensors());
     plan_.by_chunk_.resize(chunks_.size());
@@ -95,7 +96,13 @@ class Planner {
     for (const auto& [key, pattern] : family_.listed) {
       const std::string prefix = at.mtp ? family_.names.mtp_hf : family_.names.layer_hf;
       const std::string name = Named(Replace(pattern, "{layer}", prefix), at, 0, root_);
-      scope_.Set("listed." + key, listing_->Find(name) ? 1 : 0);
+      const std::optional<size_t> found = listing_->Find(name);
+      scope_.Set("listed." + key, found ? 1 : 0);
+      for (size_t i = 0; i < 3; ++i) {
+        const bool has = found && i < listing_->tensor(*found).shape.size();
+        scope_.Set(fmt::format("listed.{}.{}", key, i),
+                   has ? static_cast<double>(listing_->tensor(*found).shape[i]) : 0);
+      }
     }
   }
 
@@ -350,6 +357,7 @@ class Planner {
     planned->other_split = SplitOf(split.Other(p.spec, p.experts).front());
     cut.world = plan_.World(*planned, cut.split);
     cut.per_shard = param.per_shard;
+    cut.swap_halves = param.swap_halves;
     cut.flat = param.cols.empty();
     if (!cut.flat) {
       DW_ASSIGN_OR_RETURN(cut.cols, scope_.Size(param.cols));
@@ -358,7 +366,7 @@ class Planner {
     DW_ASSIGN_OR_RETURN(cut.block, scope_.Size(param.block));
     TensorView view;
     view.cols = cut.cols;
-    view.transpose = param.transpose;
+    DW_ASSIGN_OR_RETURN(view.transpose, scope_.IsTrue(param.transpose));
     if (!param.packed.empty()) {
       DW_ASSIGN_OR_RETURN(view.packed, scope_.Size(param.packed));
     }
@@ -366,6 +374,7 @@ class Planner {
     for (const std::string& dim : param.shape) {
       DW_ASSIGN_OR_RETURN(shape.emplace_back(), scope_.Size(dim));
     }
+    planned->shape = shape;
     for (const Part& part : param.parts) {
       if (Absent(param, part, at, expert)) continue;
       RowPart row;
@@ -393,6 +402,30 @@ class Planner {
     if (param.padded) cut.rows = padded_vocab_;
     if (cut.parts.empty()) planned->exported = false;
     return CheckCut(cut);
+  }
+
+  /// Adds the trainer's own modules of another part of the model, on the embedding's chunk.
+  Status Tower() {
+    if (!plan_.parallel_.vision) return absl::OkStatus();
+    SetListed({});
+    scope_.SetLayer(0);
+    for (const Param& param : family_.params) {
+      if (param.scope != ParamScope::kTower) continue;
+      DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
+      if (!holds) continue;
+      StatusOr<uint64_t> count = scope_.Size(param.repeat);
+      if (!count.ok()) return Annotate(count.status(), param.source);
+      for (uint32_t n = 0; n < *count; ++n) {
+        DW_RETURN_IF_ERROR(AddIf(param, {EmbeddingChunk(), n, n, false}, 0));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  uint32_t EmbeddingChunk() const {
+    const auto first = std::find_if(chunks_.begin(), chunks_.end(),
+                                    [](const PipelineChunk& c) { return c.embedding; });
+    return static_cast<uint32_t>(first - chunks_.begin());
   }
 
   /// Copies of parameters of which only the checkpoint knows names and shapes.
@@ -426,9 +459,7 @@ class Planner {
         part.rows = part.run = elements;
         DW_ASSIGN_OR_RETURN(part.tensor, tensors_.Intern(std::move(tensor)));
         planned.cut.parts = {part};
-        const auto first = std::find_if(chunks_.begin(), chunks_.end(),
-                                        [](const PipelineChunk& c) { return c.embedding; });
-        planned.chunk = static_cast<uint32_t>(first - chunks_.begin());
+        planned.chunk = EmbeddingChunk();
         plan_.planned_.push_back(std::move(planned));
       }
     }

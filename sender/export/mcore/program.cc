@@ -15,7 +15,8 @@ class Emitter {
   Emitter(const ParamCut& cut, std::span<const TensorView> views, uint32_t t)
       : views_(views),
         local_cols_(cut.local_cols()),
-        first_col_(cut.split == Split::kColumns ? t * local_cols_ : 0) {}
+        first_col_(cut.split == Split::kColumns ? t * local_cols_ : 0),
+        half_(cut.swap_halves ? cut.cols / 2 : 0) {}
 
   /// Local rows [local, local + count) are rows [row, row + count) of `part`.
   void Rows(const RowPart& part, uint64_t local, uint64_t row, uint64_t count) {
@@ -44,20 +45,34 @@ class Emitter {
  private:
   void Add(const RowPart& part, uint64_t local, uint64_t run, uint64_t runs, uint64_t into,
            uint64_t rows) {
+    const uint64_t end = first_col_ + local_cols_;
+    if (half_ == 0) return Add(part, local, run, runs, into, rows, first_col_, end, first_col_);
+    // Each half that the shard has columns of, or the part of it.
+    if (const uint64_t upto = std::min(end, half_); first_col_ < upto) {
+      Add(part, local, run, runs, into, rows, first_col_, upto, first_col_ + half_);
+    }
+    if (const uint64_t from = std::max(first_col_, half_); from < end) {
+      Add(part, local, run, runs, into, rows, from, end, from - half_);
+    }
+  }
+
+  /// Columns [from, end) of the parameter are those of HF that begin at `to`.
+  void Add(const RowPart& part, uint64_t local, uint64_t run, uint64_t runs, uint64_t into,
+           uint64_t rows, uint64_t from, uint64_t end, uint64_t to) {
     const TensorView& view = views_[part.tensor];
     Box box;
     box.tensor = part.tensor;
-    box.src = local * local_cols_;
+    box.src = local * local_cols_ + (from - first_col_);
     // Dimensions of the view: the packed one, runs, rows of a run, columns.
     const size_t r = view.transpose ? 2 : 1, c = view.transpose ? 1 : 3;
     box.lo[0] = part.lead;
     box.lo[r] = run;
     box.lo[r + 1] = part.at + into;
-    box.lo[c] = first_col_;
+    box.lo[c] = to;
     box.n[0] = 1;
     box.n[r] = runs;
     box.n[r + 1] = rows;
-    box.n[c] = local_cols_;
+    box.n[c] = end - from;
     box.src_stride[r] = part.run * local_cols_;
     box.src_stride[r + 1] = local_cols_;
     box.src_stride[c] = 1;
@@ -65,13 +80,14 @@ class Emitter {
   }
 
   std::span<const TensorView> views_;
-  uint64_t local_cols_, first_col_;
+  uint64_t local_cols_, first_col_, half_;
   std::vector<Box> boxes_;
 };
 
 }  // namespace
 
 Status CheckCut(const ParamCut& cut) {
+  if (cut.swap_halves && cut.cols % 2 != 0) return Indivisible("columns", cut.cols, 2);
   if (cut.split == Split::kColumns && cut.cols % cut.world != 0) {
     return Indivisible("columns", cut.cols, cut.world);
   }

@@ -52,7 +52,8 @@ struct ParamCut {
   uint64_t groups = 1;
   uint64_t block = 0;
   bool per_shard = false;
-  bool flat = false;  ///< the trainer's tensor has one dimension
+  bool flat = false;         ///< the trainer's tensor has one dimension
+  bool swap_halves = false;  ///< HF has the two halves of the columns exchanged
   Split split = Split::kNone;
   uint32_t world = 1;  ///< number of shards; 1 if it is not split
 

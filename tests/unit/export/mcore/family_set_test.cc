@@ -98,6 +98,8 @@ TEST_CASE("family_set: what cannot be loaded is refused with its file and the re
       {{"family = \"x\"\nextends = \"y\"\n", "family = \"y\"\nextends = \"x\"\n"},
        "extends itself"},
       {{"family = \"x\"\nextends = \"x\"\n"}, "extends itself"},
+      {{"family = \"x\"\nextends = \"llama\"\nincludes = \"nobody\"\n"},
+       "includes \"nobody\", which no file defines"},
       {{"family = \"x\"\n"}, "wants [dims] layers"},
       {{"family = \"x\"\nextends = \"llama\"\n", "family = \"x\"\nextends = \"llama\"\n"},
        "is also in"},

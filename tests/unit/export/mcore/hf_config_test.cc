@@ -38,13 +38,18 @@ TEST_CASE("hf_config: suffixes ask for more of a field than its value") {
 TEST_CASE("hf_config: a text config comes before the top level") {
   const HfConfig c = Get(HfConfig::Parse(R"({"model_type": "vl", "tie": true, "only_top": 1,
       "text_config": {"model_type": "vl_text", "tie": false, "n": 2, "dtype": "float32"},
-      "vision_config": {"n": 9}})"));
+      "vision_config": {"n": 9, "list": [4, 7]}})"));
   CHECK(c.model_types() == std::vector<std::string>{"vl_text", "vl"});
   CHECK(c.Field("tie", 0) == 0);
   CHECK(c.Field("top.tie", 0) == 1);
   CHECK(c.Field("top.tie.given", 0) == 1);
   CHECK(c.Field("n", 0) == 2);
   CHECK_FALSE(c.Field("top.n", 0).has_value());
+  CHECK(c.Field("vision.n", 0) == 9);
+  CHECK(c.Field("vision.list.size", 0) == 2);
+  CHECK(c.Field("vision.list.given", 0) == 1);
+  CHECK_FALSE(c.Field("vision.n.size", 0).has_value());
+  CHECK_FALSE(c.Field("vision.tie", 0).has_value());
   CHECK(c.Field("only_top", 0) == 1);
   CHECK(c.dtype() == DType::kF32);
 }
