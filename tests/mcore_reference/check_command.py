@@ -204,6 +204,46 @@ class Convert(unittest.TestCase):
         self.assertEqual(norm(back), norm(shards))
         self.assertNotEqual(norm(back), [])
 
+    def test_a_bias_that_the_checkpoint_has_in_bf16(self):
+        """Widened on the way to shards. On the way back its values are HF's exactly, or it is refused."""
+        for family in ("glm4_moe", "deepseek_v3"):
+            case = random_case(family, 3)
+            bias = lambda name: name.endswith(("e_score_correction_bias", ".expert_bias"))
+            hf = {name: round_to_bf16(array) if bias(name) else array for name, array in case.hf.items()}
+            here = self.folder / family
+            write_hf(here / "hf", case.config, hf)
+            self.converts(here / "hf", here / "shards", "--parallel", "tp=1")
+            held = read_shards(here / "shards")[0, 0]
+            self.assertEqual({array.dtype.name for name, array in held.items() if bias(name)}, {"uint32"})
+            self.converts(here / "shards", here / "back")
+            self.assertEqual(differences(hf, read_hf(here / "back")), [])
+            write_shards(here / "trained", case.parallel, case.shards())
+            self.refuses(FAILED, "that would round its values", here / "trained", here / "no", "--hf",
+                         here / "hf", "--unmarked")
+
+    def test_a_model_that_no_family_fits(self):
+        case = random_case("qwen3", 0)
+        extra = {"model.layers.0.self_attn.g_proj.weight": np.zeros((3, 5), np.uint16)}
+        config = case.config | {"model_type": "qwen9", "architectures": ["Qwen9ForCausalLM"]}
+        write_hf(self.hf, config, case.hf | extra)
+        done = self.run_tool(self.hf, self.out, "--parallel", "tp=1")
+        self.assertEqual(done.returncode, FAILED)
+        for text in ('no model family fits model_type "qwen9"', 'the nearest family is "qwen3"',
+                     "model.layers.0.self_attn.g_proj.weight is made by no parameter"):
+            self.assertIn(text, done.stderr)
+        # The file that it gives is one: with the trainer's name in it, the model is converted.
+        families = self.folder / "families"
+        families.mkdir()
+        text = done.stderr[done.stderr.index("# qwen9.toml"):]
+        self.assertIn('extends = "qwen3"\n', text)
+        (families / "qwen9.toml").write_text(
+            text.replace('mcore = "..."', 'mcore = "g.weight"\nwhen = "layer == 0"', 1))
+        write_hf(self.hf, config, case.hf | extra)
+        self.converts(self.hf, self.out, "--parallel", "tp=1", "--families", families)
+        write_hf(self.folder / "same", config, case.hf)
+        done = self.run_tool(self.folder / "same", self.folder / "other", "--parallel", "tp=1")
+        self.assertIn("--family qwen3\n", done.stderr)
+
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)

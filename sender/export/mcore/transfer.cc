@@ -84,7 +84,7 @@ bool StaysOut(const Plan& plan, std::string_view name) {
 
 void AddMissing(const Plan& plan, const ShardParam& wanted, Findings* findings) {
   const PlannedParam& planned = plan.planned()[wanted.planned];
-  if (planned.param == nullptr) {
+  if (planned.param == nullptr || planned.param->scope == ParamScope::kTower) {
     findings->Hint("\n  (a job that does not hold the vision part: vision=false)");
   } else if (planned.mtp || planned.param->scope == ParamScope::kMtp) {
     findings->Hint("\n  (a job without MTP layers: mtp=false)");
@@ -121,12 +121,12 @@ kernels::Element ElementOf(DType dtype) {
 }
 
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
-                                    Split split, Direction direction, RowRange only) {
+                                    Split split, Direction direction, RowRange only, bool exact) {
   const PlannedParam& planned = plan.planned()[shard.planned];
   std::vector<Step> steps;
   for (const Box& box : plan.Boxes(shard, split, only)) {
     const DType hf = plan.layout().tensor(box.tensor).dtype;
-    if (!Widens(dtype, hf)) {
+    if (!Widens(dtype, hf) && !(Widens(hf, dtype) && (exact || direction == Direction::kFromHf))) {
       return Errorf(StatusCode::kInvalidArgument,
                     "{} is {} and {} is {}: that would round its values; keep the parameter in {}, "
                     "or register a checkpoint that has it in {}",

@@ -36,10 +36,12 @@ struct Step {
 
 enum class Direction : uint8_t { kToHf, kFromHf };
 
-/// The steps of one shard, or of its rows `only`, which are then at the source's beginning. Errors:
-/// kInvalidArgument if the trainer's dtype has values that HF's lacks.
+/// The steps of one shard, or of its rows `only`, which are then at the source's beginning.
+/// `exact`: HF's narrower dtype is known to hold the trainer's values. Errors: kInvalidArgument if
+/// the trainer's dtype has values that HF's lacks.
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
-                                    Split split, Direction direction, RowRange only = {});
+                                    Split split, Direction direction, RowRange only = {},
+                                    bool exact = false);
 
 /// A live parameter and the plan's shard for it.
 struct Match {

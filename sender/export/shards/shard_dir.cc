@@ -64,7 +64,9 @@ StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
 std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
   // Trainers of vision-language models wrap the language part.
   const std::vector<std::string>& wrappers = plan.family().names.strip;
-  const bool wrapped = plan.planned()[s.planned].param != nullptr && !wrappers.empty();
+  const mcore::Param* param = plan.planned()[s.planned].param;
+  const bool wrapped =
+      param != nullptr && param->scope != mcore::ParamScope::kTower && !wrappers.empty();
   return fmt::format("chunk{}/{}{}", s.chunk, wrapped ? wrappers.front() : "", s.names.front());
 }
 
@@ -205,6 +207,15 @@ bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   return false;
 }
 
+/// Whether every HF tensor of the parameter, of however few bits, has its values `bytes` exactly.
+bool HfHolds(const mcore::Plan& plan, const mcore::PlannedParam& planned, Bytes bytes,
+             DType dtype) {
+  return std::ranges::all_of(planned.cut.parts, [&](const mcore::RowPart& part) {
+    const DType hf = plan.layout().tensor(part.tensor).dtype;
+    return DTypeBytes(hf) >= DTypeBytes(dtype) || !ChangesOnTheWay(bytes, dtype, hf, planned.add);
+  });
+}
+
 }  // namespace
 
 StatusOr<Rounding> RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
@@ -324,11 +335,13 @@ StatusOr<std::vector<std::string>> ShardDir::ExportTo(const mcore::Plan& plan,
     if (!matches.ok()) return Annotate(matches.status(), path.string());
     for (const mcore::Match& match : *matches) {
       if (!match.shard.writes) continue;
-      StatusOr<std::vector<mcore::Step>> steps = mcore::StepsOf(
-          plan, match.shard, file.params()[match.live].dtype, match.split, mcore::Direction::kToHf);
-      if (!steps.ok()) return Annotate(steps.status(), path.string());
       const Bytes bytes = file.data(match.live);
       const mcore::PlannedParam& planned = plan.planned()[match.shard.planned];
+      const DType dtype = file.params()[match.live].dtype;
+      StatusOr<std::vector<mcore::Step>> steps =
+          mcore::StepsOf(plan, match.shard, dtype, match.split, mcore::Direction::kToHf, {},
+                         HfHolds(plan, planned, bytes, dtype));
+      if (!steps.ok()) return Annotate(steps.status(), path.string());
       for (const mcore::Step& step : *steps) {
         // Only norms are added to, so this is not worth the pool's threads.
         if (planned.add == 0 || shifted.contains(step.tensor)) continue;
