@@ -32,7 +32,7 @@ import torch  # noqa: E402
 from deltawire._names import Names  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 from deltawire.engine._served import Reading, Served, State  # noqa: E402
-from deltawire.integrations import _checkpoint, nemo_rl, trl  # noqa: E402
+from deltawire.integrations import _checkpoint, nemo_rl, trl, verl  # noqa: E402
 from deltawire.integrations._directory import Expected, ReceiverDirectory  # noqa: E402
 from deltawire.integrations._left_out import LeftOut  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
@@ -181,6 +181,25 @@ class PublisherTest(Case):
         self.assertEqual(publisher.open(), 0)
         with self.assertRaisesRegex(deltawire.Error, "has no .*safetensors"):
             publisher.open(needs_layout=True)
+
+    def test_what_verl_s_bucket_does_not_hold_is_handed_over_on_the_gpu(self):
+        """A device that is not there stands for it."""
+        sizes = sorted(t.nbytes for t in self.weights.values())
+        self.assertLess(sizes[0], sizes[-1])
+        with (unittest.mock.patch.object(verl, "_missing", None),
+              unittest.mock.patch.object(verl, "_DEVICE", "meta")):
+            engine = verl.DeltawireCheckpointEngine(
+                sizes[-1] - 1, is_master=True, directory=self.receiver.directory, **self.arguments)
+            engine.init_process_group(**engine.prepare())
+            asyncio.run(engine.send_weights(iter(self.weights.items())))
+
+            async def received():
+                return [t async for _, t in engine.receive_weights()]
+
+            for cuda in (True, False):
+                with unittest.mock.patch("torch.cuda.is_available", return_value=cuda):
+                    for tensor in asyncio.run(received()):
+                        self.assertEqual(tensor.is_meta, cuda and tensor.nbytes == sizes[-1])
 
     def test_a_refit_reads_the_checkpoint_again_only_where_it_has_changed(self):
         """NeMo RL's calls with release_after_refit, without NeMo RL."""
@@ -357,9 +376,16 @@ class WithoutTest(unittest.TestCase):
         """In a Python that finds none of the frameworks, installed or not."""
         code = """
 import sys
-for name in ("trl", "verl", "nemo_rl", "ray", "torch", "vllm", "transformers"):
+for name in ("trl", "verl", "nemo_rl", "ray", "torch", "vllm", "transformers",
+             "lightning", "pytorch_lightning"):
     sys.modules[name] = None  # an import of it fails
-from deltawire.integrations import nemo_rl, slime, trl, verl
+from deltawire.integrations import lightning, nemo_rl, slime, transformers, trl, verl
+for module in (transformers, lightning):
+    try:
+        module.DeltawireCallback()
+        raise SystemExit(f"{module.__name__} does without its framework")
+    except ImportError as error:
+        assert module.__name__.rpartition(".")[2] in str(error), error
 for module in (verl, nemo_rl):
     try:
         module.DeltawireCheckpointEngine(1 << 20, directory="/d", hf_dir="/h")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import sys
 from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any
 
@@ -31,6 +32,9 @@ except ImportError as error:  # said when it is used
     CheckpointEngine = object
 else:
     _missing = None
+
+
+_DEVICE = "cuda"  # of this worker, as verl has chosen it
 
 
 class DeltawireCheckpointEngine(CheckpointEngine):
@@ -58,7 +62,7 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         if _missing is not None:
             raise ImportError("the checkpoint engine needs verl, which cannot be imported "
                               f"({_missing}): pip install verl") from _missing
-        del bucket_size  # tensors go one by one into shared memory
+        self._bucket_bytes = bucket_size
         self._publisher = (Publisher(endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
                            if is_master else None)
         self._directory = ReceiverDirectory(directory)
@@ -127,12 +131,20 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         self,
         global_steps: int | None = None,
     ) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yields all tensors of the version, on the CPU, as soon as the receiver has it."""
+        """Yields all tensors of the version, on the CPU, as soon as the receiver has it; those that
+        verl's bucket does not hold on the GPU, where verl hands them to the engine apart."""
         expected = dataclasses.replace(self._next, version=self._version_of(global_steps))
         # A wait in the event loop would hold up the worker's other calls.
         found = await asyncio.to_thread(self._directory.wait, expected, self._timeout)
-        for pair in self._directory.tensors(found):
-            yield pair
+        for name, tensor in self._directory.tensors(found):
+            yield name, self._as_sent(tensor)
+
+    def _as_sent(self, tensor: Any) -> Any:
+        """verl sends what is larger than its bucket by a handle of CUDA's, which no CPU tensor has.
+        """
+        if tensor.nbytes <= self._bucket_bytes or not sys.modules["torch"].cuda.is_available():
+            return tensor
+        return tensor.to(_DEVICE)
 
     def _version_of(self, step: int | None) -> int:
         if self._step_0 is None:
