@@ -2,13 +2,20 @@
 
     callbacks_test.py                          transformers' handler of callbacks
     callbacks_test.py accelerate | lightning   the trainer that needs it
+    callbacks_test.py rank RANK WORLD STORE ENDPOINT CASE OUT   one rank of several
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
+import subprocess
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 import support
 
@@ -39,6 +46,72 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         ids = (torch.arange(8) * (index + 3)) % 32
         return {"input_ids": ids, "labels": ids}
+
+
+def steps(callback, module, last: int) -> None:
+    """Training of that many steps, as transformers tells callbacks of it."""
+    handler = CallbackHandler([callback], module, None, None, None)
+    state, control = TrainerState(), TrainerControl()
+    for step in range(1, last + 1):
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(0.5)
+        state.global_step = step
+        handler.on_step_end(object(), state, control)
+    handler.on_train_end(object(), state, control)
+
+
+def rank_main(rank: int, world: int, store: str, endpoint: str, case: str, out: str) -> None:
+    """Rank 0 saves what the model is at the end."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    module = tiny(tied=False)
+    callback = DeltawireCallback(every=2, endpoint=endpoint, model=case, timeout=120)
+    if case == "fsdp2":
+        fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
+    if case == "zero3":
+        with partitioned(module) as whole:
+            for held in whole.values():
+                held.add_(1)
+            steps(callback, module, 3)
+            state = {n: whole[id(p)] for n, p in module.named_parameters()}
+    else:
+        steps(callback, torch.nn.parallel.DistributedDataParallel(module) if case == "ddp" else
+              module, 3)
+        state = {n: t.full_tensor() if hasattr(t, "full_tensor") else t
+                 for n, t in module.state_dict().items()}
+    assert callback.version == 3, callback.version
+    if rank == 0:
+        torch.save(state, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def partitioned(module):
+    """NOT DeepSpeed's: the placeholders that ZeRO-3 leaves, and what gathers them."""
+    whole = {id(p): p.data.clone() for p in module.parameters()}
+    for p in module.parameters():
+        p.ds_shape, p.ds_numel, p.ds_id = p.shape, p.numel(), id(p)
+        p.data = torch.empty(0, dtype=p.dtype)
+
+    @contextlib.contextmanager
+    def gathered(params):
+        for p in params:
+            p.data = whole[p.ds_id]
+        yield
+        for p in params:
+            p.data = torch.empty(0, dtype=p.dtype)
+
+    zero = types.ModuleType("deepspeed.zero")
+    zero.GatheredParameters = gathered
+    package = types.ModuleType("deepspeed")
+    package.zero = zero
+    with unittest.mock.patch.dict(sys.modules, {"deepspeed": package, "deepspeed.zero": zero}):
+        yield whole
 
 
 class CallbackTest(unittest.TestCase):
@@ -88,6 +161,29 @@ class CallbackTest(unittest.TestCase):
         self.assertEqual(again.version, 6)
         handler.on_train_end(args, state, control)
         self.assertEqual(self.newest(), 6)
+
+    def test_several_ranks(self):
+        for case in ("ddp", "fsdp2", "zero3"):
+            with self.subTest(case), tempfile.TemporaryDirectory() as folder:
+                out, log = pathlib.Path(folder) / "state.pt", pathlib.Path(folder) / "log"
+                with open(log, "w") as file:
+                    ranks = [support.spawn(
+                        [sys.executable, "-B", __file__, "rank", str(r), "2", f"{folder}/store",
+                         self.cluster.endpoint, case, str(out)],
+                        stdout=file, stderr=subprocess.STDOUT,
+                        env=os.environ | {"OMP_NUM_THREADS": "1"}) for r in range(2)]
+                try:
+                    codes = [r.wait(timeout=200) for r in ranks]
+                finally:
+                    for r in ranks:
+                        r.kill()
+                        r.wait()
+                self.assertEqual(codes, [0, 0], log.read_text())
+                got = self.cluster.content(case)
+                want = torch.load(out)
+                self.assertEqual(set(got), set(want))
+                for name, tensor in want.items():
+                    self.assertEqual(got[name][2], raw(tensor), name)
 
     def test_what_cannot_be_published_is_said(self):
         with self.assertRaisesRegex(deltawire.Error, "1 or more"):
@@ -141,6 +237,9 @@ class CallbackTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        rank_main(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+        sys.exit()
     if sys.argv[1:]:
         support.need(sys.argv[1])
         suite = unittest.TestSuite([CallbackTest(f"trainer_of_{sys.argv[1]}")])

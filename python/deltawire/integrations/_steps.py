@@ -72,6 +72,9 @@ class StepPublisher:
             return
         if self._weights is None:
             self._open(module)
+        elif self._talks and self._step:
+            # A rank that is ahead of the others would abandon the version that they still write.
+            self._weights.wait_published(self.version)
         if self._zero3:
             version = self._agreed(max(step, self.version + 1))
             self._weights.offload_zero3(module, version)
