@@ -85,6 +85,7 @@ FAMILIES = {  # -> where Bridge has its conversion
     "minimax_m2": ("minimax_m2.minimax_m2_bridge", "MiniMaxM2Bridge"),
     "bailing_moe_v2": ("bailing.bailing_moe2_bridge", "BailingMoeV2Bridge"),
     "sarvam_moe": ("sarvam.sarvam_moe_bridge", "SarvamMoEBridge"),
+    "minimax_m3_vl": ("minimax_m3.minimax_m3_bridge", "MiniMaxM3Bridge"),
     "mimo": ("mimo.mimo_bridge", "MimoBridge"),
     "olmoe": ("olmoe.olmoe_bridge", "OlMoEBridge"),
     "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),

@@ -62,7 +62,7 @@ SECOND_Q_NORM = 18
 NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4", "exaone4", "olmo2", "olmo3"}
 # Norms over all heads and the biases of one linear alone are trainers' modules too; norms with biases and
 # the indexer of sparse attention are other options than transformer_config() below gives.
-NOT_BUILT |= {"minimax_m2", "seed_oss", "nemotron", "deepseek_v32", "glm_moe_dsa"}
+NOT_BUILT |= {"minimax_m2", "olmoe", "starcoder2", "seed_oss", "nemotron", "deepseek_v32", "glm_moe_dsa"}
 
 
 def described(case):
@@ -313,7 +313,7 @@ class Models(unittest.TestCase):
     def compare(self, case, rank, v, theirs, held):
         m = Model(case.config)
         mine = {name.removeprefix(m.mcore_prefix): array.shape for name, array in held.items()
-                if not name.startswith(("visual.", "vision_", "multi_modal_projector.", "mm_projector."))}
+                if not name.startswith(("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "patch_merge"))}
         inner = ".mtp_model_layer." if MINOR >= 19 else ".transformer_layer."
         mine = {name.replace(f".{case.parallel.mtp_inner}.", inner): s for name, s in mine.items()}
         if m.mla and m.q_lora is None and MINOR >= SECOND_Q_NORM:

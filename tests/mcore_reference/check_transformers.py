@@ -44,6 +44,8 @@ def saved_tensors(transformers, family, config):
                                    config["vision_config"] or TINY_VISION | {"out_hidden_size": hidden})
         if family == "mistral3":
             config["vision_config"] = TINY_PIXTRAL
+        elif family == "minimax_m3_vl":
+            config["vision_config"] = TINY_SIGLIP
         elif family == "llama4":
             config["vision_config"] = TINY_SIGLIP | {"vision_output_dim": 8, "projector_input_dim": 8,
                                                      "projector_output_dim": 8}

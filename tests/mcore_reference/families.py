@@ -12,6 +12,7 @@ FAMILIES = [
     "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe",
     "hy_v3", "exaone_moe", "olmoe", "ernie4_5", "ernie4_5_moe", "mistral3", "starcoder2", "granite",
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
+    "minimax_m3_vl",
 ]
 
 ARCHITECTURES = {
@@ -38,7 +39,7 @@ ARCHITECTURES = {
     "mistral3": "Mistral3ForConditionalGeneration", "starcoder2": "Starcoder2ForCausalLM",
     "granite": "GraniteForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "llama4": "Llama4ForConditionalGeneration",
-    "mimo": "MiMoForCausalLM",
+    "mimo": "MiMoForCausalLM", "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
@@ -69,9 +70,9 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_NESTED = ("minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _TIED_ONLY = ("gemma", "gemma2", "gemma3_text", "gemma3")
-_NEVER_TIED = ("llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
+_NEVER_TIED = ("minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
                "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe")
 
 
@@ -126,9 +127,19 @@ def _olmoe(c, rng):
 def _ernie_moe(c, rng):
     c["moe_num_experts"], c["moe_k"] = _moe_sizes(c, rng), 2
     c["moe_num_shared_experts"] = rng.choice([1, 2])
-    c["moe_layer_start_index"] = rng.randint(0, c["num_hidden_layers"] - 1)
+    c["moe_layer_start_index"] = rng.choice([0, 1])  # so that the second layer has experts
     c["moe_layer_end_index"] = rng.choice([-1, c["num_hidden_layers"] - 1])
     c["moe_layer_interval"] = rng.choice([1, 1, 2])
+
+
+def _minimax_m3(c, rng):
+    c["num_local_experts"], c["num_experts_per_tok"] = rng.choice([4, 6, 8]), 2
+    c["dense_intermediate_size"], c["shared_intermediate_size"] = rng.choice([24, 36]), rng.choice([12, 24])
+    sparse = [rng.random() < 0.7 for _ in range(c["num_hidden_layers"] - 1)] + [True]
+    if rng.random() < 0.5:
+        c["mlp_layer_types"] = ["sparse" if yes else "dense" for yes in sparse]
+    else:
+        c["moe_layer_freq"] = [int(yes) for yes in sparse]
 
 
 def _mimo(c, rng):
@@ -336,7 +347,7 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
-    "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
+    "minimax_m3_vl": _minimax_m3, "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
     "granitemoehybrid": _granite4, "llama4_text": _llama4, "llama4": _llama4,
     "seed_oss": _seed_oss, "glm4_moe_lite": _glm4_moe_lite, "deepseek_v32": _dsa, "glm_moe_dsa": _glm_moe_dsa,
     "kimi_k25": _kimi_k2, "minimax_m2": _minimax_m2, "bailing_moe_v2": _bailing, "sarvam_moe": _sarvam_moe,

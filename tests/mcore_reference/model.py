@@ -35,6 +35,8 @@ PUBLISHED = {
                     ".block_sparse_moe.e_score_correction_bias"),),
     "kimi_k25": (("lm_head.", "language_model.lm_head."),),
     "mistral3": (("lm_head.", "language_model.lm_head."),),
+    "minimax_m3_vl": (("lm_head.", "language_model.lm_head."), (
+        ".block_sparse_moe.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias")),
     "llama4": (("lm_head.", "language_model.lm_head."), (".mlp.gate.", ".feed_forward.router."),
                (".mlp.", ".feed_forward.")),
     "llama4_text": ((".mlp.gate.", ".feed_forward.router."), (".mlp.", ".feed_forward.")),
@@ -50,6 +52,7 @@ LANGUAGE_PART = {
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
     "mistral3": "mistral",
+    "minimax_m3_vl": "minimax_m3",
     "llama4": "llama4_text",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",
@@ -61,6 +64,7 @@ HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
     "gemma3": "language_model.model.",
     "kimi_k25": "language_model.model.",
     "mistral3": "language_model.model.",
+    "minimax_m3_vl": "language_model.model.",
     "llama4": "language_model.model.",
     "qwen3_vl": "model.language_model.",
     "qwen3_vl_moe": "model.language_model.",
@@ -71,6 +75,8 @@ HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
 VISION_PREFIX = {
     "gemma3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
     "kimi_k25": {"vision_tower.": "vision_tower.", "mm_projector.": "mm_projector."},
+    "minimax_m3_vl": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector.",
+                      "patch_merge_mlp.": "patch_merge_mlp."},
     "mistral3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
     "llama4": {"vision_model.": "vision_model.", "multi_modal_projector.": "multi_modal_projector."},
     "qwen2_vl": {"visual.": "visual."},
@@ -98,7 +104,8 @@ class Model:
         self.layers = text["num_hidden_layers"]
         self.hidden = text["hidden_size"]
         self.vocab = text["vocab_size"]
-        self.ffn = text.get("intermediate_size_mlp", text.get("intermediate_size"))
+        self.ffn = text.get("intermediate_size_mlp") or text.get("dense_intermediate_size") or text.get(
+            "intermediate_size")
         self.heads = text["num_attention_heads"]
         self.groups = text.get("num_key_value_heads") or self.heads
         self.head_dim = text.get("head_dim") or self.hidden // self.heads
@@ -138,7 +145,7 @@ class Model:
         self.post_norms = kind in POST_NORM_TYPES
         self.mlp_bias = one_switch or (kind in ("llama", "granite") and text.get("mlp_bias", False))
         self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text", "bailing_moe_v2", "sarvam_moe", "hy_v3",
-                                 "exaone_moe", "exaone4") or self.wide_norms or kind in GDN_TYPES
+                                 "exaone_moe", "exaone4", "minimax_m3") or self.wide_norms or kind in GDN_TYPES
                         or (kind == "glm4_moe" and text.get("use_qk_norm", False)))
         self.sinks = kind == "gpt_oss"
         if kind in GDN_TYPES:
@@ -150,30 +157,34 @@ class Model:
         self.experts = (text.get("n_routed_experts") or text.get("moe_num_experts") or text.get("num_experts")
                         or text.get("num_local_experts") or 0)
         self.expert_ffn = text.get("intermediate_size" if kind in (
-            "mixtral", "gpt_oss", "minimax_m2", "olmoe", "llama4_text") else "moe_intermediate_size")
+            "mixtral", "gpt_oss", "minimax_m2", "minimax_m3", "olmoe", "llama4_text") else "moe_intermediate_size")
         self.correction_bias = (kind in DEEPSEEK_MOE_TYPES - {"deepseek_v2"} or
-                                kind in ("minimax_m2", "ernie4_5_moe"))
+                                kind in ("minimax_m2", "minimax_m3", "ernie4_5_moe"))
         self.shared_ffn = 0  # 0: there is no shared expert
         if kind in DEEPSEEK_MOE_TYPES:
             count = text.get("n_shared_experts") or text.get("num_shared_experts") or 0
             self.shared_ffn = count * self.expert_ffn
         elif kind == "ernie4_5_moe":
             self.shared_ffn = text["moe_num_shared_experts"] * self.expert_ffn
+        elif kind == "minimax_m3":
+            self.shared_ffn = text["shared_intermediate_size"]
         elif kind == "llama4_text":
             self.shared_ffn = self.expert_ffn
         elif kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             self.shared_ffn = text["shared_expert_intermediate_size"]
-        self.shared_gate = self.shared_ffn > 0 and kind not in DEEPSEEK_MOE_TYPES | {"ernie4_5_moe", "llama4_text"}
+        self.shared_gate = self.shared_ffn > 0 and kind not in DEEPSEEK_MOE_TYPES | {
+            "ernie4_5_moe", "llama4_text", "minimax_m3"}
         self.shared_name = "shared_expert" if self.shared_gate or kind == "llama4_text" else "shared_experts"
         self.expert_form = {
             "mixtral": SEPARATE_MIXTRAL,
             "minimax_m2": SEPARATE_MIXTRAL,
+            "minimax_m3": SEPARATE_MIXTRAL,
             "gpt_oss": PACKED_INTERLEAVED,
             "qwen3_5_moe_text": PACKED_OUT_IN,
         }.get(kind, SEPARATE)
         if self.model_type == "qwen3_vl_moe" or kind == "llama4_text":
             self.expert_form = PACKED_IN_OUT
-        self.moe_name = "block_sparse_moe" if kind in ("mixtral", "minimax_m2") else "mlp"
+        self.moe_name = "block_sparse_moe" if kind in ("mixtral", "minimax_m2", "minimax_m3") else "mlp"
         self.fused_dense_gate_up = kind in ("glm4", "phi3", "granitemoehybrid")
 
         self.gemma_norms = kind in GEMMA_TYPES
@@ -198,6 +209,10 @@ class Model:
             return DENSE
         if layer >= self.layers or self.kind in ("olmoe", "mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text"):
             return MOE
+        if self.kind == "minimax_m3":
+            if "mlp_layer_types" in self.text:
+                return MOE if self.text["mlp_layer_types"][layer] == "sparse" else DENSE
+            return MOE if self.text["moe_layer_freq"][layer] else DENSE
         if self.kind == "llama4_text":
             step = self.text.get("interleave_moe_layer_step", 1)
             routing = self.text.get("moe_layers") or range(step - 1, self.layers, step)

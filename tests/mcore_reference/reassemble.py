@@ -459,7 +459,7 @@ class Reassembly:
         m = self.m
         if hf + "gate_up_proj" not in self.listed:
             names = dict(gate="gate_proj", up="up_proj", down="down_proj")
-            if m.kind in ("mixtral", "minimax_m2"):
+            if m.moe_name == "block_sparse_moe":
                 names = dict(gate="w1", up="w3", down="w2")
             for e, one in enumerate(experts):
                 for kind, name in names.items():
