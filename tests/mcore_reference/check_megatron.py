@@ -300,7 +300,7 @@ class Models(unittest.TestCase):
             x, m = case.parallel, Model(case.config)
             refused = m.kind == "gpt_oss" and x.etp > 1  # by mcore 0.16
             # Cases that another version builds, or that this one cannot divide.
-            newer = x.mla_down_fusion or divides_by_zero(x) or (x.minor >= 19) != (MINOR >= 19)
+            newer = x.mla_down_fusion or divides_by_zero(x) or x.minor < 15 or (x.minor >= 19) != (MINOR >= 19)
             if m.mla and m.q_lora is None and spec == "local":
                 refused = refused or MINOR >= SECOND_Q_NORM
             last = m.layers - 1  # MTP blocks are made like it

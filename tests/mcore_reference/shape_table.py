@@ -37,7 +37,7 @@ TABLE = [
     (r"self_attention\.out_norm\.weight", "dv"),
     (r"self_attention\.out_proj\.weight", "H, gv/T"),
     (r"mlp\.linear_fc1\.weight", "glu*I/T, H"),
-    (r"mlp\.linear_fc1\.bias", "2*I/T"),
+    (r"mlp\.linear_fc1\.bias", "glu*I/T"),
     (r"mlp\.linear_fc1\.layer_norm_weight|mlp\.linear_fc2\.bias", "H"),
     (r"mlp\.linear_fc2\.weight", "H, I/T"),
     (r"mlp\.router\.weight", "E, H"),
@@ -61,7 +61,7 @@ def sizes(config, parallel):
     unit = parallel.vocab_divisor * parallel.tp
     split_down = parallel.spec == "local" or parallel.mla_fusion_sharded
     gv = get("linear_num_value_heads") * get("linear_value_head_dim")
-    mla, wide = "kv_lora_rank" in text, config["model_type"] in ("minimax_m2", "olmo2", "olmo3")
+    mla, wide = "kv_lora_rank" in text, config["model_type"] in ("minimax_m2", "olmo2", "olmo3", "olmoe")
     return {
         "T": parallel.tp, "ET": parallel.etp, "D": parallel.tp if split_down else 1, "H": H,
         "Vp": (text["vocab_size"] + unit - 1) // unit * unit, "nh": nh, "hd": hd,
@@ -71,22 +71,25 @@ def sizes(config, parallel):
         "qn": get("q_lora_rank") if mla else (nh * hd // parallel.tp if wide else hd),
         "kn": get("num_key_value_heads") * hd // parallel.tp if wide else hd,
         "xh": get("index_n_heads"), "xd": get("index_head_dim"),
-        "glu": 1 if config["model_type"] == "nemotron" else 2,
+        "glu": 1 if config["model_type"] in ("nemotron", "starcoder2") else 2,
         "kvl": get("kv_lora_rank"), "kvd": get("kv_lora_rank") + get("qk_rope_head_dim"),
         "kvh": nh * (get("qk_nope_head_dim") + get("v_head_dim")),
         "gk": get("linear_num_key_heads") * get("linear_key_head_dim"), "gv": gv,
         "nv": get("linear_num_value_heads"), "dv": get("linear_value_head_dim"),
-        "K": get("linear_conv_kernel_dim"), "I": get("intermediate_size"),
-        "E": get("n_routed_experts", "num_experts", "num_local_experts"),
+        "K": get("linear_conv_kernel_dim"),
+        "I": get("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"),
+        "E": get("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
         "Im": get("moe_intermediate_size", "intermediate_size"),
-        "Is": get("shared_expert_intermediate_size")
-        or get("n_shared_experts", "num_shared_experts") * get("moe_intermediate_size"),
+        "Is": get("shared_expert_intermediate_size", "shared_intermediate_size")
+        or get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") * get("moe_intermediate_size")
+        or ("intermediate_size_mlp" in text and text["intermediate_size"]),
     }
 
 
 def expected_shape(name, numbers):
     """The shape of a tensor by its mcore name; None for the vision part. Raises on unknown names."""
-    if name.startswith(("visual.", "vision_")) or name.startswith(("multi_modal_projector.", "mm_projector.")):
+    if name.startswith(("visual.", "vision_")) or name.startswith(("multi_modal_projector.", "mm_projector.",
+                                                                          "patch_merge_mlp.")):
         return None
     name = name.removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)
