@@ -200,13 +200,12 @@ class Buffer {
     FileLease lease;
     std::shared_ptr<ServedFile> served;  // null: nobody was given the file's present state
   };
-  /// Serialises calls of which only one may run at a time (buffer_turn.h).
+  /// Serialises calls of which only one may run at a time.
   class Turn;
 
   Buffer(std::filesystem::path dir, std::shared_ptr<DirLock> lock, Layout layout, ChunkTable chunks,
          StateFile state, const Options& options);
 
-  // buffer_recover.cc
   static StatusOr<std::unique_ptr<Buffer>> Open(const std::filesystem::path& dir,
                                                 std::shared_ptr<DirLock> lock,
                                                 const Options& options);

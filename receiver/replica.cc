@@ -2,30 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+#include <set>
 
 #include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
-#include "common/shm/delta_file.h"
-#include "common/shm/mapped_file.h"
-#include "receiver/buffer_names.h"
-#include "receiver/start_from.h"
+#include "common/base/sync.h"
 
 namespace deltawire::receiver {
 namespace {
 
 using Clock = SteadyClock;
 
-// Waits are cut into slices of this length to notice callers that have gone.
-constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
-
-Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
-  return {.buffers = o.buffers,
-          .huge_pages = o.huge_pages,
-          .pool = &pool,
-          .unsafe_in_place = o.unsafe_in_place};
-}
 
 std::vector<Upstream*> Pointers(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
   std::vector<Upstream*> pointers;
@@ -39,27 +29,32 @@ std::vector<std::string> Addresses(const std::vector<std::unique_ptr<Upstream>>&
   return addresses;
 }
 
+// After so many root mismatches in a row every chunk is fetched: a sender that leaves a chunk out
+// of its delta may do so every time.
+constexpr int kMismatchesBeforeFull = 2;
+
+// After so many failed pulls in a row the bytes of the next one are no sign of progress.
+constexpr uint32_t kFailuresInProgress = 3;
+
+// "5 fast, 3 tight, 0 dense".
+std::string CodecsText(const FormCounts& forms) {
+  std::string text;
+  for (size_t i = FormCounts::kRaw + 1; i < kernels::kForms; ++i) {
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : ", ", forms.chunks[i], kernels::kFormNames[i]);
+  }
+  return text;
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
                                                   CoderRates& rates) {
-  DW_RETURN_IF_ERROR(Buffer::CheckDirectory(options.directory));
-  DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory, options.file_group));
-  auto lock = std::make_shared<DirLock>(std::move(acquired));
-  auto buffer = Buffer::Recover(options.directory, lock, BufferOptionsOf(options, pool));
-  if (absl::IsResourceExhausted(buffer.status()) || absl::IsInternal(buffer.status())) {
-    return Annotate(buffer.status(),
-                    fmt::format("model {}: its buffer cannot be taken up", options.model));
-  }
-  if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
-    LogWarn("model {}: {}; replacing its files and pulling the model whole", options.model,
-            MessageOf(buffer.status()));
-  }
+  DW_ASSIGN_OR_RETURN(std::unique_ptr<BufferHome> home, BufferHome::Open(options, pool, rates));
   std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
-                                               pool, rates, lock,
-                                               buffer.ok() ? std::move(*buffer) : nullptr));
+                                               pool, rates, std::move(home)));
   replica->keeper_.Start();
   replica->thread_ = Thread([raw = replica.get()] { raw->Run(); });
   return replica;
@@ -67,25 +62,23 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
 
 Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
                  TransportFactory transport, ThreadPool& pool, CoderRates& rates,
-                 std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer)
+                 std::unique_ptr<BufferHome> home)
     : options_(options),
       agents_(upstreams.size()),
       transport_(std::move(transport)),
       pool_(pool),
       rates_(rates),
-      lock_(std::move(lock)),
-      buffer_(std::move(buffer)),
       gate_({.model = options.model,
              .unsafe_in_place = options.unsafe_in_place,
              .reader_grace = options.reader_grace,
              .copy_for_reader = options.copy_for_reader,
              .downstream = options.downstream},
             [this] { answer_listeners_.Call(); }),
-      serving_(options.downstream, options.served_delta_bytes),
+      home_(std::move(home)),
+      downstream_(options.downstream, options.served_delta_bytes),
       links_(Pointers(upstreams)),
       history_(options.history_bytes, options.served_delta_bytes),
       side_files_(upstreams.size()),
-      delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
       upkeep_({.model = options.model,
                .scrub_bytes_per_s = options.scrub_bytes_per_s,
                .serves = options.downstream != nullptr}),
@@ -98,12 +91,12 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     agents_[i].upstream = std::move(upstreams[i]);
     agents_[i].view.address = agents_[i].upstream->address();
   }
-  if (buffer_ == nullptr) return;
-  gate_.TakeUp(*buffer_);
-  const Identity committed = buffer_->committed();
-  last_whole_ = buffer_->last_whole();
-  status_.model_bytes = buffer_->layout().total_bytes();
-  status_.fingerprint = buffer_->layout().fingerprint().Hex();
+  if (home_->buffer() == nullptr) return;
+  gate_.TakeUp(buffer());
+  const Identity committed = buffer().committed();
+  last_whole_ = buffer().last_whole();
+  status_.model_bytes = buffer().layout().total_bytes();
+  status_.fingerprint = buffer().layout().fingerprint().Hex();
   if (committed.empty()) {
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
@@ -141,7 +134,7 @@ void Replica::Join() {
 }
 
 void Replica::Run() {
-  if (buffer_ != nullptr) serving_.Serve(*buffer_);
+  if (home_->buffer() != nullptr) downstream_.Serve(buffer());
   MutexLock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
@@ -162,9 +155,9 @@ void Replica::Run() {
 }
 
 bool Replica::DoNext(Clock::time_point* again) {
-  if (buffer_ != nullptr && !describe_) {
+  if (home_->buffer() != nullptr && !describe_) {
     mu_.unlock();  // the file system may be slow
-    const bool there = HasItsDirectory();
+    const bool there = home_->IsInPlace();
     mu_.lock();
     if (stopping_) return true;
     if (!there && !describe_) LoseDirectory();
@@ -282,71 +275,38 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
     AgentLink& agent = agents_[i];
     ModelDescription& d = descriptions[i];
     links_.SetPart(i, d.owned);
-    agent.view.owned_bytes = d.owned.bytes(buffer_->chunks());
+    agent.view.owned_bytes = d.owned.bytes(buffer().chunks());
     agent.view.owned = std::move(d.owned);
     agent.described = d.lineage;
     side_files_.Put(i, d.side_files_hash, std::move(d.side_files));
   }
-  gate_.Look(*buffer_);
-  status_.model_bytes = buffer_->layout().total_bytes();
-  status_.fingerprint = buffer_->layout().fingerprint().Hex();
+  gate_.Look(buffer());
+  status_.model_bytes = buffer().layout().total_bytes();
+  status_.fingerprint = buffer().layout().fingerprint().Hex();
   return absl::OkStatus();
 }
 
 Status Replica::MakeBuffer(ModelDescription& description) {
-  if (buffer_ != nullptr && !HasItsDirectory()) {
-    buffer_->RemoveFiles();
-    DropBuffer();
-  }
-  if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
-    LogWarn("model {}: the sender has another layout now: {}; pulling the model whole",
-            options_.model, DescribeChange(buffer_->layout(), description.layout));
-    DropBuffer();
-  }
-  if (buffer_ == nullptr) {
-    if (!lock_->IsInPlace()) {
-      DW_ASSIGN_OR_RETURN(DirLock again, DirLock::Acquire(options_.directory, options_.file_group));
-      lock_ = std::make_shared<DirLock>(std::move(again));
-      WarnIfOnDisk(options_.directory);
-    }
-    const uint64_t bytes = description.layout.total_bytes();
-    DW_ASSIGN_OR_RETURN(buffer_,
-                        Buffer::Create(options_.directory, lock_, std::move(description.layout),
-                                       description.digest_seed, BufferOptionsOf(options_, pool_)));
-    LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
-            options_.directory.string());
-    {
-      MutexLock lock(mu_);
-      ++buffers_made_;
-    }
-    if (!options_.start_from.empty()) TakeFirstBytes();
-  }
-  if (sink_ == nullptr) {
-    sink_ = std::make_unique<PullSink>(*buffer_, gate_, options_.staging_bytes, rates_);
-    sink_->KeepApplied(buffer_->buffers() == 2 || delta_files_.enabled());
-    if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
-      LogWarn("model {}: {}", options_.model, MessageOf(taken));
-    }
-    upkeep_.Look(*buffer_);
-    const std::string why = WhyBuffers();
-    const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
-    LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",
-            options_.model, buffer_->buffers() == 2 ? "two buffers" : "one buffer", why);
+  if (home_->IsStale(description.layout)) DropBuffer();
+  DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] {
     MutexLock lock(mu_);
-    status_.buffers = buffer_->buffers();
-    status_.buffers_why = why;
-  }
+    return stopping_;
+  }));
+  if (!opened) return absl::OkStatus();
+  upkeep_.Look(buffer());
+  MutexLock lock(mu_);
+  status_.buffers = buffer().buffers();
+  status_.buffers_why = home_->WhyBuffers();
   return absl::OkStatus();
 }
 
 void Replica::DropBuffer() {
-  serving_.Drop();
+  downstream_.Drop();
   {
     MutexLock lock(mu_);
     status_.fingerprint.clear();
   }
-  sink_.reset();
-  buffer_.reset();
+  home_->Drop();
   early_ = {};
   history_.Forget();
   links_.ForgetHeld();
@@ -354,11 +314,6 @@ void Replica::DropBuffer() {
   suspects_.clear();
   gate_.Forget();
   last_whole_ = {};
-}
-
-bool Replica::HasItsDirectory() const {
-  std::error_code ignored;
-  return lock_->IsInPlace() && std::filesystem::exists(options_.directory / kState, ignored);
 }
 
 void Replica::LoseDirectory() {
@@ -370,44 +325,6 @@ void Replica::LoseDirectory() {
   describe_ = true;
   describe_at_ = Clock::now();
   gate_.ForgetVersion();
-}
-
-void Replica::TakeFirstBytes() {
-  const auto start = SteadyClock::now();
-  const std::string from = options_.start_from.string();
-  LogInfo("model {}: taking its first bytes from {}", options_.model, from);
-  const size_t readers = std::min<size_t>(pool_.size(), 8);
-  const auto taken = StartFrom(options_.start_from, *buffer_, readers, [this] {
-    MutexLock lock(mu_);
-    return stopping_;
-  });
-  // What is missing comes from the sender, as without this option.
-  if (!taken.ok()) {
-    LogWarn("model {}: nothing was taken from {}: {}", options_.model, from,
-            MessageOf(taken.status()));
-    return;
-  }
-  LogInfo("model {}: {} of {} tensors, {}, taken from {} in {}", options_.model, taken->tensors,
-          buffer_->layout().size(), HumanBytes(taken->bytes), from,
-          HumanSeconds(SecondsSince(start)));
-  if (!taken->first_error.ok()) {
-    LogWarn("model {}: {}: {}", options_.model, from, MessageOf(taken->first_error));
-  }
-  if (taken->others > 0) {
-    LogWarn("model {}: {} of the tensors are missing in {}, or have another shape or type there",
-            options_.model, taken->others, from);
-  }
-}
-
-std::string Replica::WhyBuffers() const {
-  std::string why = options_.buffers != 0     ? "as configured"
-                    : buffer_->buffers() == 2 ? "memory has room for the model twice"
-                                              : "memory has no room for the model twice";
-  if (options_.unsafe_in_place) return why + "; changed under whoever reads them";
-  if (!buffer_->lease_problem().empty()) {
-    why += "; every version in a fresh file: " + buffer_->lease_problem();
-  }
-  return why;
 }
 
 Follower::Situation Replica::Situation() const {
@@ -528,6 +445,791 @@ StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
   MutexLock lock(mu_);
   if (stopping_) return Stopping("receiver");
   return commits_.After(seen);
+}
+
+void Replica::Pull(Follower::Target target, bool hold) {
+  DropPrepared();  // a round uses the buffer
+  const RequestQueue::Batch batch = requests_.Take();
+  SetPauseEnds(paused_, !batch.empty());
+  hold = hold && batch.empty();
+  using_buffer_ = true;
+  waited_before_ = gate_.waits().ended_seconds;
+  mu_.unlock();
+  Status pulled;
+  fault_ = absl::CancelledError("not pulled");
+  gate_.SetLimit(BufferGate::Limit::kNone);
+  if (!batch.empty()) {
+    auto asked = AskNewest(batch.force_full);
+    pulled = asked.status();
+    if (asked.ok()) target = std::move(*asked);
+  }
+  if (pulled.ok()) DropEarlyUnless(target.whole);
+  while (pulled.ok()) {
+    pulled = RunRound(target, batch.force_full, hold);
+    // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
+    // next round starts only when the buffer may be changed.
+    if (pulled.ok() || gate_.refusal() != BufferGate::Refusal::kReader) break;
+    pulled = gate_.WaitWritable(buffer());
+  }
+  if (pulled.ok()) early_ = {};
+  if (target.unwritten() && !pulled.ok()) early_ = target;
+  links_.PullEnded(fault_);
+  mu_.lock();
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  const bool reached = hold || !IsLater(target.whole, gate_.committed());
+  // A version that does not come after all is not the upstream's failure, nor one of this pull.
+  // Nor is one that a member cannot make ready: it says so when its group asks for it.
+  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || CannotPrepare();
+  const bool withdrawn = target.incoming && !paused && !pulled.ok() && ended;
+  if (withdrawn) {
+    LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
+  }
+  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(target);
+  if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
+  if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
+  NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
+  Answer(batch, pulled);
+  mu_.unlock();
+  SendAll();
+  TellNews();
+  // Nobody who waits for the commit waits for this.
+  if (pulled.ok() && !hold) {
+    home_->LeaveDelta();
+    gate_.MakeReady();
+  }
+  mu_.lock();
+  slice_due_ = true;
+}
+
+void Replica::NoteEnd(const Status& pulled, const Identity& target) {
+  using_buffer_ = false;
+  last_whole_ = buffer().last_whole();
+  // A pull that a pause ended has not failed.
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
+  if (pulled.ok()) {
+    line_.Succeed(RestingPhase());
+  } else if (paused) {
+    line_.Set(ReceiverPhase::kPaused);
+  } else {
+    ++status_.pull_failures;
+    // The upstream asks to pull again: what was pulled is not there any more, or makes way.
+    const auto level = absl::IsAborted(pulled) ? LogLevel::kInfo : LogLevel::kWarn;
+    line_.Fail(pulled, ReplicaLine::Cause::kOther, TraceOf(target), level);
+    // The sender may have another layout or part now, or no longer have the model.
+    const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
+    if (other && !CannotPrepare()) describe_ = true;
+  }
+  answered_ = member_.report(MemberSituation());
+  cv_.notify_all();
+}
+
+void Replica::TellNews() {
+  if (!downstream_.serves()) return;
+  RelayNews news;
+  {
+    MutexLock lock(mu_);
+    news = upstream_news_;
+    if (pull_.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
+      news.fetching = pull_.target();
+      news.fetched_bytes = pull_.bytes_done();
+      news.applying = ShownPhase() == ReceiverPhase::kApplying;
+    }
+  }
+  downstream_.News(news);
+}
+
+Identity Replica::Held() const {
+  MutexLock lock(mu_);
+  return Situation().held();
+}
+
+StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
+  {
+    MutexLock lock(mu_);
+    if (member_.bound()) {
+      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(MemberSituation()));
+      return Follower::Exactly(goal);
+    }
+  }
+  // Several agents are asked now: their last events may be older than a publish that the caller of
+  // Sync knows of. A single sender's pull ends at its newest state in any case.
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    {
+      MutexLock lock(mu_);
+      if (agents_.size() == 1 && !follower_.newest(i).empty()) break;
+    }
+    DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
+    MutexLock lock(mu_);
+    follower_.Learn(i, newest);
+  }
+  MutexLock lock(mu_);
+  Follower::Situation situation = Situation();
+  situation.requested = true;
+  Follower::Choice choice = follower_.Next(situation, Clock::now());
+  const bool older = IsLater(situation.held(), choice.target.whole);
+  if (choice.pull && (or_older || !older)) return std::move(choice.target);
+  return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
+}
+
+PullRound::Env Replica::RoundEnv() {
+  return {.model = options_.model,
+          .buffer = buffer(),
+          .gate = gate_,
+          .sink = *home_->sink(),
+          .history = history_,
+          .side_files = side_files_,
+          .pool = pool_,
+          .rates = rates_,
+          .transport = transport_,
+          .stream_timeout = options_.stream_timeout,
+          .sockets = options_.sockets,
+          .connect_ahead = options_.connect_ahead,
+          .allow_code_files = options_.allow_code_files,
+          .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
+          .published =
+              [this] {
+                MutexLock lock(mu_);
+                return pull_.published();
+              }};
+}
+
+void Replica::SayNewLineage(const Identity& target) {
+  const Identity held = buffer().last_whole();
+  const Hash128 before = std::exchange(lineage_, target.lineage);
+  if (held.empty() || target.lineage == Hash128{}) return;
+  if (held.lineage == target.lineage || before == target.lineage) return;
+  LogInfo("model {}: the sender has begun a new lineage, {}; leaving {} for {}", options_.model,
+          target.lineage.Hex().substr(0, 8), DescribeFully(held), ToString(target));
+}
+
+Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
+  fault_ = absl::CancelledError("the round has not ended");
+  gate_.SetLimit(hold ? BufferGate::Limit::kPrepare : BufferGate::Limit::kNone);
+  DW_RETURN_IF_ERROR(MarkSuspects());
+  // An interrupted update must begin again before the pull says what is held: if others had its
+  // file open, a fresh file would replace it, without the chunks that the pull has named.
+  if (buffer().updating() || buffer().interrupted()) {
+    DW_RETURN_IF_ERROR(gate_.WaitWritable(buffer()));
+  }
+  const bool whole = !buffer().committed().empty() && !home_->sink()->dirty();
+  std::vector<RoundAgent> agents = links_.Plan(target, buffer(), whole, options_.streams);
+  uint64_t delta_bytes = 0;
+  PullRound::Env env = RoundEnv();
+  const Identity floor = force_full ? Identity{} : Held();
+  if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
+  // What is held for a group's word may never be committed, and a forced pull may bring an older
+  // version: neither is for those who follow. Of several agents' parts only the whole is served on,
+  // and not before its name is known.
+  const bool named = agents_.size() == 1 || target.root_known || target.unwritten();
+  if (!force_full && !hold && named) env.forward = downstream_.forwarding();
+  const auto round = std::make_shared<PullRound>(
+      env, std::move(agents),
+      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
+  {
+    MutexLock lock(mu_);
+    if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
+    if (target.unwritten() && (requests_.waiting() || verifies_.waiting())) {
+      return absl::CancelledError("somebody asks for something else first");
+    }
+    for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
+    pull_.Begin(round, target, delta_bytes);
+    if (target.unwritten() && agents_.size() > 1 && !buffer().at_once()) {
+      gate_.SetLimit(BufferGate::Limit::kKeepName);
+    }
+    // What was said since the target was chosen.
+    for (const size_t agent : target.awaited) {
+      if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
+    }
+  }
+  const auto began = Clock::now();
+  SayNewLineage(target.whole);
+  LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
+          ToString(buffer().committed()), ToString(TraceOf(target.whole)));
+  const Status ended = Drive(*round, hold);
+  if (hold && ended.ok()) {
+    KeepPrepared(round, began, target.incoming);
+    return ended;
+  }
+  gate_.EndLimit();
+  return EndRound(*round, began, ended);
+}
+
+void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_point began,
+                           bool unasked) {
+  LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
+          HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
+  fault_ = absl::OkStatus();
+  root_mismatches_ = 0;
+  downstream_.Distrust(buffer().TakeLost());
+  MutexLock lock(mu_);
+  pull_.End();
+  gate_.EndLimit();
+  prepared_ = PreparedRound{round, began};
+  member_.Prepared(round->whole(), unasked);
+}
+
+Status Replica::Drive(PullRound& round, bool hold) {
+  Status ended;
+  while (ended.ok() && round.step() != PullRound::Step::kDone && !(hold && round.prepared())) {
+    SetPhase(round.step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
+                                                        : ReceiverPhase::kApplying);
+    TellNews();
+    const bool transfers = round.step() == PullRound::Step::kTransfer;
+    ended = round.Advance();
+    if (transfers && ended.ok()) {
+      gate_.EndKeepName();
+      LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
+              ToString(round.whole()), HumanBytes(round.stats().payload_bytes),
+              round.stats().chunks_full + round.stats().chunks_delta,
+              HumanSeconds(round.times().transfer), ToString(TraceOf(round.whole())));
+    }
+    MutexLock lock(mu_);
+    if (round.bytes_expected() > 0) pull_.Expect(round.bytes_expected());
+  }
+  return ended;
+}
+
+Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
+  links_.RoundEnded(round, ended.ok());
+  fault_ = ended.ok() ? ended : round.fault();
+  root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
+  if (ended.ok()) {
+    upkeep_.Committed(buffer());
+    Committed(round, began);
+    downstream_.Serve(buffer(), round.delta(), round.delta_from());
+  }
+  downstream_.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
+  downstream_.Distrust(buffer().TakeLost());
+  MutexLock lock(mu_);
+  pull_.End();
+  status_.root_mismatches += round.root_mismatch() ? 1 : 0;
+  return ended;
+}
+
+void Replica::TellStages(const CommitTimes& times) const {
+  if (!options_.stages) return;
+  options_.stages({Stage::kQueue, times.queue, options_.model});
+  options_.stages({Stage::kAhead, times.ahead, options_.model});
+  options_.stages({Stage::kTransfer, times.transfer, options_.model});
+  options_.stages({Stage::kStage, times.stage, options_.model});
+  options_.stages({Stage::kReaders, times.readers, options_.model});
+  options_.stages({Stage::kApply, times.apply, options_.model});
+  options_.stages({Stage::kCommit, times.commit, options_.model});
+}
+
+void Replica::Committed(const PullRound& round, Clock::time_point began) {
+  const PullStats& stats = round.stats();
+  const Identity id = buffer().committed();
+  CommitTimes times{round.times()};
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
+  }
+  gate_.Look(buffer());
+  status_.last_pull = stats;
+  status_.bytes_received += stats.payload_bytes;
+  status_.repaired_chunks += stats.repaired_chunks;
+  status_.refused_chunks += stats.refused_chunks;
+  status_.forms += stats.forms;
+  status_.history_deltas = history_.deltas();
+  status_.history_bytes = history_.bytes();
+  // In a directory that was made anew the version that was there before is a new commit.
+  const bool same_buffer = std::exchange(committed_in_, home_->number()) == home_->number();
+  times.readers = gate_.waits().ended_seconds - waited_before_;
+  const auto added = commits_.Add(id, stats, times, began, !same_buffer);
+  if (!added) return;
+  ++status_.commits;
+  lock.unlock();
+  commits_.Notify();
+  LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired) {}",
+          options_.model, ToString(id), HumanBytes(stats.payload_bytes),
+          HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
+          CodecsText(stats.forms), stats.repaired_chunks, ToString(TraceOf(id)));
+  TellStages(*added);
+}
+
+void Replica::OnProgress(size_t agent, uint64_t bytes) {
+  {
+    MutexLock lock(mu_);
+    if (!pull_.Progress(agent, bytes, Clock::now())) return;
+  }
+  SendAll();
+  TellNews();
+}
+
+bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
+
+void Replica::DropEarly() {
+  using_buffer_ = true;
+  mu_.unlock();
+  DropEarlyUnless({});
+  mu_.lock();
+  using_buffer_ = false;
+  cv_.notify_all();
+}
+
+void Replica::DropEarlyUnless(const Identity& next) {
+  const Identity& early = early_.whole;
+  if (early.empty() || IsOf(early, next)) return;
+  LogInfo("model {}: what came of {} before it was published is dropped {}", options_.model,
+          ToString(early), ToString(TraceOf(early)));
+  early_ = {};
+  home_->sink()->Discard();
+  buffer().Discard();
+  upkeep_.Look(buffer());
+}
+
+void Replica::EndEarlyPull() {
+  std::shared_ptr<PullRound> round;
+  {
+    MutexLock lock(mu_);
+    if (pull_.state() == RunningPull::State::kUnwritten) round = pull_.round();
+  }
+  if (round != nullptr) round->Cancel();
+}
+
+bool Replica::EarlyPullIsOver() const {
+  MutexLock lock(mu_);
+  if (!pull_.early()) return false;
+  if (agents_.size() > 1) {
+    // An agent that is behind the others' incoming version may publish one between first.
+    const auto common = follower_.Common();
+    const bool overtaken = common && IsLater(common->whole, Situation().held());
+    return overtaken || follower_.GivenUp(pull_.parts());
+  }
+  const GroupMember::Choice group = member_.Next(MemberSituation());
+  if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
+  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull_.target(), group.goal);
+  return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
+}
+
+GroupMember::Situation Replica::MemberSituation() const {
+  return {.committed = gate_.committed(),
+          .last_whole = last_whole_,
+          .paused = paused_ && !gate_.half_updated(),
+          .suspects = !suspects_.empty()};
+}
+
+Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
+  GroupMember::Choice group = member_.Next(MemberSituation());
+  Plan plan{.what = group.what, .choice = {}};
+  switch (group.what) {
+    case GroupMember::Do::kFollow:
+      plan.choice = follower_.Next(Situation(), now);
+      break;
+    case GroupMember::Do::kPrepare:
+    case GroupMember::Do::kPull:
+      if (follower_.attached()) plan.choice = follower_.Towards(group.goal, now);
+      break;
+    case GroupMember::Do::kHold:
+      if (group.idle) plan.choice = follower_.Ahead(Situation(), now);
+      if (plan.choice.pull) plan.what = GroupMember::Do::kPrepare;
+      plan.choice.why = std::move(group.why);
+      break;
+    case GroupMember::Do::kCommit:
+    case GroupMember::Do::kDrop:
+      plan.choice.why = std::move(group.why);
+      break;
+  }
+  return plan;
+}
+
+void Replica::DropPrepared() {
+  if (!prepared_) return;
+  // What came stays in the buffer, and staged, as after a pull that broke off.
+  LogInfo("model {}: {} was prepared, and is not committed {}", options_.model,
+          ToString(member_.prepared()), ToString(TraceOf(member_.prepared())));
+  prepared_.reset();
+  member_.NotPrepared();
+  cv_.notify_all();
+}
+
+void Replica::CommitPrepared() {
+  const PreparedRound prepared = *std::exchange(prepared_, std::nullopt);
+  const Identity target = member_.prepared();
+  pull_.BeginCommit(prepared.round, target);
+  SetPauseEnds(paused_, false);
+  gate_.SetLimit(BufferGate::Limit::kNone);
+  using_buffer_ = true;
+  mu_.unlock();
+  const Status ended =
+      EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));
+  // Chunks that came out wrong were pulled for.
+  links_.PullEnded(fault_);
+  mu_.lock();
+  if (ended.ok()) member_.Committed();
+  member_.NotPrepared();
+  // If it failed, the group's state is pulled as by a member that comes back.
+  const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
+  if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
+  NoteEnd(ended, target);
+  mu_.unlock();
+  SendAll();
+  TellNews();
+  if (ended.ok()) {
+    home_->LeaveDelta();
+    gate_.MakeReady();
+  }
+  mu_.lock();
+}
+
+void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {
+  if (pulled.ok()) {
+    if (!hold) member_.Committed();
+    return;
+  }
+  if (hold && CannotPrepare()) return member_.Refuse(std::string(MessageOf(pulled)));
+  // `fault_` is kCancelled when no byte that the sender sent was at fault, as when it refused to
+  // open the pull.
+  member_.Failed(target, pulled, absl::IsCancelled(fault_));
+}
+
+uint64_t Replica::AskVerify(bool repair) {
+  uint64_t request = 0;
+  {
+    MutexLock lock(mu_);
+    request = verifies_.Add(repair);
+    cv_.notify_all();
+  }
+  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
+  EndEarlyPull();
+  return request;
+}
+
+StatusOr<std::optional<VerifyResult>> Replica::VerifyAnswer(uint64_t request) {
+  MutexLock lock(mu_);
+  if (const uint64_t sync = verifies_.sync(request); sync != 0) {
+    if (const auto synced = requests_.AnswerTo(sync)) {
+      verifies_.Repaired(request, *synced, commits_.last().value_or(Commit{}).id);
+      cv_.notify_all();
+    }
+  }
+  if (auto answer = verifies_.AnswerTo(request)) {
+    if (!answer->ok()) return answer->status();
+    return std::optional<VerifyResult>(**std::move(answer));
+  }
+  if (stopping_) return Stopping("receiver");
+  return std::optional<VerifyResult>();
+}
+
+void Replica::ForgetVerify(uint64_t request) {
+  MutexLock lock(mu_);
+  requests_.Forget(verifies_.Forget(request));
+  cv_.notify_all();
+}
+
+Status Replica::MayVerify() const {
+  if (home_->buffer() != nullptr && !buffer().committed().empty()) return absl::OkStatus();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": no whole version is committed; sync first", options_.model);
+}
+
+bool Replica::VerifySome() {
+  if (pass_ && !verifies_.passes()) pass_.reset();  // its callers have gone
+  if (!pass_) {
+    if (!verifies_.Begin()) return false;
+    pass_.emplace(home_->number());
+  }
+  if (const Status may = MayVerify(); !may.ok()) {
+    EndVerify(may);
+    return true;
+  }
+  const uint64_t made = home_->number();
+  mu_.unlock();
+  const bool more = pass_->Slice(buffer(), made, pool_);
+  mu_.lock();
+  if (!more) EndVerify(pass_->Result(buffer()));
+  return true;
+}
+
+void Replica::EndVerify(const StatusOr<VerifyResult>& found) {
+  const std::set<uint32_t> corrupt = pass_->corrupt();
+  pass_.reset();
+  if (found.ok() && !corrupt.empty()) {
+    LogError("model {}: verify: {} chunks disagree with their digest", options_.model,
+             corrupt.size());
+  }
+  const std::vector<uint64_t> repairs = verifies_.End(found);
+  if (!repairs.empty()) suspects_.insert(corrupt.begin(), corrupt.end());
+  for (const uint64_t call : repairs) {
+    if (follower_.attached()) {
+      verifies_.Repairs(call, requests_.Add(false));
+    } else {
+      verifies_.RepairFailed(call, line_.WhyNoSender());
+    }
+  }
+}
+
+void Replica::Doubt(const std::vector<uint32_t>& chunks) {
+  for (const uint32_t c : chunks) {
+    if (!suspects_.insert(c).second) continue;
+    ++status_.scrub_mismatches;
+    LogError(
+        "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
+        "{}",
+        options_.model, ToString(gate_.committed()), c,
+        buffer().layout().tensor(buffer().chunks()[c].tensor).name,
+        options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole",
+        ToString(TraceOf(gate_.committed())));
+  }
+}
+
+void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
+  MutexLock lock(mu_);
+  if (fingerprint != status_.fingerprint || !suspects_.insert(chunk).second) return;
+  ++status_.scrub_mismatches;
+  cv_.notify_all();
+}
+
+Status Replica::MarkSuspects() {
+  std::set<uint32_t> suspects;
+  {
+    MutexLock lock(mu_);
+    if (suspects_.empty()) return absl::OkStatus();
+  }
+  DW_RETURN_IF_ERROR(gate_.BeginChange());
+  {
+    MutexLock lock(mu_);
+    suspects.swap(suspects_);
+    gate_.LoseName();
+    status_.repaired_chunks += suspects.size();
+  }
+  const Status begun = buffer().Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
+  if (!begun.ok()) {
+    MutexLock lock(mu_);
+    suspects_.merge(suspects);
+    return begun;
+  }
+  downstream_.Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
+  return absl::OkStatus();
+}
+
+Upkeep::Situation Replica::UpkeepSituation() const {
+  return {.committed = !gate_.committed().empty(),
+          .paused = paused_,
+          .prepared = prepared_.has_value(),
+          .corrupt = !suspects_.empty(),
+          .verifying = verifies_.waiting()};
+}
+
+bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
+  if (home_->buffer() == nullptr) return false;
+  const Upkeep::Choice next = upkeep_.Next(buffer(), UpkeepSituation(), now);
+  *again = std::min(*again, next.again);
+  if (next.task == Upkeep::Task::kNothing) return false;
+  RunUpkeep(next.task);
+  return true;
+}
+
+void Replica::RunUpkeep(Upkeep::Task task) {
+  using_buffer_ = task != Upkeep::Task::kScrub;
+  mu_.unlock();
+  const bool spare = task == Upkeep::Task::kMakeSpare;
+  const Upkeep::Outcome done =
+      upkeep_.Run(task, buffer(), home_->sink(), [this, spare] { return IsWanted(spare); });
+  if (task == Upkeep::Task::kCheck) {
+    const StatusOr<Buffer::Health>& health = done.health;
+    // What was put back may be another file.
+    if (health.ok() && (downstream_.serve_again() || !health->put_back.empty())) {
+      downstream_.Serve(buffer());
+    }
+    if (health.ok()) downstream_.Distrust(health->bad_chunks);
+    downstream_.Distrust(buffer().TakeLost());
+  }
+  mu_.lock();
+  using_buffer_ = false;
+  cv_.notify_all();
+  status_.scrubbed_bytes += done.scrubbed_bytes;
+  Doubt(done.corrupt);
+  if (task == Upkeep::Task::kCheck) NoteCheck(done.health);
+}
+
+void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
+  gate_.Look(buffer());
+  if (!health.ok()) {
+    return line_.Fail(health.status(), ReplicaLine::Cause::kCheck);
+  }
+  line_.Recover(ReplicaLine::Cause::kCheck);
+  for (const std::string& name : health->put_back) {
+    ++status_.files_put_back;
+    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+  }
+  if (health->bad_chunks.empty()) return;
+  status_.scrub_mismatches += health->bad_chunks.size();
+  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
+           options_.model, health->bad_chunks.size(), options_.directory.native());
+}
+
+bool Replica::IsWanted(bool incoming) const {
+  MutexLock lock(mu_);
+  if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
+  if (verifies_.waiting()) return true;
+  const Follower::Choice next = NextPlan(Clock::now()).choice;
+  return next.pull && (incoming || !next.target.unwritten());
+}
+
+bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
+  // The same state may come by another attempt, which is news.
+  const auto same = [](const Identity& x, const Identity& y) {
+    return x == y && x.attempt == y.attempt;
+  };
+  return b.sync_request == 0 && same(a.newest, b.newest) && a.delta_bytes == b.delta_bytes &&
+         a.relay == b.relay && a.group == b.group && same(a.group.prepare, b.group.prepare) &&
+         same(a.group.commit, b.group.commit) && a.assignment == b.assignment &&
+         a.incoming == b.incoming && same(a.incoming.version, b.incoming.version) &&
+         same(a.incoming.base, b.incoming.base);
+}
+
+Report Replica::MakeReport(size_t /*agent*/) {
+  MutexLock lock(mu_);
+  Report r;
+  r.committed = gate_.committed();
+  r.phase = ShownPhase();
+  r.bytes_done = pull_.bytes_done();
+  r.bytes_total = pull_.bytes_expected();
+  r.message = line_.message();
+  r.last_pull = status_.last_pull;
+  r.group = member_.report(MemberSituation());
+  r.engines = engines_;
+  return r;
+}
+
+bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
+  const std::vector<uint64_t>& path = event.relay.path;
+  if (options_.relay_number == 0 || std::ranges::count(path, options_.relay_number) == 0) {
+    return true;
+  }
+  // Without its events the attachment counts as silent, and is made anew until this ends.
+  MutexLock lock(mu_);
+  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
+                    "{} gets its versions from this relay: a circle of relays; name the sender, "
+                    "or a relay nearer to it",
+                    agents_[agent].view.address),
+             ReplicaLine::Cause::kConnection);
+  cv_.notify_all();
+  return false;
+}
+
+void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  if (!TakeEvent(agent, attachment, event)) return;
+  if (event.sync_request != 0 || EarlyPullIsOver()) EndEarlyPull();
+  TellNews();
+}
+
+bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  MutexLock lock(mu_);
+  AgentLink& a = agents_[agent];
+  if (!keeper_.IsCurrent(agent, attachment)) return false;
+  const Identity before = follower_.newest(agent);
+  const Identity before_coming = follower_.incoming(agent);
+  follower_.Event(agent, event);
+  if (!a.heard) {
+    a.ended.clear();
+    LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
+  }
+  if (agents_.size() == 1) upstream_news_ = event.relay;
+  if (agents_.size() == 1) member_.Told(event.group);
+  a.delta_bytes = event.delta_bytes;
+  if (!event.newest.empty()) {
+    const TraceId trace = TraceOf(event.newest);
+    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) {
+      commits_.Heard(event.newest, Clock::now());
+    }
+    // A new lineage may come with another layout or part, for which a pull would be refused; so the
+    // agent must be asked for them first.
+    if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
+    a.described = event.newest.lineage;
+    if (pull_.state() == RunningPull::State::kUnwritten && follower_.Published(pull_.parts())) {
+      pull_.Published(Clock::now());
+      gate_.EndKeepName();
+    }
+  }
+  if (const Identity& coming = event.incoming.version; !coming.empty()) {
+    if (!(TraceOf(coming) == TraceOf(before_coming))) commits_.Heard(coming, Clock::now());
+  }
+  if (pull_.early() && follower_.Has(agent, pull_.parts()[agent])) {
+    pull_.round()->Told(agent);
+  }
+  if (event.sync_request != 0) {
+    requests_.AddRemote({agent, event.sync_request, event.force_full});
+  }
+  // A beat that says what the one before said comes every second and changes nothing, except that
+  // it brings back an incoming version that the follower had given up.
+  const bool restored = !(before_coming == event.incoming.version);
+  if (!a.heard || restored || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  a.heard = event;
+  return true;
+}
+
+void Replica::OnEnded(size_t agent, const Status& why) {
+  std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
+  MutexLock lock(mu_);
+  AgentLink& a = agents_[agent];
+  if (pull_.awaits_agents()) waits = pull_.round();
+  const bool was_attached = follower_.attached(agent);
+  a.heard.reset();
+  follower_.Ended(agent);
+  requests_.DropRemote(agent);
+  upstream_news_ = {};
+  if (stopping_) return;
+  NoteEnded(a, was_attached, why);
+  cv_.notify_all();
+  lock.unlock();
+  if (waits != nullptr) waits->Cancel();
+}
+
+void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
+  const std::string& address = a.view.address;
+  std::string_view reason = MessageOf(why);
+  if (const std::string context = fmt::format("sender {}: Attach: ", address);
+      reason.starts_with(context)) {
+    reason.remove_prefix(context.size());
+  }
+  // Each agent's end is logged once, also where several agents are away and end by turns.
+  const auto said = [&a](const std::string& text) { return std::exchange(a.ended, text) == text; };
+  // An attachment that is aborted later was taken by another receiver of the same id: no wait.
+  const bool taken = was_attached && absl::IsAborted(why);
+  if (AsksToWait(why) && !taken) {
+    const std::string text = fmt::format("sender {}: {}", address, reason);
+    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
+  }
+  const std::string text =
+      was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)
+                   : fmt::format("cannot attach to sender {}: {}", address, reason);
+  // This end cancels the attachment to an upstream that it leaves for another one.
+  const auto level = absl::IsCancelled(why) ? LogLevel::kInfo : LogLevel::kWarn;
+  if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
+  line_.Show(text, ReplicaLine::Cause::kConnection);
+}
+
+void Replica::SetEngines(const EnginesServe& engines) {
+  {
+    MutexLock lock(mu_);
+    if (stopping_ || engines_ == engines) return;
+    engines_ = engines;
+  }
+  SendAll();
+}
+
+void Replica::SendAll() {
+  for (size_t i = 0; i < agents_.size(); ++i) keeper_.Send(i);
+  answer_listeners_.Call();
+}
+
+void Replica::Answer(const RequestQueue::Batch& batch, const Status& status) {
+  const std::vector<RequestQueue::Remote> remote = requests_.Answer(batch, status);
+  cv_.notify_all();
+  if (remote.empty()) return;
+  mu_.unlock();
+  for (const RequestQueue::Remote& r : remote) {
+    keeper_.Send(r.agent, [&](Report& report) {
+      report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
+      report.message = std::string(MessageOf(status));
+      report.sync_request = r.number;
+    });
+  }
+  mu_.lock();
 }
 
 }  // namespace deltawire::receiver

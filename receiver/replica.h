@@ -31,54 +31,25 @@
 #include "receiver/attachment_keeper.h"
 #include "receiver/buffer.h"
 #include "receiver/buffer_gate.h"
+#include "receiver/buffer_home.h"
 #include "receiver/commit_log.h"
-#include "receiver/delta_files.h"
 #include "receiver/downstream.h"
+#include "receiver/downstream_link.h"
 #include "receiver/follower.h"
 #include "receiver/group_member.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
 #include "receiver/replica_line.h"
+#include "receiver/replica_options.h"
 #include "receiver/request_queue.h"
 #include "receiver/running_pull.h"
-#include "receiver/serving_on.h"
 #include "receiver/upkeep.h"
 #include "receiver/upstream.h"
 #include "receiver/verify_pass.h"
 #include "receiver/verify_queue.h"
 
 namespace deltawire::receiver {
-
-struct ReplicaOptions {
-  std::string model;
-  std::filesystem::path directory;
-  std::filesystem::path start_from;  ///< a model directory for a new buffer's first bytes, or empty
-  uint32_t streams = 4;              ///< of each pull; 0: by what was measured of the way
-  net::SocketChoice sockets;
-  bool connect_ahead = false;  ///< connect a pull's streams while it is asked for
-  bool follow = true;
-  uint64_t staging_bytes = uint64_t{128} << 20;
-  uint64_t history_bytes = 0;
-  uint64_t delta_file_bytes = 0;  ///< of committed deltas kept for engines; 0: none
-  uint64_t scrub_bytes_per_s = 0;
-  std::chrono::milliseconds stream_timeout{30000};
-  bool huge_pages = true;
-  uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: as memory allows
-  bool unsafe_in_place = false;
-  /// With one file: how long an update waits for readers of it, if copy_for_reader is set. Then the
-  /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
-  std::chrono::milliseconds reader_grace{10000};
-  bool copy_for_reader = false;
-  uint64_t seed = 0;              ///< seed of the random part of pauses
-  std::string file_group;         ///< group that may read the files; empty: only their owner
-  bool allow_code_files = false;  ///< take side files that an engine may execute
-  /// Is told of every version, to serve it to other receivers; it outlives the replica. Null: none.
-  Downstream* downstream = nullptr;
-  uint64_t served_delta_bytes = 0;  ///< of a pull's delta, for whom `downstream` serves
-  uint64_t relay_number = 0;        ///< of this daemon in RelayNews::path; 0: it serves nobody
-  StageObserver stages;             ///< told of each version that is committed
-};
 
 /// One agent of the trainer, as the replica sees it.
 struct AgentView {
@@ -197,9 +168,9 @@ class Replica : private AttachmentKeeper::Owner {
 
   Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
           TransportFactory transport, ThreadPool& pool, CoderRates& rates,
-          std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer);
+          std::unique_ptr<BufferHome> home);
 
-  // The driving thread (replica.cc). Only this thread uses the members that are not under mu_.
+  // The driving thread. Only this thread uses the members that are not under mu_.
   void Run();
   /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
   bool DoNext(SteadyClock::time_point* again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -212,18 +183,15 @@ class Replica : private AttachmentKeeper::Owner {
   Status MakeBuffer(ModelDescription& description) ABSL_LOCKS_EXCLUDED(mu_);
   /// Destroys the buffer and forgets what is known of it.
   void DropBuffer() ABSL_LOCKS_EXCLUDED(mu_);
-  /// False once somebody removed or moved the directory, or its state file.
-  bool HasItsDirectory() const;
   /// Shows that the directory is gone, and asks for a new buffer.
   void LoseDirectory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeFirstBytes();
-  // Pulls (replica_pull.cc).
+  // Pulls.
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// `or_older`: also a state that is older than what is held.
   StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
   Identity Held() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of versions that the trainer still writes (replica_early.cc).
+  // Of versions that the trainer still writes.
   /// Whether what came of an unwritten version is of one that is neither written any more nor
   /// published.
   bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -255,12 +223,10 @@ class Replica : private AttachmentKeeper::Owner {
   void NoteEnd(const Status& pulled, const Identity& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Committed(const PullRound& round, SteadyClock::time_point began) ABSL_LOCKS_EXCLUDED(mu_);
   void TellStages(const CommitTimes& times) const;
-  /// Keeps what the last pull applied as a file for engines.
-  void LeaveDelta();
   /// Tells the downstream what goes on here and above.
   void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
   Status MarkSuspects() ABSL_LOCKS_EXCLUDED(mu_);
-  // As a member of a group (replica_group.cc).
+  // As a member of a group.
   struct Plan {
     GroupMember::Do what = GroupMember::Do::kFollow;
     Follower::Choice choice;
@@ -276,7 +242,7 @@ class Replica : private AttachmentKeeper::Owner {
   void NoteForGroup(const Status& pulled, const Identity& target, bool hold)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnProgress(size_t agent, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // Checks of memory and files (replica_check.cc).
+  // Checks of memory and files.
   bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Does `task` without the lock, and takes note of what it found.
@@ -291,7 +257,7 @@ class Replica : private AttachmentKeeper::Owner {
   void EndVerify(const StatusOr<VerifyResult>& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// A lack of the buffer that keeps it from being checked.
   Status MayVerify() const;
-  // What the attachments bring and end (replica_attach.cc).
+  // What the attachments bring and end.
   Report MakeReport(size_t agent) override;
   /// Refuses the events of a relay that gets its versions from this daemon.
   bool Accepts(size_t agent, const UpstreamEvent& event) override;
@@ -325,7 +291,8 @@ class Replica : private AttachmentKeeper::Owner {
   }
   /// Sets what a pause ends, for the next pull too.
   void SetPauseEnds(bool paused, bool requested) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string WhyBuffers() const;
+  /// REQUIRES: there is one.
+  Buffer& buffer() const { return *home_->buffer(); }
 
   const ReplicaOptions options_;
   std::vector<AgentLink> agents_;  // the number of agents is fixed
@@ -333,20 +300,21 @@ class Replica : private AttachmentKeeper::Owner {
   ThreadPool& pool_;
   CoderRates& rates_;
 
-  // Used by the driving thread only.
-  std::shared_ptr<DirLock> lock_;
-  std::unique_ptr<Buffer> buffer_;
+  // With locks of their own.
   BufferGate gate_;
-  std::unique_ptr<PullSink> sink_;  // of buffer_
-  ServingOn serving_;
+  CommitLog commits_;
+  Listeners answer_listeners_;
+
+  // Used by the driving thread only.
+  const std::unique_ptr<BufferHome> home_;
+  DownstreamLink downstream_;
   AgentLinks links_;
   ReplicaHistory history_;
   SideFileCache side_files_;
-  DeltaFiles delta_files_;
   Upkeep upkeep_;
   int root_mismatches_ = 0;  // consecutive ones
-  Follower::Target
-      early_;        // the unwritten version whose pull has brought something; no parts: none
+  /// The unwritten version whose pull has brought something; no parts: none.
+  Follower::Target early_;
   Hash128 lineage_;  // of the last pull; zero: there was none
   Status fault_;     // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
@@ -359,6 +327,8 @@ class Replica : private AttachmentKeeper::Owner {
   std::optional<VerifyPass> pass_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{};
+  double waited_before_ = 0;   // for readers, when the pull began
+  uint64_t committed_in_ = 0;  // BufferHome::number at the last commit
 
   mutable CheckedMutex mu_;
   /// Notified when a member below changes.
@@ -366,30 +336,25 @@ class Replica : private AttachmentKeeper::Owner {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   EnginesServe engines_ ABSL_GUARDED_BY(mu_);
-  bool describe_ ABSL_GUARDED_BY(mu_) =
-      true;  // ask the agents for layout and part before the next pull
+  /// The agents are to be asked for layout and part before the next pull.
+  bool describe_ ABSL_GUARDED_BY(mu_) = true;
   Follower follower_ ABSL_GUARDED_BY(mu_);
   GroupMember member_ ABSL_GUARDED_BY(mu_);
-  std::optional<GroupReport> answered_
-      ABSL_GUARDED_BY(mu_);                   // to the sender, since the phase last changed
+  /// The last answer to the sender since the phase changed.
+  std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
   Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
   RequestQueue requests_ ABSL_GUARDED_BY(mu_);
   VerifyQueue verifies_ ABSL_GUARDED_BY(mu_);
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
-  CommitLog commits_;  // not under mu_, like the listeners
-  Listeners answer_listeners_;
-  double waited_before_ = 0;  // for readers, when the pull began
   ReplicaLine line_ ABSL_GUARDED_BY(mu_);
   RunningPull pull_ ABSL_GUARDED_BY(mu_);
   uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
   RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
   bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull
-  uint64_t buffers_made_ = 0;
-  uint64_t committed_in_ = 0;  // buffers_made_ at the last commit
-  bool using_buffer_ ABSL_GUARDED_BY(mu_) =
-      false;  // a pull, upkeep or a replacement uses the buffer, or will
-  std::set<uint32_t> suspects_
-      ABSL_GUARDED_BY(mu_);  // chunks that lack their digest: the next pull fetches them whole
+  /// A pull, upkeep or a replacement uses the buffer, or will.
+  bool using_buffer_ ABSL_GUARDED_BY(mu_) = false;
+  /// Chunks that lack their digest: the next pull fetches them whole.
+  std::set<uint32_t> suspects_ ABSL_GUARDED_BY(mu_);
   AttachmentKeeper keeper_;
   Thread thread_;
 };

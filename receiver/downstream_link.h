@@ -14,10 +14,10 @@
 
 namespace deltawire::receiver {
 
-class ServingOn {
+class DownstreamLink {
  public:
   /// `downstream`, which outlives this, may be null. `payload_limit`: see IncomingVersion.
-  ServingOn(Downstream* downstream, uint64_t payload_limit);
+  DownstreamLink(Downstream* downstream, uint64_t payload_limit);
 
   /// Whether anybody may be served.
   bool serves() const { return downstream_ != nullptr; }

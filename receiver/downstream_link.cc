@@ -1,35 +1,37 @@
-#include "receiver/serving_on.h"
+#include "receiver/downstream_link.h"
 
 #include <utility>
 
 namespace deltawire::receiver {
 
-ServingOn::ServingOn(Downstream* downstream, uint64_t payload_limit) : downstream_(downstream) {
+DownstreamLink::DownstreamLink(Downstream* downstream, uint64_t payload_limit)
+    : downstream_(downstream) {
   if (downstream_ != nullptr) {
     forwarding_ = std::make_unique<Forwarding>(*downstream_, payload_limit);
   }
 }
 
-void ServingOn::Serve(Buffer& buffer, std::shared_ptr<const Delta> delta, const Identity& from) {
+void DownstreamLink::Serve(Buffer& buffer, std::shared_ptr<const Delta> delta,
+                           const Identity& from) {
   if (downstream_ == nullptr) return;
   auto file = buffer.Serve();
   serve_again_ =
       file != nullptr && !downstream_->Committed(buffer, std::move(file), std::move(delta), from);
 }
 
-void ServingOn::Distrust(std::span<const uint32_t> chunks) const {
+void DownstreamLink::Distrust(std::span<const uint32_t> chunks) const {
   if (downstream_ != nullptr && !chunks.empty()) downstream_->Distrusted(chunks);
 }
 
-void ServingOn::EndForwarding(const Status& why) {
+void DownstreamLink::EndForwarding(const Status& why) {
   if (forwarding_ != nullptr) forwarding_->End(why);
 }
 
-void ServingOn::News(const RelayNews& news) const {
+void DownstreamLink::News(const RelayNews& news) const {
   if (downstream_ != nullptr) downstream_->News(news);
 }
 
-void ServingOn::Drop() {
+void DownstreamLink::Drop() {
   if (downstream_ != nullptr) downstream_->Dropped();
 }
 
