@@ -138,6 +138,19 @@ Finding SocketBuffers(const MachineFacts& f) {
           "for long fat links: /usr/share/deltawire/examples/deltawire.sysctl.conf.example"};
 }
 
+/// A machine without a GPU lacks nothing; a driver that is too old for these programs is news.
+Finding Gpu(const MachineFacts& f) {
+  if (f.gpu.ok()) {
+    return {Level::kGood, "GPU",
+            f.gpu_name + R"(; a sender with gpu = "auto" diffs on it, a trainer's tensors on it )"
+                         "are written by it",
+            ""};
+  }
+  const std::string text = f.gpu.message + "; the CPU diffs";
+  if (f.gpu.error != kernels::GpuError::kOldDriver) return {Level::kGood, "GPU", text, ""};
+  return {Level::kNote, "GPU", "the NVIDIA driver is too old; the CPU diffs", f.gpu.message};
+}
+
 void Certificates(const MachineFacts& f, std::vector<Finding>& all) {
   const std::string about = "certificates";
   if (!f.credentials.ok()) {
@@ -278,6 +291,7 @@ std::vector<Finding> Judge(const MachineFacts& facts) {
   all.push_back(Descriptors(facts));
   all.push_back(SocketBuffers(facts));
   all.push_back({Level::kGood, "kernels", facts.kernels, ""});
+  all.push_back(Gpu(facts));
   Certificates(facts, all);
   for (const PeerFacts& peer : facts.peers) Peer(peer, facts.program_version, all);
   return all;

@@ -13,6 +13,7 @@
 
 #include "common/base/status.h"
 #include "common/security/tls_probe.h"
+#include "kernels/gpu.h"
 #include "proto/client/diagnosis.h"
 
 namespace deltawire::cli {
@@ -65,6 +66,8 @@ struct MachineFacts {
   uint64_t descriptors = 0;     ///< soft limit of open files
   uint64_t socket_buffer = 0;   ///< the smaller limit of tcp_rmem and tcp_wmem; 0: not known
   std::string kernels;          ///< the instruction set that the kernels use
+  kernels::GpuStatus gpu;       ///< whether a sender here can diff on a GPU
+  std::string gpu_name;         ///< if it can
   std::string program_version;  ///< of this tool
   std::vector<PeerFacts> peers;
   Status credentials;  ///< whether the file of --credentials can be used

@@ -257,6 +257,9 @@ MachineFacts Look(const LookAt& at) {
   f.socket_buffer = std::min(TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_rmem")),
                              TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_wmem")));
   f.kernels = kernels::Best().name;
+  kernels::GpuInfo gpu;
+  f.gpu = kernels::FindGpu(0, &gpu);
+  f.gpu_name = gpu.name;
   f.program_version = DELTAWIRE_VERSION;
   LookAtCredentials(f);
   if (!at.sender.empty()) f.peers.push_back(LookAtSender(at.sender, at.timeout));

@@ -15,11 +15,12 @@ namespace deltawire::kernels {
 
 enum class GpuError : uint8_t {
   kNone,
-  kNotBuilt,  ///< this program has no CUDA code
-  kNoDevice,  ///< no driver, no device, or one older than the code
-  kMemory,    ///< device or pinned memory ran out
-  kDevice,    ///< any other CUDA error
-  kArgument,  ///< the caller's mistake
+  kNotBuilt,   ///< this program has no CUDA code
+  kNoDevice,   ///< no driver, no device, or one older than the code
+  kOldDriver,  ///< a driver that is older than this program's CUDA
+  kMemory,     ///< device or pinned memory ran out
+  kDevice,     ///< any other CUDA error
+  kArgument,   ///< the caller's mistake
 };
 
 struct GpuStatus {
@@ -34,7 +35,8 @@ struct GpuInfo {
   int major = 0, minor = 0;  ///< compute capability
 };
 
-/// Describes device number `device` if this program can use it.
+/// Describes device number `device` if this program can use it. A message without a driver says so,
+/// and one about an old driver has both versions.
 GpuStatus FindGpu(int device, GpuInfo* info);
 
 /// The free and the total memory of device number `device`, in bytes.

@@ -490,6 +490,8 @@ PYBIND11_MODULE(_core, m) {
   m.attr("BUCKET_AUTO") = py::int_(DW_BUCKET_AUTO);
   m.def("draw_attempt", &dw_draw_attempt);
   m.def("gpu_available", [] { return dw_gpu_available() != 0; });
+  m.def("why_no_gpu",
+        [] { return dw_gpu_available() != 0 ? std::string() : std::string(dw_last_error()); });
   m.def("describe_dlpack", &DescribeDlpack);
   py::class_<BufferView>(m, "BufferView")
       .def(py::init<const py::buffer&>())

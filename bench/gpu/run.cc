@@ -55,7 +55,8 @@ StatusOr<std::vector<Source>> Sources(const Options& options, const Bench& bench
 Status Run(const Options& options, Bench& bench) {
   kernels::GpuInfo gpu;
   const kernels::GpuStatus found = kernels::FindGpu(0, &gpu);
-  if (found.error == kernels::GpuError::kNotBuilt || found.error == kernels::GpuError::kNoDevice) {
+  if (found.error == kernels::GpuError::kNotBuilt || found.error == kernels::GpuError::kNoDevice ||
+      found.error == kernels::GpuError::kOldDriver) {
     fmt::print("not measured: no CUDA device ({})\n", found.message);
     return absl::OkStatus();
   }

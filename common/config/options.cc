@@ -345,13 +345,12 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddMillis(app, "--offload-timeout-ms",
             "An offload whose ranks are not all ready after so long is abandoned; 0: never", 0,
             &o.offload_timeout);
-  AddSwitch(app, "eager-diff",
-            "Diff tensors as the trainer marks them written (not while a GPU diffs)",
+  AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written, on the CPU",
             &o.eager_diff);
   AddSwitch(app, "send-early",
             "Send receivers each chunk as soon as it is diffed, also while the trainer still "
-            "writes others; they commit when the version is published (not while a GPU diffs, and "
-            "not with --codec tight or dense)",
+            "writes others; they commit when the version is published (not with --codec "
+            "tight or dense)",
             &o.send_early);
   AddGpu(app, &o.gpu);
   app.option_defaults()->group("Groups");

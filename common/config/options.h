@@ -43,7 +43,7 @@ struct SenderOptions {
   uint64_t socket_buffer = 0;                         ///< SO_SNDBUF of each; 0: as the link needs
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
-  bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
+  bool eager_diff = true;  ///< diff tensors as they are marked written, on the CPU
   bool send_early = true;  ///< hand chunks to receivers before the trainer has written the others
   GpuUse gpu = GpuUse::kOff;
   std::vector<GroupOptions> groups;                 ///< --group [MODEL:]NAME=ID[,ID...]

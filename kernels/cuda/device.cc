@@ -77,9 +77,35 @@ OnDevice::~OnDevice() {
 using gpu::Check;
 using gpu::Ignore;
 
+namespace {
+
+/// CUDA's number for a version: 1000 * major + 10 * minor.
+std::string VersionText(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+/// CUDA reports a machine without a driver as one whose driver is too old.
+GpuStatus NoUsableDriver() {
+  int driver = 0, runtime = 0;
+  Ignore(cudaDriverGetVersion(&driver));
+  Ignore(cudaRuntimeGetVersion(&runtime));
+  if (driver == 0) return {GpuError::kNoDevice, "CUDA: this machine has no NVIDIA driver"};
+  return {GpuError::kOldDriver, "CUDA: the NVIDIA driver here knows CUDA " + VersionText(driver) +
+                                    " at most, and this program has " + VersionText(runtime) +
+                                    "; install a newer driver, or build deltawire with nvcc " +
+                                    VersionText(driver)};
+}
+
+}  // namespace
+
 GpuStatus FindGpu(int device, GpuInfo* info) {
   int devices = 0;
-  DW_GPU_RETURN_IF_ERROR(Check(cudaGetDeviceCount(&devices), "looking for devices"));
+  const cudaError_t counted = cudaGetDeviceCount(&devices);
+  if (counted == cudaErrorInsufficientDriver) {
+    Ignore(counted);
+    return NoUsableDriver();
+  }
+  DW_GPU_RETURN_IF_ERROR(Check(counted, "looking for devices"));
   if (device < 0 || device >= devices) {
     return {GpuError::kNoDevice, "CUDA: there is no device " + std::to_string(device)};
   }

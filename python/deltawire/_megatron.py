@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltawire import _core
+from deltawire._device import has_cuda, say_way
 from deltawire._errors import Error, TensorError
 from deltawire._tensors import is_cuda, meta_of, source_of
 
@@ -230,7 +231,6 @@ class Sources:
         self.params: list[Any] = []  # as _core.Megatron takes them
         self._held: list[Any] = []
         devices = set()
-        has_cuda = None
         for item in live:
             tensor = _contiguous(item)
             address, device, reader = 0, _core.HOST_MEMORY, None
@@ -241,9 +241,9 @@ class Sources:
             else:
                 meta = meta_of(item.name, tensor)
                 dtype, shape = meta.dtype, meta.shape
-                if has_cuda is None:
-                    has_cuda = _core.gpu_available()
-                if has_cuda and tensor.device.type == "cuda":
+                if tensor.device.type == "cuda":
+                    say_way()
+                if tensor.device.type == "cuda" and has_cuda():
                     address, device = tensor.data_ptr(), tensor.device.index
                     devices.add(tensor.device)
                 else:

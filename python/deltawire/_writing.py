@@ -13,6 +13,7 @@ from typing import Any
 
 from deltawire import _core, _zero3
 from deltawire._casts import may_cast
+from deltawire._device import has_cuda, say_way
 from deltawire._errors import DTypeError, Error, ShapeError, TensorError
 from deltawire._fsdp import Place
 from deltawire._names import is_module, tensors_of
@@ -131,17 +132,15 @@ def copy_settled(
     return count
 
 
-@functools.cache
-def has_cuda() -> bool:
-    return _core.gpu_available()
-
-
 def copy_by_device(
     offload: _core.Offload, index: int, local: Any, where: Place, share: int
 ) -> int | None:
     """A tensor on a CUDA device: the device writes it into its place, which is pinned. Returns the
     bytes; None, after one warning, when it cannot, and then nothing is marked."""
-    if not is_cuda(local) or local.device.type != "cuda" or not has_cuda():
+    if not is_cuda(local) or local.device.type != "cuda":
+        return None
+    say_way()
+    if not has_cuda():
         return None
     width = local.element_size()
     start = where.start if len(where.start) == local.dim() else None

@@ -14,6 +14,7 @@ Status ToStatus(const kernels::GpuStatus& status) {
     case kernels::GpuError::kNotBuilt:
       return absl::UnimplementedError(status.message);
     case kernels::GpuError::kNoDevice:
+    case kernels::GpuError::kOldDriver:
       return absl::FailedPreconditionError(status.message);
     case kernels::GpuError::kArgument:
       return absl::InvalidArgumentError(status.message);

@@ -42,7 +42,10 @@ const char* NameOf(GpuMode mode) {
 
 std::unique_ptr<GpuDiff> GpuDiff::Create(const std::string& model, GpuUse use,
                                          const ChunkTable& chunks, const kernels::DigestKey& key,
-                                         std::span<const Bytes> halves) {
+                                         std::span<const Bytes> halves, std::string* where) {
+  std::string ignored;
+  if (where == nullptr) where = &ignored;
+  where->clear();
   if (use == GpuUse::kOff) return nullptr;
   kernels::GpuOptions options;
   kernels::GpuInfo gpu;
@@ -60,18 +63,30 @@ std::unique_ptr<GpuDiff> GpuDiff::Create(const std::string& model, GpuUse use,
   if (differ == nullptr) {
     LogWarn("model {}: gpu = \"{}\", but diffs run on the CPU: {}", model, ToString(use),
             status.message);
+    *where = fmt::format("the CPU ({})", status.message);
     return nullptr;
   }
+  *where = fmt::format("{} ({})", gpu.name, NameOf(options.mode));
   LogInfo("model {}: diffs run on {}, {}, with {} of its memory", model, gpu.name,
           NameOf(options.mode), HumanBytes(differ->device_bytes()));
   std::unique_ptr<GpuDiff> diff(new GpuDiff(model, std::move(differ)));
-  diff->Pin(halves);
+  diff->pinning_ = std::thread(
+      [d = diff.get(), all = std::vector(halves.begin(), halves.end())] { d->Pin(all); });
   return diff;
 }
 
-void GpuDiff::Pin(std::span<const Bytes> halves) {
+GpuDiff::~GpuDiff() {
+  stopping_ = true;
+  WaitUntilPinned();
+}
+
+void GpuDiff::WaitUntilPinned() {
+  if (pinning_.joinable()) pinning_.join();
+}
+
+void GpuDiff::Pin(const std::vector<Bytes>& halves) {
   for (const Bytes half : halves) {
-    if (half.empty()) continue;
+    if (half.empty() || stopping_) continue;
     std::unique_ptr<kernels::GpuPin> pin;
     const kernels::GpuStatus status = kernels::GpuPin::Create(half, &pin);
     if (!status.ok()) {
@@ -98,8 +113,9 @@ bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
 void GpuDiff::Distrust(const std::string& what) {
   ++mismatches_;
   LogError(
-      "model {}: {}: the GPU's result is not the CPU's. This publish is diffed on the CPU from the "
-      "start, and so are all that follow (check the device; a restart tries it again)",
+      "model {}: {}: the GPU's result is not the CPU's. Its results for this publish are dropped, "
+      "and "
+      "the CPU diffs this and all that follow (check the device; a restart tries it again)",
       model_, what);
 }
 

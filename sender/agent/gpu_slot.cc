@@ -4,7 +4,7 @@
 
 namespace deltawire::sender {
 
-GpuSlot::GpuSlot(Make make) : make_(std::move(make)), diff_(make_()) {
+GpuSlot::GpuSlot(Make make) : make_(std::move(make)), diff_(make_(&where_)) {
   if (diff_ != nullptr) state_ = State::kPinned;
 }
 
@@ -36,11 +36,19 @@ void GpuSlot::PinAnew() {
     wrong = before_.mismatches > 0;
   }
   if (wrong) return;
-  std::shared_ptr<GpuDiff> made = make_();
-  if (made == nullptr) return;
+  std::string where;
+  std::shared_ptr<GpuDiff> made = make_(&where);
   MutexLock lock(mu_);
+  where_ = std::move(where);
+  if (made == nullptr) return;
   diff_ = std::move(made);
   state_ = State::kPinned;
+}
+
+std::string GpuSlot::where() const {
+  MutexLock lock(mu_);
+  const bool wrong = before_.mismatches > 0 || (diff_ != nullptr && diff_->counts().mismatches > 0);
+  return wrong ? "the CPU (a result of the GPU was wrong)" : where_;
 }
 
 GpuDiff::Counts GpuSlot::counts() const {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
@@ -13,8 +14,8 @@ namespace deltawire::sender {
 
 class GpuSlot {
  public:
-  /// Pins both halves; null if there is no GPU to use.
-  using Make = std::function<std::unique_ptr<GpuDiff>()>;
+  /// Begins to pin both halves; null if there is no GPU to use. `where` as of GpuDiff::Create.
+  using Make = std::function<std::unique_ptr<GpuDiff>(std::string* where)>;
   explicit GpuSlot(Make make);
 
   /// Null: the CPU diffs.
@@ -23,9 +24,11 @@ class GpuSlot {
   bool diffs() const;
   /// Lets go of the halves' memory, of which one half is about to be replaced.
   void Unpin();
-  /// Pins the halves' memory after Unpin; takes seconds for large halves.
+  /// Begins to pin the halves' memory after Unpin.
   void PinAnew();
   GpuDiff::Counts counts() const;
+  /// What diffs run on, as GpuDiff::Create says it; empty: no GPU was asked for.
+  std::string where() const;
 
  private:
   /// kNone -> kPinned (made with a usable GPU); kPinned -> kUnpinned (Unpin) -> kPinned or kNone
@@ -35,6 +38,7 @@ class GpuSlot {
   const Make make_;
   mutable CheckedMutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kNone;
+  std::string where_ ABSL_GUARDED_BY(mu_);              // before diff_, which is made with it
   std::shared_ptr<GpuDiff> diff_ ABSL_GUARDED_BY(mu_);  // of kPinned
   GpuDiff::Counts before_ ABSL_GUARDED_BY(mu_);         // of those that were unpinned
 };

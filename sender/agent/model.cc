@@ -33,7 +33,7 @@ Model::Model(std::unique_ptr<const ModelHome> home, const SenderOptions& options
       scrubber_(Scrubber::Context{name(), &layout(), &chunks(), &owned(), &backend_, &key()},
                 home_->halves()),
       incoming_(name()),
-      gpu_([this] { return MakeGpu(); }),
+      gpu_([this](std::string* where) { return MakeGpu(where); }),
       session_({name(), !owned().all(), options_.offload_timeout}, layout(), chunks(), owned(),
                first_lease) {}
 
@@ -109,13 +109,14 @@ Status Model::Restore() {
   return absl::OkStatus();
 }
 
-std::unique_ptr<GpuDiff> Model::MakeGpu() const {
+std::unique_ptr<GpuDiff> Model::MakeGpu(std::string* where) const {
   const Bytes data[] = {half(0), half(1)};
-  if (owned().all()) return GpuDiff::Create(name(), options_.gpu, chunks(), key(), data);
+  if (owned().all()) return GpuDiff::Create(name(), options_.gpu, chunks(), key(), data, where);
   if (options_.gpu != GpuUse::kOff) {
     // Pinning a half would fill its holes.
     LogWarn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU",
             name(), ToString(options_.gpu));
+    *where = "the CPU (this agent owns a part of the model)";
   }
   return nullptr;
 }

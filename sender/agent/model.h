@@ -180,6 +180,8 @@ class Model : public StateSource {
   /// The same of incoming versions.
   EncodedCache::Counts early_encoded() const { return incoming_.encoded(); }
   GpuDiff::Counts gpu_counts() const { return gpu_.counts(); }
+  /// What its versions are diffed on, if a GPU was asked for; else empty.
+  std::string diffs_on() const { return gpu_.where(); }
 
   /// Whether its files are still in its directory; see ModelHome.
   bool IsInPlace() const { return home_->IsInPlace(); }
@@ -203,7 +205,7 @@ class Model : public StateSource {
   Status Restore();
   StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
   uint32_t InactiveHalf() const;
-  std::unique_ptr<GpuDiff> MakeGpu() const;
+  std::unique_ptr<GpuDiff> MakeGpu(std::string* where) const;
 
   /// Drains and fences the half, for which it waits and may make files.
   Status PrepareHalf(uint32_t half, double* waited) ABSL_LOCKS_EXCLUDED(mu_);

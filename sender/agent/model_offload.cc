@@ -139,10 +139,9 @@ std::shared_ptr<IncomingVersion> Model::incoming() const {
 std::shared_ptr<IncomingVersion> Model::BeginIncoming() {
   const auto newest = store_.newest();
   // By the rule of `auto`, or fast: other codecs would be made for all receivers, on the cores with
-  // which the trainer copies. A GPU diffs all at the end, and its results can be dropped again.
+  // which the trainer copies. A GPU diffs what is left at the end.
   const bool fast = options_.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast;
-  if (!options_.send_early || !fast || !incoming_.has_listener() || newest == nullptr ||
-      gpu_.diffs()) {
+  if (!options_.send_early || !fast || !incoming_.has_listener() || newest == nullptr) {
     return nullptr;
   }
   const Identity version{home_->halves().lineage(), NextState(session_.version()), 0,
@@ -261,9 +260,8 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
     } else {
       refused = noted.status();
     }
-    // Early diffs run on the CPU. With a GPU they do not pay: the chunks' base would have to be
-    // copied to the GPU again.
-    if (options_.eager_diff && !gpu_.diffs()) job = job_;
+    // These run on the CPU, while the trainer writes; a GPU diffs what is left then.
+    if (options_.eager_diff) job = job_;
   }
   if (!refused.ok()) {
     offload_listeners_.Call();  // the offload is over

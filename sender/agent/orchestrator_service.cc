@@ -163,7 +163,12 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     response->set_security(access_->Describe() + (tls ? "; kernel TLS: " + net::KernelTls() : ""));
   }
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
-  response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
+  std::string kernels = fmt::format("{}, {} threads", kernels::Best().name, pool_threads_);
+  for (const auto& model : models) {
+    const std::string where = model->diffs_on();
+    if (!where.empty()) kernels += fmt::format("; {} is diffed on {}", model->name(), where);
+  }
+  response->set_kernels(kernels);
   response->mutable_rate_limits()->set_all(o.rate_limit);
   response->mutable_rate_limits()->set_per_site(o.rate_limit_per_site);
   response->mutable_rate_limits()->set_per_receiver(o.rate_limit_per_receiver);

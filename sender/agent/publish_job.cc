@@ -33,22 +33,13 @@ MutableBytes EncodeScratch(size_t bytes) {
 PublishJob::PublishJob(Inputs inputs)
     : in_(std::move(inputs)),
       n_(in_.chunks->size()),
+      builder_(in_.payload_limit),
       taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
-      digests_(std::make_shared<std::vector<uint64_t>>(n_)) {
-  StartOver();
-}
-
-void PublishJob::StartOver() {
-  MutexLock lock(mu_);
-  marked_.clear();
-  while (running_ > 0) cv_.wait(lock);
-  damaged_.clear();
-  builder_.emplace(in_.payload_limit);
-  counts_ = std::make_unique<Counts[]>(in_.chunks->tensors());
-  root_ = in_.active_root;
+      digests_(std::make_shared<std::vector<uint64_t>>(n_)),
+      counts_(std::make_unique<Counts[]>(in_.chunks->tensors())),
+      root_(in_.active_root) {
+  // Chunks that other agents own count as taken, so that no thread touches them.
   for (uint32_t i = 0; i < n_; ++i) {
-    (*digests_)[i] = 0;
-    // Chunks that other agents own count as taken, so that no thread touches them.
     taken_[i] = in_.owned != nullptr && !in_.owned->contains(i);
   }
 }
@@ -115,14 +106,14 @@ void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes pa
   const Chunk& chunk = (*in_.chunks)[i];
   SetDigest(i, found.digest_after);
   if (found.changed == 0) return;
-  const bool sent = WorthSending(payload.size(), chunk.bytes);
-  Count(chunk, found.changed, sent ? payload.size() : 0, !sent);
+  const bool sent = WorthSending(found.bytes, chunk.bytes);
+  Count(chunk, found.changed, sent ? found.bytes : 0, !sent);
   ChunkDelta entry;
   entry.chunk = i;
   entry.changed = found.changed;
   entry.digest_before = (*in_.active_digests)[i];
   entry.digest_after = found.digest_after;
-  const bool undoable = builder_->Add(entry, payload);
+  const bool undoable = builder_.Add(entry, payload);
   if (in_.changing) {
     in_.changing(i, in_.active.subspan(chunk.offset, chunk.bytes), undoable);
   }
@@ -130,60 +121,79 @@ void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes pa
 
 void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool) {
   if (in_.gpu == nullptr || !in_.gpu->trusted() || in_.active.empty()) return;
-  assert(!in_.diffed);  // StartOver below would diff anew what was told
   std::vector<uint32_t> which;
   for (uint32_t i = 0; i < n_; ++i) {
     if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
     if (taken_[i].exchange(1, std::memory_order_acq_rel) == 0) which.push_back(i);
   }
+  // Nothing counts before the CPU has agreed to a part of it.
+  std::vector<GpuResult> results;
+  std::vector<size_t> claims;
   std::vector<uint8_t> done(n_);
-  std::vector<GpuClaim> claims;
+  uint64_t kept = 0;
   const uint32_t rounds = std::min(GpuDiff::kCheckRounds, n_), round = in_.gpu->NextRound();
   in_.gpu->Diff(in_.active, in_.inactive, which, *in_.active_digests,
                 [&](uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
                   // If the digests differ, either the base is damaged or the GPU wrong: the CPU
                   // tells which.
                   const bool base = found.digest_before == (*in_.active_digests)[i];
+                  GpuResult result{.chunk = i, .found = found};
                   if (!base || (i + round) % rounds == 0) {
-                    claims.push_back({i, found, Xxh3(payload)});
+                    result.payload_xxh3 = Xxh3(payload);
+                    claims.push_back(results.size());
                   }
-                  if (!base) return;
-                  Record(i, found, payload);
-                  done[i] = 1;
+                  if (base && kept + payload.size() <= in_.payload_limit) {
+                    result.payload.assign(payload.begin(), payload.end());
+                    kept += payload.size();
+                  }
+                  results.push_back(std::move(result));
+                  done[i] = base;
                 });
   std::atomic<uint32_t> wrong{n_};
   pool.ParallelFor(claims.size(), [&](size_t i) {
-    if (!CpuAgrees(claims[i])) wrong = claims[i].chunk;
+    if (!CpuAgrees(results[claims[i]])) wrong = results[claims[i]].chunk;
   });
   if (wrong < n_) {
     const size_t tensor = (*in_.chunks)[wrong].tensor;
     in_.gpu->Distrust(fmt::format(
         "chunk {} of tensor {}", wrong.load(),
         in_.layout == nullptr ? std::to_string(tensor) : in_.layout->tensor(tensor).name));
-    StartOver();
-    return;
+    done.assign(n_, 0);
+  } else {
+    pool.ParallelFor(results.size(), [&](size_t i) {
+      if (done[results[i].chunk] != 0) Accept(results[i]);
+    });
   }
   for (const uint32_t i : which) {
     if (done[i] == 0) taken_[i].store(0, std::memory_order_release);
   }
 }
 
-bool PublishJob::CpuAgrees(const GpuClaim& claim) {
+void PublishJob::Accept(const GpuResult& result) {
+  const uint32_t i = result.chunk;
+  if (result.whole) return DigestAnew(i, result.found.digest_before);
+  Record(i, result.found, result.payload);
+  if (in_.diffed && result.found.changed != 0) {
+    const bool sent = WorthSending(result.found.bytes, (*in_.chunks)[i].bytes);
+    in_.diffed(i, result.found.digest_before, result.found.digest_after,
+               sent ? Bytes(result.payload) : Bytes());
+  }
+}
+
+bool PublishJob::CpuAgrees(GpuResult& claim) {
   const Chunk& chunk = (*in_.chunks)[claim.chunk];
   const uint64_t digest_before = (*in_.active_digests)[claim.chunk];
   const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
   const auto r = in_.backend->diff_encode_checked(
       *in_.key, in_.active.subspan(chunk.offset, chunk.bytes),
       Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes), chunk.width, out);
-  const kernels::EncodeResult& found = claim.result;
+  const kernels::EncodeResult& found = claim.found;
   if (r.digest_before != digest_before) {
     // The half is damaged. A GPU that read this half found the same, and Diff will handle the
     // chunk; a GPU with a base of its own may have diffed against the right bytes.
     if (found.digest_before != digest_before) return true;
     Lost(claim.chunk, true);
-    builder_->Add(
-        {.chunk = claim.chunk, .digest_before = digest_before, .digest_after = found.digest_after},
-        {});
+    claim.whole = true;
     return found.digest_after == r.digest_after;
   }
   return found.digest_before == r.digest_before && found.digest_after == r.digest_after &&
@@ -199,7 +209,7 @@ void PublishJob::DigestAnew(uint32_t i, uint64_t digest_before) {
   entry.chunk = i;
   entry.digest_before = digest_before;
   entry.digest_after = (*digests_)[i];
-  builder_->Add(entry, {});
+  builder_.Add(entry, {});
 }
 
 void PublishJob::CarryOver(uint32_t i) {
@@ -283,7 +293,7 @@ StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
   Join();
   if (given_up_) return absl::AbortedError("the publish was given up");
   Result result;
-  if (!in_.active.empty()) result.delta = builder_->Finish(from, to);
+  if (!in_.active.empty()) result.delta = builder_.Finish(from, to);
   result.digests = digests_;
   result.root = root_;
   auto tensors = std::make_shared<std::vector<TensorChange>>();

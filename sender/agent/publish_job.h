@@ -10,7 +10,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,10 +50,9 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     /// Called for each changed chunk, while `before`, its bytes in `active`, are sure to be right.
     /// `undoable`: the delta has the change's payload. Called from any thread, under no lock.
     std::function<void(uint32_t chunk, Bytes before, bool undoable)> changing;
-    /// Called for each changed chunk when the CPU has diffed it, once a chunk: what was told is not
-    /// diffed anew. `payload`: that of its delta, valid during the call; empty: the chunk is better
-    /// sent whole. Called from any thread, under no lock. Null, and REQUIRED to be, while a trusted
-    /// GPU diffs, whose results may be dropped again.
+    /// Called for each changed chunk when it has been diffed, once a chunk: on the GPU, when the
+    /// CPU has agreed. `payload`: that of its delta, valid during the call; empty: the chunk is
+    /// better sent whole. Called from any thread, under no lock.
     std::function<void(uint32_t chunk, uint64_t digest_before, uint64_t digest_after,
                        Bytes payload)>
         diffed;
@@ -98,16 +96,18 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// Diffs on the GPU the chunks that no thread has taken; after an error, those without a result
   /// are free to be taken again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
-  /// The GPU's result for a chunk, to be compared with the CPU's.
-  struct GpuClaim {
+  /// The GPU's result for a chunk.
+  struct GpuResult {
     uint32_t chunk = 0;
-    kernels::EncodeResult result;
-    uint64_t payload_xxh3 = 0;
+    kernels::EncodeResult found;
+    uint64_t payload_xxh3 = 0;       ///< of a result that is compared with the CPU's
+    std::vector<std::byte> payload;  ///< empty beyond the limit of payloads
+    bool whole = false;              ///< the old bytes are damaged on the host
   };
-  bool CpuAgrees(const GpuClaim& claim);
-  /// Forgets all results, the CPU's too: afterwards no chunk is taken.
-  void StartOver();
-  /// Stores the result of a chunk's diff.
+  /// Whether the CPU finds the same; says in `claim` whether the old bytes are damaged on the host.
+  bool CpuAgrees(GpuResult& claim);
+  void Accept(const GpuResult& result);
+  /// Stores the result of a chunk's diff; `payload` may be left out, and the chunk is sent whole.
   void Record(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload);
   void CarryOver(uint32_t chunk);
   /// Copies the chunk from the active half; returns the digest of the copy.
@@ -126,7 +126,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
 
   const Inputs in_;
   const uint32_t n_;
-  std::optional<DeltaBuilder> builder_;
+  DeltaBuilder builder_;
   std::unique_ptr<std::atomic<uint8_t>[]> taken_;
   std::shared_ptr<std::vector<uint64_t>> digests_;
   struct Counts {

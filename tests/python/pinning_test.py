@@ -12,6 +12,7 @@ import support
 support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
+from deltawire import _core, _device  # noqa: E402
 
 
 class OnCuda(torch.Tensor):
@@ -83,6 +84,7 @@ class PinningTest(unittest.TestCase):
         cls.cluster = cls.enterClassContext(support.Cluster())
 
     def setUp(self):
+        _device.say_way()  # says once that there is no CUDA here, before a test counts messages
         self.model = self.id().rsplit(".", 1)[-1]
         self.manager = deltawire.WeightManager(self.cluster.endpoint, model=self.model)
         torch.manual_seed(3)
@@ -97,6 +99,17 @@ class PinningTest(unittest.TestCase):
                                              .tobytes() if want.numel() else b""), name)
 
     stored = torch.float32
+
+    def test_why_the_librarys_own_cuda_is_not_used_is_said_once(self):
+        _device.why_no_gpu.cache_clear()
+        _device.say_way.cache_clear()
+        why = "CUDA: the NVIDIA driver here knows CUDA 12.4 at most, and this program has 13.0"
+        with FakeCuda(), mock.patch.object(_core, "why_no_gpu", lambda: why), \
+                self.assertLogs("deltawire._device", "WARNING") as log:
+            for version in range(1, 4):
+                self.publish(version)
+        self.assertEqual(len(log.output), 1)
+        self.assertIn(why, log.output[0])
 
     def test_each_half_is_pinned_once_and_until_it_is_made_anew(self):
         with FakeCuda() as cuda:

@@ -297,7 +297,8 @@ DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client,
                                 const uint32_t* ranks, size_t rank_count, int replace,
                                 dw_registered* result);
 
-/* 1 if this library has CUDA code and this process has a device that it can use; else 0. */
+/* 1 if this library has CUDA code and this process has a device that it can use; else 0, and
+ * dw_last_error() says why. */
 DW_API int dw_gpu_available(void);
 
 /* Copies bytes [offset, offset + bytes) of a parameter to `to`, in host memory; returns 0, or

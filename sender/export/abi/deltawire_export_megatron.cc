@@ -110,8 +110,12 @@ StatusOr<std::vector<LiveTensor>> ReadGather(const dw_megatron* megatron, const 
 extern "C" {
 
 int dw_gpu_available(void) {
-  deltawire::kernels::GpuInfo info;
-  return deltawire::kernels::FindGpu(0, &info).ok() ? 1 : 0;
+  return Guard([]() -> Status {
+           deltawire::kernels::GpuInfo info;
+           return deltawire::FromGpu(deltawire::kernels::FindGpu(0, &info));
+         }) == DW_OK
+             ? 1
+             : 0;
 }
 
 int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron) {

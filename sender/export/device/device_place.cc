@@ -1,6 +1,7 @@
 #include "sender/export/device/device_place.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/place_pieces.h"
 #include "sender/export/gather/gpu_status.h"
@@ -153,8 +154,8 @@ class DevicePlace::Staging {
 };
 
 Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
-                               std::vector<mcore::Step>& queued, DevicePlaceStats& stats) {
-  DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, queues_.Queue(shard.live->device));
+                               int turn, Batch& batch) {
+  DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, queues_.Queue(shard.live->device, turn));
   DW_ASSIGN_OR_RETURN(const MutableBytes mapped, queues_.Map(half.mapped, *queue));
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
                       StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
@@ -164,26 +165,45 @@ Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const
     const MutableBytes to = mapped.subspan(
         static_cast<size_t>(tensor.data() - half.mapped.bytes.data()), tensor.size());
     DW_RETURN_IF_ERROR(FromGpu(queue->Place(step.copy, shard.live->data, to, step.convert)));
-    stats.direct_bytes += kernels::CopiedBytes(step.copy);
-    queued.push_back(step);
+    batch.bytes += kernels::CopiedBytes(step.copy);
+    batch.steps.push_back(step);
   }
+  ++batch.shards;
   return absl::OkStatus();
 }
 
-Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard> shards,
+Status DevicePlace::PlaceDirectly(const Plan& plan, std::vector<DeviceShard>& shards,
                                   const HalfMemory& half, DevicePlaceStats& stats) {
   queues_.DropUnused();
+  // While one turn's batch is on its way, the other's is queued behind it.
+  Batch batches[kTurns];
+  size_t queued = 0, reported = 0;
   Status status;
-  std::vector<mcore::Step> queued;
-  for (const DeviceShard& shard : shards) {
-    if (status.ok()) status = QueueShard(plan, shard, half, queued, stats);
+  const auto finish = [&](int turn) {
+    Batch batch = std::exchange(batches[turn], {});
+    if (batch.shards == 0) return;
+    const Status done = queues_.WaitForTurn(turn);
+    if (status.ok()) status = done;
+    if (!status.ok()) return;
+    for (const mcore::Step& step : batch.steps) {
+      if (half.placed) half.placed(step);
+    }
+    stats.direct_bytes += batch.bytes;
+    reported += batch.shards;
+  };
+  int turn = 0;
+  for (; status.ok() && queued < shards.size(); turn = (turn + 1) % kTurns) {
+    finish(turn);
+    Batch& batch = batches[turn];
+    while (status.ok() && queued < shards.size() && batch.bytes < batch_bytes_) {
+      status = QueueShard(plan, shards[queued++], half, turn, batch);
+    }
   }
+  for (int i = 0; i < kTurns && status.ok(); ++i) finish((turn + i) % kTurns);
   // Waits after an error too: a running kernel must not outlive the offload.
   const Status done = queues_.WaitForAll();
   if (status.ok()) status = done;
-  // After an error all is placed again over the buckets, and is reported then.
-  if (!status.ok() || !half.placed) return status;
-  for (const mcore::Step& step : queued) half.placed(step);
+  shards.erase(shards.begin(), shards.begin() + static_cast<ptrdiff_t>(reported));
   return status;
 }
 
@@ -196,7 +216,6 @@ StatusOr<DevicePlaceStats> DevicePlace::Run(const Plan& plan, std::span<const De
     const Status placed = PlaceDirectly(plan, direct, half, stats);
     if (!placed.ok()) {
       stats.why_staged = std::string(MessageOf(placed));
-      stats.direct_bytes = 0;
       staged.insert(staged.end(), direct.begin(), direct.end());
     }
   }

@@ -41,11 +41,14 @@ struct DevicePlaceStats {
 class DevicePlace {
  public:
   /// A bucket holds `bucket_bytes`, or one row if that is larger.
-  explicit DevicePlace(uint64_t bucket_bytes = 64ULL << 20) : bucket_bytes_(bucket_bytes) {}
+  /// Of shards that a device writes, about `batch_bytes` are reported at a time.
+  explicit DevicePlace(uint64_t bucket_bytes = 64ULL << 20, uint64_t batch_bytes = 256ULL << 20)
+      : bucket_bytes_(bucket_bytes), batch_bytes_(batch_bytes) {}
   ~DevicePlace();
 
-  /// Returns when every byte is in place. If a device fails, all its shards are written again over
-  /// the buckets; only if that fails too is there an error.
+  /// Returns when every byte is in place. Shards are reported while later ones are on their way. If
+  /// a device fails, the shards that were not reported are written again over the buckets; only if
+  /// that fails too is there an error.
   StatusOr<DevicePlaceStats> Run(const mcore::Plan& plan, std::span<const DeviceShard> shards,
                                  const HalfMemory& half, ThreadPool& pool);
 
@@ -56,12 +59,21 @@ class DevicePlace {
     uint64_t bytes = 0;
     std::unique_ptr<kernels::GpuPin> pin;  // destroyed before its memory
   };
-  Status PlaceDirectly(const mcore::Plan& plan, std::span<const DeviceShard> shards,
+  /// Shards whose bytes are on their way, by one queue of each device.
+  struct Batch {
+    std::vector<mcore::Step> steps;
+    size_t shards = 0;
+    uint64_t bytes = 0;
+  };
+  /// Removes from `shards` those that are in place and were reported: all, unless there is an
+  /// error.
+  Status PlaceDirectly(const mcore::Plan& plan, std::vector<DeviceShard>& shards,
                        const HalfMemory& half, DevicePlaceStats& stats);
   Status QueueShard(const mcore::Plan& plan, const DeviceShard& shard, const HalfMemory& half,
-                    std::vector<mcore::Step>& queued, DevicePlaceStats& stats);
+                    int turn, Batch& batch);
 
-  const uint64_t bucket_bytes_;
+  static constexpr int kTurns = 2;
+  const uint64_t bucket_bytes_, batch_bytes_;
   Bucket ring_[2];
   DeviceQueues queues_;  // destroyed before the buckets, which its work uses
 };

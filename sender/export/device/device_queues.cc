@@ -9,12 +9,12 @@ namespace deltawire {
 DeviceQueues::DeviceQueues() = default;
 DeviceQueues::~DeviceQueues() = default;
 
-StatusOr<kernels::GpuQueue*> DeviceQueues::Queue(int device) {
-  std::unique_ptr<kernels::GpuQueue>& queue = queues_[device];
+StatusOr<kernels::GpuQueue*> DeviceQueues::Queue(int device, int turn) {
+  std::unique_ptr<kernels::GpuQueue>& queue = queues_[{device, turn}];
   if (queue == nullptr) {
     const Status made = FromGpu(kernels::GpuQueue::Create(device, &queue));
     if (!made.ok()) {
-      queues_.erase(device);
+      queues_.erase({device, turn});
       return made;
     }
   }
@@ -59,7 +59,17 @@ void DeviceQueues::DropUnused() {
 
 Status DeviceQueues::WaitForAll() {
   Status first;
-  for (const auto& [device, queue] : queues_) {
+  for (const auto& [key, queue] : queues_) {
+    const Status status = FromGpu(queue->Wait());
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+Status DeviceQueues::WaitForTurn(int turn) {
+  Status first;
+  for (const auto& [key, queue] : queues_) {
+    if (key.second != turn) continue;
     const Status status = FromGpu(queue->Wait());
     if (first.ok()) first = status;
   }

@@ -7,6 +7,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -26,7 +27,8 @@ class DeviceQueues {
   DeviceQueues();
   ~DeviceQueues();
 
-  StatusOr<kernels::GpuQueue*> Queue(int device);
+  /// `turn`: of queues whose work is waited for apart from that of the others.
+  StatusOr<kernels::GpuQueue*> Queue(int device, int turn = 0);
   /// The address by which this device's kernels reach `half`. Pins it, once for as long as it is
   /// mapped.
   StatusOr<MutableBytes> Map(const MappedHalf& half, kernels::GpuQueue& queue);
@@ -35,8 +37,9 @@ class DeviceQueues {
                const MappedHalf& half);
   /// Unpins the halves that nobody else keeps mapped: they are not in use any more.
   void DropUnused();
-  /// Waits for all queues; returns the first error.
+  /// Waits for all queues, or for those of one turn; returns the first error.
   Status WaitForAll();
+  Status WaitForTurn(int turn);
   /// Any queue; null while no device was used.
   kernels::GpuQueue* first() const;
 
@@ -49,7 +52,7 @@ class DeviceQueues {
   // A list: elements that move into one another's place would be unmapped while they are pinned.
   std::list<PinnedHalf> pinned_;
   // Destroyed before the memory that they use.
-  std::map<int, std::unique_ptr<kernels::GpuQueue>> queues_;
+  std::map<std::pair<int, int>, std::unique_ptr<kernels::GpuQueue>> queues_;  // by device and turn
 };
 
 }  // namespace deltawire

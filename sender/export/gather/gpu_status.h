@@ -16,6 +16,7 @@ inline Status FromGpu(const kernels::GpuStatus& s) {
     case kernels::GpuError::kNotBuilt:
       return Status(StatusCode::kUnimplemented, s.message);
     case kernels::GpuError::kNoDevice:
+    case kernels::GpuError::kOldDriver:
       return Status(StatusCode::kFailedPrecondition, s.message);
     default:
       return Status(StatusCode::kInternal, s.message);

@@ -30,6 +30,7 @@ MachineFacts Good() {
           .descriptors = 65536,
           .socket_buffer = 64 << 20,
           .kernels = "AVX2",
+          .gpu_name = "NVIDIA H100",
           .program_version = "1.2.3"};
 }
 
@@ -53,8 +54,27 @@ TEST_CASE("doctor: a machine that has all it needs gets no advice") {
               .connect_seconds = 0.02},
              {.kind = "receiver", .address = "10.0.0.2:7710", .program_version = "1.2.3"}};
   CHECK(Bad(f).empty());
-  // Kernel, directory, leases, huge pages, descriptors, buffers, kernels, and three of the peers.
-  CHECK(Judge(f).size() == 10);
+  // Kernel, directory, leases, huge pages, descriptors, buffers, kernels, the GPU, and three of the
+  // peers.
+  CHECK(Judge(f).size() == 11);
+}
+
+TEST_CASE("doctor: what diffs on this machine is said, and that a GPU is missing is no problem") {
+  const auto said = [](const MachineFacts& f) {
+    for (const Finding& found : Judge(f)) {
+      if (found.about == "GPU") return found.text;
+    }
+    return std::string();
+  };
+  MachineFacts f = Good();
+  CHECK_THAT(said(f), Catch::StartsWith("NVIDIA H100; "));
+  for (const auto& [error, why] :
+       {std::pair(kernels::GpuError::kNotBuilt, "this program was built without CUDA"),
+        std::pair(kernels::GpuError::kNoDevice, "CUDA: this machine has no NVIDIA driver")}) {
+    f.gpu = {error, why};
+    CHECK(Bad(f).empty());
+    CHECK(said(f) == std::string(why) + "; the CPU diffs");
+  }
 }
 
 TEST_CASE("doctor: a peer's clock is compared, and the time that its answer took is no skew") {
@@ -146,6 +166,11 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
   one([](MachineFacts& f) { f.descriptors = 1024; }, "descriptors", Level::kNote, "1024", "ulimit");
   one([](MachineFacts& f) { f.socket_buffer = 212992; }, "socket buffers", Level::kNote, "213 kB",
       "sysctl");
+  one(
+      [](MachineFacts& f) {
+        f.gpu = {kernels::GpuError::kOldDriver, "CUDA: it knows 12.4"};
+      },
+      "GPU", Level::kNote, "too old", "it knows 12.4");
   PeerFacts peer{
       .kind = "sender", .address = "a:1", .program_version = "1.2.3", .bulk_address = "a:2"};
   one(

@@ -158,6 +158,7 @@ TEST_CASE("a parameter says where it lies: host memory, or a device counted from
   CHECK_THAT(std::string(dw_last_error()),
              Catch::Contains("first is said to lie on device 1000000"));
   if (dw_gpu_available() == 0) {
+    CHECK_THAT(std::string(dw_last_error()), Catch::Contains("CUDA"));
     const dw_param first_device = param("first", 0);
     CHECK(dw_megatron_check(megatron, 0, &first_device, 1) != DW_OK);
     CHECK_THAT(std::string(dw_last_error()), Catch::Contains("first is said to lie on device 0"));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "kernels/place_pieces.h"
 #include "tests/unit/export/device_rank.h"
 #include "tests/unit/kernels/fake_cuda.h"
 
@@ -93,6 +94,35 @@ TEST_CASE("each shard is written by the device that it lies on, into a half that
     CHECK(half.Holds(rank.Wanted()));
     CHECK(CudaRegistrations() == 1);
   }
+}
+
+TEST_CASE("shards are reported while later ones are still on their way") {
+  Rank rank("float32", "tp=2,ep=2,etp=1", 0, kSeed);
+  rank.PutAll(Kind::kDevice);
+  Half half(rank);
+  const std::vector<std::byte> wanted = rank.Wanted();
+  const int before = CudaPlacements();
+  int at_first = -1, reports = 0;
+  bool in_place = true;
+  half.half.placed = [&](const mcore::Step& step) {
+    if (reports++ == 0) at_first = CudaPlacements() - before;
+    // Each of a float32 tensor's rows that the step writes holds its bytes by now.
+    const uint64_t first = rank.planned.plan.layout().offset(step.tensor) +
+                           static_cast<uint64_t>(step.copy.dst_offset);
+    in_place &= std::equal(wanted.begin() + static_cast<ptrdiff_t>(first),
+                           wanted.begin() + static_cast<ptrdiff_t>(first + step.copy.run_bytes),
+                           half.data().begin() + static_cast<ptrdiff_t>(first));
+  };
+  DevicePlace place(64 << 20, 1);  // every shard is a batch
+  const auto stats = rank.Run(place, half.half);
+  INFO(TextOf(stats));
+  REQUIRE(stats.ok());
+  CHECK(stats->why_staged.empty());
+  CHECK(reports > 3);
+  CHECK(in_place);
+  CHECK(at_first > 0);
+  CHECK(at_first < CudaPlacements() - before);
+  CHECK(half.Holds(wanted));
 }
 
 TEST_CASE("a half that is no longer mapped does not stay pinned") {
@@ -212,13 +242,22 @@ TEST_CASE(
   const std::vector<std::byte> wanted = rank.Wanted();
   const int before = CudaAllocations();
   int fell_back = 0, errors = 0, at = 0;
+  uint64_t all_bytes = 0;
   for (bool reached = false; !reached; at += 1 + at / 6) {
     CAPTURE(at);
     Half half(rank);
     if (!direct) half.half.mapped.mapping = nullptr;
-    DevicePlace place(1024);
+    DevicePlace place(1024, 4096);
+    uint64_t reported = 0;
+    half.half.placed = [&](const mcore::Step& step) {
+      reported += kernels::CopiedBytes(step.copy);
+    };
     FailCudaCallIn(at);
     const auto stats = rank.Run(place, half.half);
+    // Each byte is reported once, also where some were before the error.
+    if (stats.ok() && all_bytes == 0) all_bytes = reported;
+    if (stats.ok()) CHECK(reported == all_bytes);
+    half.half.placed = {};
     // A failure that the first run did not reach would come in this one.
     reached = rank.Run(place, half.half).ok() && stats.ok() && at > 400;
     FailCudaCallIn(-1);

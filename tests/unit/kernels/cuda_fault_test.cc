@@ -210,5 +210,22 @@ TEST_CASE("Work on one device makes no context on another") {
   CHECK(current == (other_is_used ? 0 : 1));
 }
 
+TEST_CASE("A machine without a driver, and one whose driver is too old, are told apart") {
+  GpuInfo info;
+  PretendDriver(0);
+  const GpuStatus none = FindGpu(0, &info);
+  PretendDriver(11080);
+  const GpuStatus old = FindGpu(0, &info);
+  PretendDriver(CUDART_VERSION);
+  CHECK(none.error == GpuError::kNoDevice);
+  CHECK(none.message == "CUDA: this machine has no NVIDIA driver");
+  CHECK(old.error == GpuError::kOldDriver);
+  CHECK_THAT(old.message, Catch::Contains("knows CUDA 11.8 at most"));
+  CHECK_THAT(old.message, Catch::Contains("build deltawire with nvcc 11.8"));
+  // The error is not left in CUDA's record for the next call.
+  CHECK(cudaGetLastError() == cudaSuccess);
+  CHECK(FindGpu(0, &info).ok());
+}
+
 }  // namespace
 }  // namespace deltawire::kernels::test::cuda_fault_test

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -45,6 +46,8 @@ Wrong wrong = Wrong::kNothing;
 unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0, device_allocations = 0;
 volatile uint8_t unpinned = 0;  // what was read last of memory that was unregistered
+int driver_version = CUDART_VERSION;
+std::atomic<bool> pinning_held = false;
 bool refuse_pinning = false, refuse_mapping = false;
 constexpr int kDevices = 2;
 thread_local int current_device = 0;
@@ -376,7 +379,12 @@ void PlantWrong(Wrong what, unsigned chunk) {
   wrong_chunk = chunk;
 }
 void RefusePinning(bool refuse) { refuse_pinning = refuse; }
+void HoldPinning(bool hold) {
+  pinning_held = hold;
+  pinning_held.notify_all();
+}
 void RefuseMapping(bool refuse) { refuse_mapping = refuse; }
+void PretendDriver(int version) { driver_version = version; }
 int CudaAllocations() { return allocations; }
 int CudaRegistrations() { return static_cast<int>(registered.size()); }
 bool CudaRegistered(const void* memory, size_t bytes) {
@@ -465,7 +473,17 @@ int PrimaryCtxGetState(int device, unsigned* flags, int* active) {
 
 extern "C" {
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = driver_version;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 0;
+  if (driver_version < CUDART_VERSION) return Say(cudaErrorInsufficientDriver);
   *count = kDevices;
   return cudaSuccess;
 }
@@ -529,6 +547,7 @@ cudaError_t cudaFreeHost(void* memory) {
   return Free(memory);
 }
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  pinning_held.wait(true);
   const std::lock_guard lock(mu);
   if (refuse_pinning) return Say(cudaErrorMemoryAllocation);
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;

@@ -24,6 +24,8 @@ void PlantWrong(Wrong what, unsigned chunk);
 /// it.
 void RefusePinning(bool refuse);
 void RefuseMapping(bool refuse);
+/// While it holds, a call that registers host memory waits, as that of a large half does.
+void HoldPinning(bool hold);
 /// How many blocks of device and pinned memory have not been freed.
 int CudaAllocations();
 /// How many pieces of host memory are registered now, and how many strided copies have run so far.
@@ -33,6 +35,9 @@ bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
 /// How many blocks of device memory were allocated so far.
 int CudaDeviceAllocations();
+/// The machine's driver: the newest CUDA that it knows, as 1000 * major + 10 * minor; 0: there is
+/// no driver. By default it knows the runtime's.
+void PretendDriver(int version);
 /// Whether a device was used since EndCudaContexts. Choosing it is use enough.
 bool HasCudaContext(int device);
 void EndCudaContexts();

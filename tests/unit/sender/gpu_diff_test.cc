@@ -18,7 +18,9 @@ TEST_CASE("without a GPU or without asking for one the CPU diffs") {
   kernels::GpuInfo gpu;
   const bool there = kernels::FindGpu(0, &gpu).ok();
   for (const GpuUse use : {GpuUse::kAuto, GpuUse::kHostStaged, GpuUse::kResident}) {
-    CHECK((GpuDiff::Create("m", use, *chunks, key, halves) != nullptr) == there);
+    std::string where;
+    CHECK((GpuDiff::Create("m", use, *chunks, key, halves, &where) != nullptr) == there);
+    CHECK(there == (where.find("the CPU (") == std::string::npos));
   }
 }
 

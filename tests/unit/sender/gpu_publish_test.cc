@@ -1,6 +1,8 @@
 // A publish on the GPU gives the delta and digests of one on the CPU, whatever fails in between.
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "sender/agent/model.h"
 #include "sender/agent/publish_job.h"
@@ -12,7 +14,9 @@ namespace deltawire::sender::gpu_publish_test {
 namespace {
 
 using kernels::test::CudaCalls;
+using kernels::test::CudaRegistrations;
 using kernels::test::FailCudaCallIn;
+using kernels::test::HoldPinning;
 using kernels::test::PlantWrong;
 using kernels::test::Random;
 using kernels::test::Wrong;
@@ -51,7 +55,10 @@ class Halves {
     }
   }
 
-  PublishJob::Result Publish(GpuDiff* gpu, ThreadPool& pool) {
+  /// `early`: tensors that are marked as written before the end.
+  PublishJob::Result Publish(GpuDiff* gpu, ThreadPool& pool,
+                             const std::vector<uint32_t>& early = {},
+                             decltype(PublishJob::Inputs::diffed) diffed = {}) {
     PublishJob::Inputs in;
     in.chunks = &chunks_;
     in.backend = &kernels::Best();
@@ -61,9 +68,12 @@ class Halves {
     in.active_digests = digests_;
     in.payload_limit = uint64_t{1} << 30;
     in.gpu = gpu;
+    in.diffed = std::move(diffed);
     std::vector<bool> unchanged(layout_.size());
     unchanged.back() = true;
-    return *std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool);
+    const auto job = std::make_shared<PublishJob>(in);
+    job->MarkWritten(early, {}, pool);
+    return *job->Finish({1, 1}, {1, 2}, unchanged, pool);
   }
   /// Flips a bit of a chunk in the published half.
   void Damage(uint32_t chunk) { data_[active_][chunks_[chunk].offset + 5] ^= std::byte{2}; }
@@ -113,6 +123,7 @@ TEST_CASE("a publish on the GPU is one on the CPU with and without CUDA errors")
     Halves halves(random);
     const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
     REQUIRE(gpu != nullptr);
+    gpu->WaitUntilPinned();  // whose calls would be counted, too
     uint64_t publishes = 0, failures = 0;
     for (const int fail_in : {-1, -1, 0, 3, 8, -1, 5, 11, 14, -1}) {
       CAPTURE(static_cast<int>(use), fail_in);
@@ -134,6 +145,70 @@ TEST_CASE("a publish on the GPU is one on the CPU with and without CUDA errors")
     CHECK(failures >= 3);
     CHECK(publishes >= 4);
   }
+}
+
+TEST_CASE("the CPU diffs early what is marked, the GPU the rest, and each change is told once") {
+  const uint64_t seed = 95;
+  CAPTURE(seed);
+  Random random(seed);
+  ThreadPool pool(2);
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+    for (const Wrong what : {Wrong::kNothing, Wrong::kPayload}) {
+      CAPTURE(static_cast<int>(use), static_cast<int>(what));
+      Halves halves(random);
+      const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
+      REQUIRE(gpu != nullptr);
+      PlantWrong(what, 1);
+      for (uint32_t round = 0; round < GpuDiff::kCheckRounds; ++round) {
+        CAPTURE(round);
+        halves.Write(0.02, random);
+        const PublishJob::Result expected = halves.Publish(nullptr, pool);
+        std::mutex mu;
+        std::map<uint32_t, uint64_t> told;
+        bool once = true;
+        const bool trusted = gpu->trusted();
+        const PublishJob::Result found = halves.Publish(
+            gpu.get(), pool, {round % 4}, [&](uint32_t chunk, uint64_t, uint64_t after, Bytes) {
+              std::lock_guard lock(mu);
+              once &= told.emplace(chunk, after).second;
+            });
+        CHECK(once);
+        // A wrong payload that this round does not look at is found in a later one.
+        if (what == Wrong::kNothing || !gpu->trusted()) CheckSame(found, expected);
+        for (const ChunkDelta& entry : expected.delta->chunks()) {
+          CHECK(told[entry.chunk] == entry.digest_after);
+        }
+        CHECK(told.size() == expected.delta->chunks().size());
+        if (what == Wrong::kNothing) CHECK(trusted);
+        halves.Install(found);
+      }
+      CHECK(gpu->trusted() == (what == Wrong::kNothing));
+      PlantWrong(Wrong::kNothing, 0);
+    }
+  }
+}
+
+TEST_CASE("a GPU diffs while the halves are still being pinned") {
+  const uint64_t seed = 96;
+  CAPTURE(seed);
+  Random random(seed);
+  ThreadPool pool(2);
+  Halves halves(random);
+  HoldPinning(true);
+  {
+    const auto gpu =
+        GpuDiff::Create("m", GpuUse::kHostStaged, halves.chunks(), halves.key(), halves.spans());
+    REQUIRE(gpu != nullptr);
+    halves.Write(0.02, random);
+    CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
+    CHECK(gpu->counts().publishes == 1);
+    CHECK(CudaRegistrations() == 0);
+    HoldPinning(false);
+    gpu->WaitUntilPinned();
+    CHECK(CudaRegistrations() == 2);
+    CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
+  }
+  CHECK(CudaRegistrations() == 0);
 }
 
 TEST_CASE("a GPU without memory for the base still diffs") {
