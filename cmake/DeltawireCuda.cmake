@@ -26,6 +26,14 @@ elseif(DELTAWIRE_CUDA)
     if(NOT CMAKE_CUDA_ARCHITECTURES)
       # Code for A100 and H100, and for later devices a form that the driver compiles.
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+      if(DELTAWIRE_CUDA_FOR_ALL AND nvcc_version VERSION_GREATER_EQUAL 12.8)  # half a CPU minute
+        list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
+      endif()
+    endif()
+    set(compress)
+    if(DELTAWIRE_CUDA_FOR_ALL AND nvcc_version VERSION_GREATER_EQUAL 13.0)
+      # 0.6 MB instead of 3. Drivers that are older than nvcc 13's runtime could not unpack it.
+      set(compress --compress-mode=size)
     endif()
     # The runtime is linked statically and the driver looked up at run time, so that programs start
     # on machines that have neither.
@@ -39,9 +47,12 @@ elseif(DELTAWIRE_CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(DELTAWIRE_CUDA_BUILT TRUE)
     set(DELTAWIRE_CUDA_NOTE "nvcc ${nvcc_version}; kernels for CPU and GPU")
+    if(compress)
+      add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:${compress}>")
+    endif()
     find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
     find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
-    if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY AND NOT DELTAWIRE_CUDA_FOR_ALL)
       set(DELTAWIRE_NCCL_BUILT TRUE)
       add_library(dw_nccl INTERFACE)
       target_include_directories(dw_nccl SYSTEM INTERFACE "${NCCL_INCLUDE_DIR}")

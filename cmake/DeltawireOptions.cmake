@@ -11,6 +11,7 @@ set(DELTAWIRE_SANITIZE "" CACHE STRING "Comma-separated -fsanitize= list, e.g. a
 set(DELTAWIRE_PYTHON_SITE "" CACHE STRING
   "Where the Python package goes, below the prefix; its libraries lie where the loader looks then")
 set(DELTAWIRE_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (when nvcc is found), ON or OFF")
+option(DELTAWIRE_CUDA_FOR_ALL "Kernels for all devices in use, and no NCCL: for other machines" OFF)
 
 # A file has 128 lines on average and parses a hundred thousand of headers, so joined sources compile
 # in a fraction of the time. The price: names in anonymous namespaces are unique within a target, and

@@ -114,10 +114,17 @@ urgency=medium
   set(CPACK_DEBIAN_${C}_PACKAGE_CONTROL_EXTRA "${control}" PARENT_SCOPE)
 endfunction()
 
+if(DELTAWIRE_CUDA_BUILT)
+  set(diffs_on "\
+With NVIDIA's driver and gpu = \"auto\", versions are diffed on a GPU.")
+else()
+  set(diffs_on "\
+This package has no CUDA: versions are diffed on the CPU.")
+endif()
 dw_package(sender deltawire-sender net "deltawire's daemon beside a trainer" "\
 It holds two buffers of a model in HuggingFace layout, finds what each version
 changed, and serves it to receivers. Trainers reach it by a Unix socket.
-This package has no CUDA: versions are diffed on the CPU.")
+${diffs_on}")
 dw_package(receiver deltawire-receiver net "deltawire's daemon beside inference engines" "\
 It keeps models in step with a sender's newest version, as files that engines
 load and read, and brings running engines to each version.")

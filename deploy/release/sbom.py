@@ -122,6 +122,11 @@ class Document:
             {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": locator}
         ], **more)  # fmt: skip
 
+    def cuda(self, version: str) -> str:
+        """NVIDIA's runtime, which is linked statically."""
+        return self._add("nvidia", "cuda-cudart-static", version, "NOASSERTION", "Organization: NVIDIA",
+                         licenseComments="the CUDA Toolkit End User License Agreement")  # fmt: skip
+
     def relate(self, key: str, relation: str, packages: set[str]) -> None:
         for package in packages:
             other = self.debian(package)
@@ -155,6 +160,16 @@ def problems(path: pathlib.Path) -> list[str]:
     return [m.validation_message for m in validate_full_spdx_document(parse_file(str(path)), "SPDX-2.3")]
 
 
+def cuda_of(path: pathlib.Path) -> str | None:
+    """The version of the CUDA runtime in an artifact's programs, as its build noted it."""
+    if path.name.endswith(".deb") and not re.match("deltawire-sender|lib", path.name):
+        return None
+    build = ROOT / "build" / ("wheel" if path.suffix == ".whl" else "package") / "CMakeCache.txt"
+    said = build.read_text() if build.exists() else ""
+    note = re.search(r"^DELTAWIRE_CUDA_NOTE:INTERNAL=nvcc ([0-9.]+)", said, re.M)
+    return note.group(1) if note else None
+
+
 def make(folder: pathlib.Path, version: str) -> pathlib.Path:
     document = Document(version)
     made = [p for p in sorted(folder.iterdir()) if p.suffix in (".deb", ".whl", ".gz")]
@@ -163,6 +178,9 @@ def make(folder: pathlib.Path, version: str) -> pathlib.Path:
     document.relate(document.root, "DEPENDS_ON", compiled_in())
     for path in made:
         key = document.artifact(path)
+        version_of_cuda = cuda_of(path)
+        if version_of_cuda:
+            document.relations.add((key, "STATIC_LINK", document.cuda(version_of_cuda)))
         if path.suffix == ".deb":
             document.relate(key, "DEPENDS_ON", needs_of_package(path))
         elif path.suffix == ".whl":

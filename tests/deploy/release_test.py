@@ -147,11 +147,11 @@ class Refusals(unittest.TestCase):
 
 
 class Presets(unittest.TestCase):
-    def test_what_is_handed_out_has_no_cuda(self):
-        """Its static runtime would be in the programs, and in no SBOM."""
+    def test_what_is_handed_out_has_cuda_for_all_devices(self):
         presets = {p["name"]: p for p in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
         for name in ("package", "wheel"):
-            self.assertEqual(presets[name]["cacheVariables"]["DELTAWIRE_CUDA"], "OFF", name)
+            self.assertEqual(presets[name]["cacheVariables"]["DELTAWIRE_CUDA_FOR_ALL"], "ON", name)
+            self.assertNotIn("DELTAWIRE_CUDA", presets[name]["cacheVariables"], name)
 
 
 class Sbom(unittest.TestCase):
