@@ -7,6 +7,8 @@
 
 #include <system_error>
 
+#include "common/base/trusted_place.h"
+
 namespace deltawire {
 namespace {
 
@@ -35,7 +37,7 @@ Status CheckLinks(const fs::path& path) {
     at /= part;
     struct stat info;
     if (::lstat(at.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) continue;
-    if (info.st_uid != ::geteuid() && info.st_uid != 0) return AnotherUsers(at, info.st_uid);
+    if (!IsOwnOrRoot(info.st_uid)) return AnotherUsers(at, info.st_uid);
   }
   return absl::OkStatus();
 }
@@ -43,8 +45,7 @@ Status CheckLinks(const fs::path& path) {
 Status CheckTrustedOwner(const fs::path& dir) {
   struct stat info;
   if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
-  if (info.st_uid == ::geteuid() || info.st_uid == 0) return absl::OkStatus();
-  return AnotherUsers(dir, info.st_uid);
+  return IsOwnOrRoot(info.st_uid) ? absl::OkStatus() : AnotherUsers(dir, info.st_uid);
 }
 
 StatusOr<UniqueFd> OpenOwnDirectory(const fs::path& dir) {

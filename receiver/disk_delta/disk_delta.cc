@@ -19,6 +19,7 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
+#include "common/base/trusted_place.h"
 #include "common/base/unique_fd.h"
 #include "common/base/write_error.h"
 #include "receiver/disk_delta/payload.h"
@@ -136,7 +137,7 @@ StatusOr<mode_t> OwnDirectory(const fs::path& named) {
   }
   struct stat now {};
   if (::stat(path.c_str(), &now) != 0) return ErrnoError(fmt::format("stat {}", path.native()));
-  const bool foreign = now.st_uid != ::geteuid() && now.st_uid != 0;
+  const bool foreign = !IsOwnOrRoot(now.st_uid);
   if (foreign || (now.st_mode & 0022) != 0) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "{} {}: whoever may write there could lead this receiver to files elsewhere; {}",

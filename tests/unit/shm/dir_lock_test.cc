@@ -1,6 +1,8 @@
 #include "common/shm/dir_lock.h"
 
 #include <grp.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -262,6 +264,37 @@ TEST_CASE("another user's directory is refused, and both are named") {
     CHECK(message.find("12345") != std::string::npos);
     CHECK(message.find("root (0)") != std::string::npos);
   }
+}
+
+TEST_CASE("in a user namespace, directories of outside are as good as root's") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can become another user");
+    return;
+  }
+  const TempDir temp;
+  fs::create_directory(temp.path() / "real");
+  fs::create_symlink("real", temp.path() / "link");
+  for (const char* dir : {"", "real"}) {
+    REQUIRE(::chmod((temp.path() / dir).c_str(), 01777) == 0);
+  }
+  // As in a container without privileges that has the machine's /dev/shm.
+  testing::Forked inside([&] {
+    if (::setgroups(0, nullptr) != 0 || ::setgid(12345) != 0 || ::setuid(12345) != 0) ::_exit(1);
+    ::prctl(PR_SET_DUMPABLE, 1);  // else only root may write the map
+    if (::unshare(CLONE_NEWUSER) != 0) ::_exit(2);
+    std::ofstream("/proc/self/uid_map") << "0 12345 1";
+    if (::geteuid() != 0) ::_exit(2);
+    if (!DirLock::Acquire(temp.path() / "model").ok()) ::_exit(3);
+    if (!DirLock::Acquire(temp.path() / "link" / "model").ok()) ::_exit(4);
+    // But a directory of our own is of our own.
+    if (DirLock::Acquire(temp.path() / "real").ok()) ::_exit(5);
+  });
+  const int ended = WEXITSTATUS(inside.Wait());
+  if (ended == 2) {
+    WARN("SKIPPED: this machine allows no user namespaces");
+    return;
+  }
+  CHECK(ended == 0);
 }
 
 TEST_CASE("a killed owner's lock is free") {
