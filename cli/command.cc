@@ -5,6 +5,7 @@
 #include "cli/arguments.h"
 #include "cli/connect.h"
 #include "common/base/similar_word.h"
+#include "common/config/command_line.h"
 #include "common/config/unknown_option.h"
 
 namespace deltawire::cli {
@@ -121,7 +122,8 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", WhyRefused(app, {argv + 1, argv + argc}, e.what()).c_str());
     return static_cast<int>(Exit::kUsage);
   }
-  const StatusOr<Exit> exit = run();
+  const Status homes = CheckHome(app);
+  const StatusOr<Exit> exit = homes.ok() ? run() : UsageError(std::string(MessageOf(homes)));
   std::fflush(stdout);
   if (!exit.ok()) return Failed(app.get_subcommands().front()->get_name(), exit.status());
   return static_cast<int>(*exit);

@@ -134,6 +134,25 @@ void AddGeneralOptions(CLI::App& app) {
       ->option_text("FILE");
 }
 
+Status CheckHome(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      const size_t equals = value.find("=~");
+      const std::string_view path =
+          std::string_view(value).substr(equals == std::string::npos ? 0 : equals + 1);
+      if (path != "~" && !path.starts_with("~/")) continue;
+      return Errorf(StatusCode::kInvalidArgument,
+                    "{}: {}: a shell replaces ~ at the start of a word only, and nothing else "
+                    "does; write the whole path",
+                    option->get_name(), value);
+    }
+  }
+  for (const CLI::App* called : app.get_subcommands()) {
+    DW_RETURN_IF_ERROR(CheckHome(*called));
+  }
+  return absl::OkStatus();
+}
+
 CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
                                     const std::function<Status()>& check) {
   const auto file = std::make_shared<OptionFile>(app);
@@ -149,7 +168,8 @@ CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* 
     return Failure((unknown.empty() ? file->NameSource(error.what()) : unknown) +
                    "\nRun with --help for the options.");
   }
-  const Status status = check();
+  Status status = CheckHome(app);
+  if (status.ok()) status = check();
   if (!status.ok()) return Failure(file->NameSource(std::string(MessageOf(status))));
   return {true, {}, 0};
 }

@@ -14,6 +14,10 @@ namespace deltawire {
 /// Gives `app` --help, --version and --config.
 void AddGeneralOptions(CLI::App& app);
 
+/// An error if a value of `app`, or of a subcommand that was called, begins with "~/", alone or
+/// after "NAME=": a shell replaces that only at the start of a word, and a unit of systemd never.
+Status CheckHome(const CLI::App& app);
+
 struct CommandLineOutcome {
   bool run = false;
   std::string text;

@@ -3,6 +3,7 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "common/base/model_name.h"
@@ -181,6 +182,15 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
   const auto same = [&](const ReceiverModelOptions& other) { return other.name == model.name; };
   if (std::any_of(models->begin(), models->end(), same)) {
     return Errorf(StatusCode::kInvalidArgument, "model {} is named twice", model.name);
+  }
+  const auto place = [](const std::string& directory) {
+    return std::filesystem::path(directory + "/").lexically_normal();
+  };
+  for (const ReceiverModelOptions& other : *models) {
+    if (model.directory.empty() || place(other.directory) != place(model.directory)) continue;
+    return Errorf(StatusCode::kInvalidArgument,
+                  "models {} and {} would have one directory, {}; give each its own", other.name,
+                  model.name, model.directory);
   }
   models->push_back(std::move(model));
   return {};

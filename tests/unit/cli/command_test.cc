@@ -49,6 +49,7 @@ TEST_CASE("wrong usage is exit code 2") {
   CHECK(RunTool({"status", "--sender", "no-port"}) == 2);
   CHECK(RunTool({"publish", dir.path().string(), "--watch", "--version", "3"}) == 2);
   CHECK(RunTool({"demo", "--size", "huge"}) == 2);
+  CHECK(RunTool({"publish", dir.path().string(), "--version", "3", "--socket=~/s.sock"}) == 2);
   CHECK(RunTool({"sync", "--id", "a"}) == 2);
   const std::string from = dir.path().string(), to = from + "/to";
   CHECK(RunTool({"convert", from, to, "--parallel", "tp=1", "--max-shard-size", "1KB"}) == 2);

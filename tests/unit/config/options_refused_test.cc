@@ -38,6 +38,7 @@ TEST_CASE("errors on the command line name the option") {
   }
   CheckError(Receiver({"--model=m="}), {"--model: ", "directory"});
   CheckError(Receiver({"--model=m", "--model=m=/d"}), {"--model: ", "named twice"});
+  CheckError(Receiver({"--model=m=/d/e", "--model=n=/d/./e/"}), {"--model: ", "one directory"});
   CheckError(Receiver({"--model=m", "--sender=host:0"}), {"--sender: ", "port 0"});
   CheckError(Receiver({"--model=m", "--sender=host"}), {"--sender: "});
   CheckError(Receiver({"--model=m", "--receiver-id=a b"}), {"--receiver-id: "});
@@ -64,6 +65,16 @@ TEST_CASE("listening beyond loopback needs keys or insecure-plaintext, and the e
   const ConfigFile file("\ncontrol-listen = \"[::]:1\"\n");
   CheckError(Sender({"--config", file.path()}),
              {std::string(file.path()) + ":2: control-listen: ", "[::]:1"});
+}
+
+TEST_CASE("a home that no shell has replaced is refused, wherever a path may stand") {
+  const std::string says = "write the whole path";
+  CheckError(Sender({"--data-dir=~/d"}), {"--data-dir: ~/d: ", says});
+  CheckError(Sender({"--trainer-socket=~/t.sock"}), {"--trainer-socket: ", says});
+  CheckError(Receiver({"--model=m=~/d"}), {"--model: m=~/d: ", says});
+  CheckError(Receiver({"--model=m", "--start-from=m=~"}), {"--start-from: ", says});
+  CheckError(Receiver({"--model=m", "--data-dir", "~"}), {"--data-dir: ", says});
+  CHECK(Receiver({"--model=m=/d/~/e~", "--data-dir=~x"}).run);  // names like others
 }
 
 TEST_CASE("a Unix socket's path has a limit") {
