@@ -148,6 +148,18 @@ TEST_CASE("a sender's socket with a path of full length is known by that path") 
   CHECK((*found)->bound == path);
 }
 
+TEST_CASE("a sender whose socket was removed is to be restarted, and has not gone") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  TrainerClient client(sender.socket(), kModel);
+  REQUIRE(client.Register(RankLayout(), {}).ok());
+  fs::remove(sender.socket());
+  const Status refused = client.Register(RankLayout(), {}).status();  // by the same connection
+  CHECK(absl::IsUnavailable(refused));
+  Has(refused, fmt::format("no sender listens at {}", sender.socket()));
+  Has(refused, "its socket was removed: restart it");
+}
+
 TEST_CASE("a sender does not listen for trainers in another user's directory") {
   if (::geteuid() != 0) return;
   ShmDir root;

@@ -181,7 +181,15 @@ struct TrainerClient::Impl {
     DW_ASSIGN_OR_RETURN(sender, LookAtSender(socket));
     if (sender) CloseInForkedChildren(sender->bound);
     if (sender || !answered) return absl::OkStatus();
-    return Errorf(StatusCode::kUnavailable, "the sender at {} has gone; try again", socket);
+    const Status there = ProbeTrainerSocket(socket, kPass);
+    if (there.ok()) {
+      return Errorf(StatusCode::kUnavailable, "the sender at {} was started anew; try again",
+                    socket);
+    }
+    return Errorf(StatusCode::kUnavailable,
+                  "the sender has answered, but now {}; if it still runs, its socket was removed: "
+                  "restart it",
+                  MessageOf(there));
   }
   // Shows that this process uses the model. Returns when the agent has noted it, or cannot: an
   // agent of an older release does not know the call, and then the stream ends at once, which does
