@@ -108,6 +108,12 @@ class Buffer::Turn {
 };
 
 Status Buffer::CheckDirectory(const fs::path& dir) {
+  std::error_code unknown;
+  for (const char* half : {"half-0.safetensors", "half-1.safetensors"}) {
+    if (!fs::exists(dir / half, unknown)) continue;
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} is a sender's directory of a model; choose an empty directory", dir.native());
+  }
   return IsReceivers(dir) ? absl::OkStatus() : RefuseForeignWeights(dir);
 }
 

@@ -23,7 +23,7 @@ namespace deltawire::receiver {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kKept = ".deltawire.receiver";
+constexpr const char* kKept = kReceiverMark;
 constexpr const char* kInstalled = "installed";
 constexpr const char* kNext = "next";
 constexpr const char* kFirstLine = "deltawire side files 1";

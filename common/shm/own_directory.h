@@ -12,6 +12,9 @@
 
 namespace deltawire {
 
+/// In each directory that a receiver has taken, beside files whose names are also a sender's.
+inline constexpr const char* kReceiverMark = ".deltawire.receiver";
+
 /// kPermissionDenied if another user (but root) owns a link in the path: it leads where its owner
 /// wants, also after this check.
 Status CheckLinks(const std::filesystem::path& path);

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "common/layout/model_dir.h"
+#include "common/shm/own_directory.h"
 #include "sender/agent/owned_file.h"
 
 namespace deltawire::sender {
@@ -46,6 +47,13 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::pat
                                                        ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(auto next, MakeSideFileSet(std::move(side_files)));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  std::error_code unknown;
+  if (fs::exists(dir / kReceiverMark, unknown)) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": {} is a receiver's directory; start the sender with another "
+                  "--data-dir, or give the model another name",
+                  name, dir.native());
+  }
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir, options.file_group));
   std::unique_ptr<ModelHome> home(new ModelHome(std::move(name), std::move(dir), std::move(lock)));
   home->SetLayout(std::make_unique<Layout>(std::move(layout)), std::move(chunks), std::move(owned));

@@ -49,6 +49,16 @@ TEST_CASE("a receiver's own directory without its state file is taken over and n
   }
 }
 
+TEST_CASE("a sender's directory is no receiver's, though their state files have one name") {
+  const TempDir dir;
+  for (const char* name : {".deltawire.state", ".deltawire.lock", "half-1.safetensors"}) {
+    std::ofstream(dir.path() / name) << "a sender's";
+  }
+  const Status refused = Buffer::CheckDirectory(dir.path());
+  CHECK(refused.code() == StatusCode::kFailedPrecondition);
+  CHECK(refused.message().find("a sender's directory") != std::string::npos);
+}
+
 TEST_CASE("the file that has the name is taken up though the state file has not followed yet") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/support/next_event.h"
+#include "tests/support/snapshot.h"
 #include "tests/unit/sender/published_model.h"
 
 namespace deltawire::sender::agent_test {
@@ -265,6 +266,26 @@ TEST_CASE("agent: a model stays when the one in its place cannot be made") {
   REQUIRE(model.ok());
   CHECK((*model)->layout().size() == 4);
   CHECK((*model)->published()->info.identity == before);
+}
+
+TEST_CASE("agent: a receiver's directory in the data directory is not made a model's") {
+  Host host;
+  const std::filesystem::path dir = std::filesystem::path(host.Options().data_dir) / "n";
+  std::filesystem::create_directories(dir / ".deltawire.receiver");
+  for (const char* name : {".deltawire.state", ".deltawire.lock", "model.safetensors"}) {
+    std::ofstream(dir / name) << "a receiver's";
+  }
+  const auto before = testing::SnapshotOf(dir);
+  const bool replace = GENERATE(false, true);
+  const Status refused =
+      host.agent().Register("n", {{"t", DType::kBF16, {64}}}, {}, {}, replace).status();
+  CHECK(absl::IsFailedPrecondition(refused));
+  CHECK(refused.message().find("is a receiver's directory") != std::string::npos);
+  CHECK(absl::IsNotFound(host.agent().Unregister("n").status()));
+  ThreadPool pool(1);
+  Agent next(host.Options(), pool);
+  CHECK(absl::IsAlreadyExists(next.RecoverModels()));  // the other model's owner lives
+  CHECK(testing::SnapshotOf(dir) == before);
 }
 
 TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and nothing else") {
