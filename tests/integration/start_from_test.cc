@@ -1,4 +1,5 @@
-// A new receiver takes its first bytes from a model directory, and fetches only what differs.
+// A new receiver takes its first bytes from a model directory, and fetches only what differs; and
+// directories of others that hang.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <unistd.h>
@@ -82,6 +83,25 @@ TEST_CASE("a directory that hangs holds up neither a receiver's end nor its othe
   REQUIRE(Eventually([&] { return other.Compare(directory) == ""; }));
   CHECK(Eventually([&] { return Has(receiver, "taking its first bytes from"); }));
   CHECK(receiver.Status().committed().version() == 0);
+  receiver.child().Signal(SIGTERM);
+  CHECK(receiver.child().Wait(std::chrono::seconds(30)) == 0);
+}
+
+TEST_CASE("an engine's directory that hangs holds up neither a receiver's end nor its commits") {
+  ShmDir root;
+  const Hung hung(root.path() / "hung");
+  if (!hung.mounted()) {
+    WARN("only root can mount a file system that hangs, where there is /dev/fuse");
+    return;
+  }
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 1, 6);
+  REQUIRE(trainer.Publish(1).ok());
+  ReceiverProcess receiver(
+      root.path(), "r", sender.control(), kModel,
+      {"--engine", fmt::format("disk-delta={}", (hung.path() / "deltas").native())});
+  REQUIRE(receiver.WaitCommitted(1));
+  CHECK(Eventually([&] { return Has(receiver, "load of version 1"); }));
   receiver.child().Signal(SIGTERM);
   CHECK(receiver.child().Wait(std::chrono::seconds(30)) == 0);
 }
