@@ -254,6 +254,15 @@ __global__ void __launch_bounds__(kPlaceThreads)
 }
 
 __global__ void __launch_bounds__(kPlaceThreads)
+    ShiftKernel(PlacePlan plan, const uint8_t* src, uint8_t* dst) {
+  const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < plan.units; i += threads) {
+    const PlacePiece piece = PieceOf(plan, i, reinterpret_cast<uintptr_t>(dst));
+    MovePiece(src + piece.src, dst + piece.dst, piece.bytes);
+  }
+}
+
+__global__ void __launch_bounds__(kPlaceThreads)
     ConvertKernel(PlacePlan plan, const uint8_t* src, uint8_t* dst) {
   const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < plan.units; i += threads) {
@@ -296,6 +305,10 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
       static_cast<uint32_t>(Least((plan.units + kPlaceThreads - 1) / kPlaceThreads, kMostBlocks));
   if (plan.from != Number::kNone) {
     ConvertKernel<<<blocks, kPlaceThreads, 0, stream>>>(plan, src, dst);
+    return;
+  }
+  if (plan.shifted_run != 0) {
+    ShiftKernel<<<blocks, kPlaceThreads, 0, stream>>>(plan, src, dst);
     return;
   }
   switch (plan.unit) {

@@ -1,5 +1,6 @@
 // One strided copy, cut into units that one thread handles: up to 16 bytes to move, or one element
-// to convert; device and CPU. Pure.
+// to convert; device and CPU. Where a tensor of odd size has shifted those behind it, long runs are
+// cut where the destination is aligned. Pure.
 // REQUIRES of the copy: what kernels.h requires, and that it writes no byte twice.
 #pragma once
 
@@ -23,6 +24,9 @@ struct PlacePlan {
   uint64_t units = 0;                               ///< number of units of the whole copy
   Number from = Number::kNone, to = Number::kNone;  ///< kNone: units only move
   bool aligned = true;                              ///< every unit is aligned to its size
+  /// Not 0: the bytes of a run, whose units are pieces of 16 bytes by the destination's address,
+  /// and shorter ones at its ends.
+  uint64_t shifted_run = 0;
   int32_t add = 0;
 };
 
@@ -44,6 +48,59 @@ DW_HD PlaceStep PlaceUnit(const PlacePlan& plan, uint64_t i) {
     run = next;
   }
   return step;
+}
+
+/// A unit of a shifted run. A run has two units more than it may need, so `bytes` may be 0.
+struct PlacePiece {
+  int64_t src, dst;  ///< offsets in bytes
+  uint32_t bytes;
+};
+
+/// `dst_address`: that of the destination's offset 0. REQUIRES: plan.shifted_run is not 0.
+DW_HD PlacePiece PieceOf(const PlacePlan& plan, uint64_t i, uint64_t dst_address) {
+  const uint64_t run = i / plan.units_per_run, k = i - run * plan.units_per_run;
+  const PlaceStep step = PlaceUnit(plan, run * plan.units_per_run);
+  const uint64_t ahead = (dst_address + static_cast<uint64_t>(step.dst)) % 16;
+  const uint64_t first = k == 0 ? 0 : k * 16 - ahead;
+  const uint64_t last = Least((k + 1) * 16 - ahead, plan.shifted_run);
+  if (first >= last) return {0, 0, 0};
+  const auto at = static_cast<int64_t>(first);
+  return {step.src + at, step.dst + at, static_cast<uint32_t>(last - first)};
+}
+
+/// Word `i` of those, at multiples of 4, that 16 bytes from `src` on touch.
+DW_HD uint32_t WordOf(const uint8_t* src, uint32_t skew, uint32_t i) {
+#if defined(__CUDA_ARCH__)
+  return reinterpret_cast<const uint32_t*>(src - skew)[i];
+#else
+  uint32_t word = 0;  // without the bytes around the source, which are nobody's to read here
+  for (uint32_t b = 0; b < 4; ++b) {
+    const uint32_t at = 4 * i + b;
+    if (at >= skew && at < skew + 16) word |= static_cast<uint32_t>(src[at - skew]) << 8 * b;
+  }
+  return word;
+#endif
+}
+
+/// Moves 1 to 16 bytes; 16 go to an address that is a multiple of 16.
+DW_HD void MovePiece(const uint8_t* src, uint8_t* dst, uint32_t bytes) {
+  if (bytes < 16) {
+    for (uint32_t i = 0; i < bytes; ++i) dst[i] = src[i];
+    return;
+  }
+  const uint32_t skew = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(src) & 3);
+  uint32_t out[4];
+  uint64_t two = WordOf(src, skew, 0);
+  for (uint32_t i = 0; i < 4; ++i) {
+    if (i < 3 || skew != 0) two |= uint64_t{WordOf(src, skew, i + 1)} << 32;
+    out[i] = static_cast<uint32_t>(two >> 8 * skew);
+    two >>= 32;
+  }
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<uint4*>(dst) = make_uint4(out[0], out[1], out[2], out[3]);
+#else
+  memcpy(dst, out, sizeof out);
+#endif
 }
 
 /// Load a T from, and store it to, any address; `aligned` promises that the address is aligned.

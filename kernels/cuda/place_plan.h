@@ -13,6 +13,10 @@ static_assert(static_cast<uint8_t>(Number::kBF16) == static_cast<uint8_t>(Elemen
               static_cast<uint8_t>(Number::kF16) == static_cast<uint8_t>(Element::kF16) &&
               static_cast<uint8_t>(Number::kF32) == static_cast<uint8_t>(Element::kF32));
 
+/// Runs of at least so many bytes whose units would be this small are cut by the destination's
+/// address instead.
+inline constexpr uint64_t kShiftedRun = 64, kShiftedUnit = 4;
+
 /// Turns a plan that moves bytes into one that converts elements. `src_bits` and `dst_bits` are the
 /// bitwise or of the address and all strides of a side, from which the alignment follows.
 inline void PlanConversion(const StridedCopy& copy, const Convert& convert, uint64_t runs,
@@ -55,6 +59,11 @@ inline PlacePlan PlanPlace(const StridedCopy& copy, const Convert& convert, uint
   plan.unit = uint32_t{1} << std::countr_zero(16 | copy.run_bytes | src_bits | dst_bits);
   plan.dst_unit = plan.unit;
   plan.units_per_run = copy.run_bytes / plan.unit;
+  if (plan.unit <= kShiftedUnit && copy.run_bytes >= kShiftedRun) {
+    plan.unit = plan.dst_unit = 1;
+    plan.shifted_run = copy.run_bytes;
+    plan.units_per_run = copy.run_bytes / 16 + 2;
+  }
   plan.units = runs * plan.units_per_run;
   return plan;
 }

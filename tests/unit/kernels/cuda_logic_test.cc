@@ -180,12 +180,20 @@ TEST_CASE("CUDA place units cover what the oracle copies") {
     Buffer placed(static_cast<size_t>(dst));
     from.Fill(random);
     Scalar().place(copy, from, wanted);
-    const gpu::PlacePlan plan = gpu::PlanPlace(copy, {}, 0, 0);
-    CAPTURE(round, copy.run_bytes, copy.dims, plan.unit);
-    for (uint64_t i = 0; i < plan.units; ++i) {
+    const uint64_t address = round % 3 == 0 ? random.Below(16) : 0;  // of the destination
+    const gpu::PlacePlan plan = gpu::PlanPlace(copy, {}, 0, address);
+    CAPTURE(round, copy.run_bytes, copy.dims, plan.unit, address);
+    for (uint64_t i = 0; plan.shifted_run != 0 && i < plan.units; ++i) {
+      const gpu::PlacePiece piece = gpu::PieceOf(plan, i, address);
+      REQUIRE(piece.bytes <= 16);
+      if (piece.bytes == 16) REQUIRE((address + static_cast<uint64_t>(piece.dst)) % 16 == 0);
+      gpu::MovePiece(reinterpret_cast<const uint8_t*>(from.data()) + piece.src,
+                     reinterpret_cast<uint8_t*>(placed.data()) + piece.dst, piece.bytes);
+    }
+    for (uint64_t i = 0; plan.shifted_run == 0 && i < plan.units; ++i) {
       const gpu::PlaceStep step = gpu::PlaceUnit(plan, i);
       REQUIRE(step.src % plan.unit == 0);
-      REQUIRE(step.dst % plan.unit == 0);
+      REQUIRE((address + static_cast<uint64_t>(step.dst)) % plan.unit == 0);
       std::memcpy(placed.data() + step.dst, from.data() + step.src, plan.unit);
     }
     REQUIRE(Equal(placed, wanted));
@@ -274,6 +282,26 @@ TEST_CASE("CUDA scatter finds each byte of a box, and none that it lacks") {
     uint64_t found = 0;
     for (uint64_t at = 0; at < box.last + 20; ++at) found += gpu::PlaceOf(box, at) != nullptr;
     CHECK(found == runs * box.run_bytes);
+  }
+}
+
+TEST_CASE("CUDA place of rows behind a tensor of odd size moves 16 bytes at a time") {
+  StridedCopy copy;
+  copy.run_bytes = 2048;
+  copy.dims = 1;
+  copy.counts[0] = 5;
+  copy.src_strides[0] = 2048;
+  copy.dst_strides[0] = 4096;
+  for (const uint64_t odd : {1, 2, 6}) {
+    const gpu::PlacePlan plan = gpu::PlanPlace(copy, {}, 0, odd);
+    uint64_t moved = 0, alone = 0;
+    for (uint64_t i = 0; i < plan.units; ++i) {
+      const gpu::PlacePiece piece = gpu::PieceOf(plan, i, odd);
+      moved += piece.bytes;
+      alone += piece.bytes < 16 ? piece.bytes : 0;
+    }
+    CHECK(moved == 5 * 2048);
+    CHECK(alone == 5 * 16);  // both ends of each row
   }
 }
 

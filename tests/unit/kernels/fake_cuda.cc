@@ -448,6 +448,14 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
   Queue(stream, [=] {
     ++placements;
     for (uint64_t i = 0; i < plan.units; ++i) {
+      if (plan.shifted_run != 0) {
+        const PlacePiece piece = PieceOf(plan, i, reinterpret_cast<uintptr_t>(dst));
+        if (piece.bytes == 0) continue;
+        CheckKernelMemory(device, src + piece.src, piece.bytes);
+        CheckKernelMemory(device, dst + piece.dst, piece.bytes);
+        MovePiece(src + piece.src, dst + piece.dst, piece.bytes);
+        continue;
+      }
       const PlaceStep step = PlaceUnit(plan, i);
       CheckKernelMemory(device, src + step.src, plan.unit);
       CheckKernelMemory(device, dst + step.dst, plan.dst_unit);
@@ -603,6 +611,12 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   const std::lock_guard lock(mu);
+  for (const void* end : {static_cast<const void*>(to), from}) {
+    const auto* const p = static_cast<const uint8_t*>(end);
+    if (Holds(registered, p, 1) && !Holds(registered, p, bytes)) {
+      End("a copy goes beyond the end of registered memory");
+    }
+  }
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
   Queue(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
