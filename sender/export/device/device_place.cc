@@ -156,15 +156,12 @@ class DevicePlace::Staging {
 Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
                                int turn, Batch& batch) {
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, queues_.Queue(shard.live->device, turn));
-  DW_ASSIGN_OR_RETURN(const MutableBytes mapped, queues_.Map(half.mapped, *queue));
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
                       StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
                               mcore::Direction::kToHf));
   for (const mcore::Step& step : steps) {
-    const MutableBytes tensor = half.tensor(step.tensor);
-    const MutableBytes to = mapped.subspan(
-        static_cast<size_t>(tensor.data() - half.mapped.bytes.data()), tensor.size());
-    DW_RETURN_IF_ERROR(FromGpu(queue->Place(step.copy, shard.live->data, to, step.convert)));
+    DW_RETURN_IF_ERROR(queues_.Copy(*queue, step.copy, step.convert, shard.live->data,
+                                    half.tensor(step.tensor), half.mapped));
     batch.bytes += kernels::CopiedBytes(step.copy);
     batch.steps.push_back(step);
   }

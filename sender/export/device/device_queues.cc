@@ -6,7 +6,25 @@
 
 namespace deltawire {
 
-DeviceQueues::DeviceQueues() = default;
+namespace {
+
+/// The bytes that a copy writes lie in [first, last) of its destination.
+struct Span {
+  int64_t first, last;
+};
+Span WrittenBy(const kernels::StridedCopy& copy) {
+  Span span{copy.dst_offset, copy.dst_offset + static_cast<int64_t>(copy.run_bytes)};
+  for (size_t d = 0; d < copy.dims; ++d) {
+    if (copy.counts[d] == 0) return {copy.dst_offset, copy.dst_offset};
+    const int64_t reach = static_cast<int64_t>(copy.counts[d] - 1) * copy.dst_strides[d];
+    (reach < 0 ? span.first : span.last) += reach;
+  }
+  return span;
+}
+
+}  // namespace
+
+DeviceQueues::DeviceQueues(uint64_t part_bytes) : part_bytes_(part_bytes) {}
 DeviceQueues::~DeviceQueues() = default;
 
 StatusOr<kernels::GpuQueue*> DeviceQueues::Queue(int device, int turn) {
@@ -21,33 +39,68 @@ StatusOr<kernels::GpuQueue*> DeviceQueues::Queue(int device, int turn) {
   return queue.get();
 }
 
-StatusOr<MutableBytes> DeviceQueues::Map(const MappedHalf& half, kernels::GpuQueue& queue) {
+Status DeviceQueues::PinPart(PinnedHalf& pinned, const MappedHalf& half, size_t part,
+                             kernels::GpuQueue& queue) {
+  const uint64_t first = part * part_bytes_;
+  const MutableBytes bytes =
+      half.bytes.subspan(first, std::min<uint64_t>(part_bytes_, half.bytes.size() - first));
+  DW_RETURN_IF_ERROR(FromGpu(queue.Pin(bytes, &pinned.parts[part])));
+  MutableBytes mapped;
+  DW_RETURN_IF_ERROR(FromGpu(queue.Mapped(bytes, &mapped)));
+  if (pinned.mapped == nullptr) pinned.mapped = mapped.data() - first;
+  if (pinned.mapped + first == mapped.data()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the device sees parts of the half at unrelated addresses");
+}
+
+StatusOr<std::byte*> DeviceQueues::Map(const MappedHalf& half, uint64_t first, uint64_t last,
+                                       kernels::GpuQueue& queue) {
   if (half.mapping == nullptr) {
     return absl::FailedPreconditionError("the half is not whole in this agent's memory");
   }
-  const auto known = std::ranges::find(pinned_, half.mapping, &PinnedHalf::mapping);
+  auto known = std::ranges::find(pinned_, half.mapping, &PinnedHalf::mapping);
   if (known == pinned_.end()) {
-    PinnedHalf made;
-    made.mapping = half.mapping;
-    made.refused = FromGpu(queue.Pin(half.bytes, &made.pin));
-    pinned_.push_back(std::move(made));
-    DW_RETURN_IF_ERROR(pinned_.back().refused);
-  } else {
-    DW_RETURN_IF_ERROR(known->refused);
+    known = pinned_.emplace(pinned_.end());
+    known->mapping = half.mapping;
+    known->parts.resize((half.bytes.size() + part_bytes_ - 1) / part_bytes_);
   }
-  MutableBytes mapped;
-  DW_RETURN_IF_ERROR(FromGpu(queue.Mapped(half.bytes, &mapped)));
-  return mapped;
+  for (uint64_t part = first / part_bytes_; part * part_bytes_ < last; ++part) {
+    DW_RETURN_IF_ERROR(known->refused);
+    if (known->parts[part] == nullptr) known->refused = PinPart(*known, half, part, queue);
+  }
+  DW_RETURN_IF_ERROR(known->refused);
+  return known->mapped + first;
+}
+
+Status DeviceQueues::Copy(kernels::GpuQueue& queue, const kernels::StridedCopy& copy,
+                          const kernels::Convert& convert, Bytes source, MutableBytes to,
+                          const MappedHalf& half) {
+  const Span written = WrittenBy(copy);
+  if (written.first == written.last) return absl::OkStatus();
+  const auto start = static_cast<uint64_t>(to.data() - half.bytes.data());
+  const uint64_t first = start + static_cast<uint64_t>(written.first);
+  const uint64_t last = start + static_cast<uint64_t>(written.last);
+  DW_ASSIGN_OR_RETURN(std::byte* const mapped, Map(half, first, last, queue));
+  const MutableBytes there(mapped - written.first, to.size());
+  // A kernel passes from one part to the next. A copy of the copy engine must not.
+  kernels::StridedCopy piece = copy;
+  const bool engine = convert.moves_only() && copy.dims == 0;
+  for (uint64_t at = first; at < last; at += piece.run_bytes) {
+    if (engine) {
+      piece.run_bytes = std::min(last, (at / part_bytes_ + 1) * part_bytes_) - at;
+      piece.src_offset = copy.src_offset + static_cast<int64_t>(at - first);
+      piece.dst_offset = copy.dst_offset + static_cast<int64_t>(at - first);
+    }
+    DW_RETURN_IF_ERROR(FromGpu(queue.Place(piece, source, there, convert)));
+    if (!engine) break;
+  }
+  return absl::OkStatus();
 }
 
 Status DeviceQueues::Place(int device, const kernels::StridedCopy& copy, Bytes source,
                            MutableBytes to, const MappedHalf& half) {
   DropUnused();
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(device));
-  DW_ASSIGN_OR_RETURN(const MutableBytes mapped, Map(half, *queue));
-  const MutableBytes there =
-      mapped.subspan(static_cast<size_t>(to.data() - half.bytes.data()), to.size());
-  const Status queued = FromGpu(queue->Place(copy, source, there, {}));
+  const Status queued = Copy(*queue, copy, {}, source, to, half);
   // Waits after an error too: a running kernel must not outlive the offload.
   const Status done = FromGpu(queue->Wait());
   return queued.ok() ? done : queued;

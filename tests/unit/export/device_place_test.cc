@@ -332,6 +332,32 @@ TEST_CASE("a block on a device is written by the device into the half, which is 
   CHECK(CudaRegistrations() == 1);
 }
 
+TEST_CASE("a rank pins the parts of a half that it writes, and a block may lie in several") {
+  constexpr size_t kPart = 64;
+  const OnDevice source(kSeed);
+  const size_t bytes = source.bytes.size();  // two parts less some bytes
+  auto memory = std::make_shared<std::vector<std::byte>>(20 * kPart, std::byte{0x5a});
+  const MappedHalf half{*memory, memory};
+  DeviceQueues queues(kPart);
+  kernels::StridedCopy plain;
+  plain.run_bytes = bytes;
+  int pinned = 0;
+  for (const bool transposed : {false, true}) {
+    for (const size_t at : {5 * kPart - 10, 12 * kPart + 2}) {
+      CAPTURE(transposed, at);
+      const kernels::StridedCopy copy = transposed ? Transposed() : plain;
+      std::vector<std::byte> wanted(memory->size(), std::byte{0x5a});
+      kernels::Scalar().place(copy, source.bytes, MutableBytes(wanted).subspan(at, bytes));
+      std::ranges::fill(*memory, std::byte{0x5a});
+      const MutableBytes to = MutableBytes(*memory).subspan(at, bytes);
+      REQUIRE(queues.Place(0, copy, source.buffer->bytes(), to, half) == absl::OkStatus());
+      CHECK(*memory == wanted);
+      if (!transposed) pinned += static_cast<int>((at + bytes - 1) / kPart - at / kPart + 1);
+      CHECK(CudaRegistrations() == pinned);
+    }
+  }
+}
+
 TEST_CASE("blocks of a plain or FSDP2 offload are written by the devices that they lie on") {
   const OnDevice first(kSeed, 0), second(kSeed + 1, 1);
   const size_t bytes = first.bytes.size();
