@@ -152,7 +152,7 @@ def _block(tensor: Any, where: Place) -> Any:
 def _bits(tensor: Any) -> Any:
     import torch  # pylint: disable=import-outside-toplevel
 
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _apart(name: str, first: str) -> TensorError:

@@ -275,8 +275,9 @@ def _same_memory(
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if local.numel() == 0 or (address := local.data_ptr()) == 0:
         return None
-    for first, held in places.setdefault(address, []):
-        # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+    places[address] = [p for p in places.get(address, ()) if p[1]() is not None]
+    for first, held in places[address]:
         other = held()
         if other is None or (first.shape, first.dtype) != (meta.shape, meta.dtype):
             continue
@@ -288,8 +289,9 @@ def _same_memory(
 
 
 def place_in_memory(local: Any) -> tuple[Any, ...]:
-    """Equal for torch tensors, or shards, of one shape and dtype that are the same memory."""
-    return local.data_ptr(), local.device, tuple(local.stride())
+    """Equal for torch tensors, or shards, of one shape and dtype that are the same memory, read in
+    the same way."""
+    return (local.data_ptr(), local.device, tuple(local.stride()), local.is_conj(), local.is_neg())
 
 
 def json_text(config: Any) -> str:

@@ -224,6 +224,27 @@ class TorchTest(unittest.TestCase):
             handle.wait()
             self.check(want)
 
+    def test_a_conjugate_is_no_other_name_of_its_tensor(self):
+        manager = self.manager()
+        table = torch.randn(3, 4, dtype=torch.complex64)
+        given = {"a": table, "b": table.conj(), "c": table}
+        want = {"a": table, "b": table.conj().resolve_conj()}
+        manager.register(given)
+        self.assertEqual(dict(manager.tied), {"c": "a"})
+        manager.offload(given, 1).wait()
+        self.check(want)
+        manager.offload(given, 2, wait=False).wait()
+        self.check(want)
+        with self.assertRaisesRegex(deltawire.TensorError, '"c" was registered as another name'):
+            manager.offload({**given, "c": table.conj()}, 3)
+
+    def test_memory_that_generated_tensors_have_in_turn_is_not_remembered(self):
+        places, buffer = {}, torch.empty(6)
+        for i in range(5):
+            meta = deltawire.TensorMeta.of((f"t{i}", "F32", (2, 3)))
+            self.assertIsNone(_writing._same_memory(places, meta, buffer.view(2, 3)))
+        self.assertEqual([len(held) for held in places.values()], [1])
+
     def test_a_model_without_data_registers_its_layout(self):
         manager = self.manager()
         manager.register({"a": torch.ones(3, 3, device="meta")})
