@@ -161,6 +161,10 @@ class CallbackTest(unittest.TestCase):
         self.assertEqual(again.version, 6)
         handler.on_train_end(args, state, control)
         self.assertEqual(self.newest(), 6)
+        for done in (7, 8):  # so do the same callback's further runs, which end with the same step
+            handler.on_step_end(args, state, control)
+            handler.on_train_end(args, state, control)
+            self.assertEqual(self.newest(), done)
 
     def test_several_ranks(self):
         for case in ("ddp", "fsdp2", "zero3"):
@@ -188,12 +192,13 @@ class CallbackTest(unittest.TestCase):
     def test_what_cannot_be_published_is_said(self):
         with self.assertRaisesRegex(deltawire.Error, "1 or more"):
             DeltawireCallback(every=0)
-        module = torch.nn.Linear(2, 2)
-        module.weight._is_flat_param = True
-        callback = DeltawireCallback(**self.options)
-        state = TrainerState(global_step=1)
-        with self.assertRaisesRegex(deltawire.Error, "use FSDP2"):
-            callback.on_step_end(None, state, None, model=module)
+        for mark in ("_is_flat_param", "_fsdp_flattened"):
+            module = torch.nn.Linear(2, 2)
+            setattr(module.weight, mark, True)
+            callback = DeltawireCallback(**self.options)
+            state = TrainerState(global_step=1)
+            with self.assertRaisesRegex(deltawire.Error, "use FSDP2"):
+                callback.on_step_end(None, state, None, model=module)
 
     def trainer_of_accelerate(self):
         module = tiny()

@@ -308,7 +308,7 @@ class TrlTest(Case):
         gone = trl.WeightTransfer("http://127.0.0.1:9", "/d", timeout=0.1)
         with self.assertRaisesRegex(deltawire.DeadlineError, "not up"):
             gone.init_weight_transfer()
-        transfer = self.start(receiver="127.0.0.1:9", timeout=1.0)
+        transfer = self.start(receiver="127.0.0.1:9", timeout=5.0)
         with self.assertRaisesRegex(deltawire.DeadlineError, "did not commit version 1: .*start "
                                     "deltawire-receiver there"):
             self.sync(transfer)

@@ -66,6 +66,7 @@ class StepPublisher:
             logger.info("version %d is the trainer's last step, %d", done.version, step)
         self._weights.close()
         self._weights = None
+        self._step = 0  # a run that follows may end with the same step
 
     def _publish(self, module: Any, step: int) -> None:
         if step == self._step:
@@ -94,7 +95,9 @@ class StepPublisher:
         rank, world = (group.get_rank(), group.get_world_size()) if group else (0, 1)
         self._zero3 = is_partitioned(module)
         self._sharded = any(is_dtensor(p) for p in module.parameters())
-        if not self._sharded and any(hasattr(p, "_is_flat_param") for p in module.parameters()):
+        # The second: of the parameters that use_orig_params shows, which are views of a shard.
+        if not self._sharded and any(hasattr(p, "_is_flat_param") or hasattr(p, "_fsdp_flattened")
+                                     for p in module.parameters()):
             raise Error("the module is cut by FSDP1, whose flat parameters have no names; use FSDP2 "
                         "(fsdp_version: 2 in accelerate's configuration)")
         self._talks = self._sharded or rank == 0

@@ -185,6 +185,7 @@ class WeightTransfer:
             self._directory.wait(expected, self._timeout)
             return
         end = time.monotonic() + self._timeout
+        gone = ""  # why it could not be reached, of which a last try may have no time to hear
         while True:
             left = max(0.1, end - time.monotonic())
             try:
@@ -193,9 +194,12 @@ class WeightTransfer:
                     held = receiver.sync(timeout=left).target
                 if expected.is_at(_identity(held)):
                     return
+                gone = ""
                 why = f"it has committed version {held.version} of lineage {held.lineage[:8]}"
-            except (UnavailableError, DeadlineError) as error:
-                why = str(error)
+            except UnavailableError as error:
+                why = gone = str(error)
+            except DeadlineError as error:
+                why = f"{error}; before: {gone}" if gone else str(error)
             except Error as error:
                 raise Error(f"the receiver at {self._receiver} did not commit version "
                             f"{expected.version}: {error}") from None
