@@ -6,6 +6,7 @@ The loop's default executor has few threads, and waits that take hours would lea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
@@ -29,7 +30,7 @@ async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda:
         result, failed = None, None
         try:
             result = context.run(call)
-        except BaseException as error:  # also StopIteration, which no future carries
+        except BaseException as error:
             failed = error
         try:
             loop.call_soon_threadsafe(told, result, failed)
@@ -41,7 +42,9 @@ async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda:
         result, error = await asyncio.shield(done)
     except asyncio.CancelledError:
         cancel()
-        await asyncio.shield(done)
+        while not done.done():  # also where the task is cancelled again
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(done)
         raise
     if error is not None:
         raise error

@@ -37,7 +37,7 @@ class Copies:
         the copies. `shares`: all tensors live meanwhile, so the same memory is copied once."""
         copies: list[tuple[str, Any]] = []
         by_memory: dict[Any, Any] = {}
-        devices: dict[int, Any] = {}
+        streams: dict[Any, None] = {}  # that copies run on
         for name, tensor in named:
             if is_dtensor(tensor):
                 raise TensorError(f'tensor "{name}" is a DTensor, which wait=False does not take; '
@@ -53,9 +53,8 @@ class Copies:
                 by_memory[key] = self._copy(name, local)
             copies.append((name, by_memory[key]))
             if local.device.type == "cuda":
-                devices[local.device.index] = local.device
-        return copies, [sys.modules["torch"].cuda.current_stream(d).record_event()
-                        for d in devices.values()]
+                streams[sys.modules["torch"].cuda.current_stream(local.device)] = None
+        return copies, [stream.record_event() for stream in streams]
 
     def _copy(self, name: str, local: Any) -> Any:
         import torch  # pylint: disable=import-outside-toplevel
@@ -128,17 +127,9 @@ class Offloading:
         return self.result().wait(timeout)
 
     async def wait_async(self, timeout: float | None = None) -> Published:
-        """`wait` beside an event loop."""
-        cancelled = threading.Event()
-
-        def written() -> Offloaded | None:
-            while not (self._over.wait(0.1) or cancelled.is_set()):
-                pass
-            return self.result() if self._over.is_set() else None
-
-        found = await in_thread(written, cancelled.set)
-        assert found is not None
-        return await found.wait_async(timeout)
+        """`wait` beside an event loop. No other call of the manager may run meanwhile."""
+        await self.settle_async()
+        return await self.result().wait_async(timeout)
 
     def __await__(self) -> Any:
         return self.wait_async().__await__()
@@ -146,6 +137,16 @@ class Offloading:
     def settle(self) -> None:
         """Returns when it is over, in whatever way."""
         self._over.wait()
+
+    async def settle_async(self) -> None:
+        """`settle` beside an event loop."""
+        cancelled = threading.Event()
+
+        def settle() -> None:
+            while not (self._over.wait(0.1) or cancelled.is_set()):
+                pass
+
+        await in_thread(settle, cancelled.set)
 
     def _run(self) -> None:
         try:

@@ -97,7 +97,7 @@ class Offloaded:
         return self._manager.wait_published(self.version, timeout)
 
     async def wait_async(self, timeout: float | None = None) -> Published:
-        """`wait` beside an event loop."""
+        """`wait` beside an event loop. No other call of the manager may run meanwhile."""
         return await self._manager.wait_published_async(self.version, timeout)
 
 
@@ -177,7 +177,7 @@ class WeightManager:
     def close(self) -> None:
         """Abandons an offload that awaits notify(), and waits for one in the background. The
         manager may be used again."""
-        self._settle()
+        self._settle_last()
         self._copies = Copies()
         if self._pending is not None:
             self._pending.close()
@@ -190,6 +190,11 @@ class WeightManager:
     def _settle(self) -> None:
         if self._background is not None:
             self._background.settle()
+
+    def _settle_last(self) -> None:
+        """Before the next version, which may have the number of one that has failed."""
+        self._settle()
+        self._background = None
 
     @property
     def epoch(self) -> int:
@@ -243,7 +248,7 @@ class WeightManager:
         checkpoints and engines have in fp32 beside bf16. With either, offloads cast floats to the registered dtype while they are copied,
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
-        self._settle()
+        self._settle_last()
         hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
         if self._nodes is not None:
             return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
@@ -395,7 +400,7 @@ class WeightManager:
         where names are `unchanged` and this rank's last version was lost or rolled back.
         """
         version = checked_version(version)
-        self._settle()
+        self._settle_last()
         if self._nodes is not None:
             raise Error("a manager with node_ranks publishes shards: use offload_fsdp")
         if not self._layout.metas:
@@ -453,7 +458,7 @@ class WeightManager:
         some forward.
         """
         version = checked_version(version)
-        self._settle()
+        self._settle_last()
         given = module_or_state_dict
         state = given if isinstance(given, Mapping) else tensors_of(given)
         if not state:
@@ -562,7 +567,7 @@ class WeightManager:
         gathering, raises, and the others raise an AbandonedError with its reason.
         """
         started, version = time.monotonic(), checked_version(version)
-        self._settle()
+        self._settle_last()
         stream = _zero3.gathered(module, bucket_bytes)
         if _zero3.rank() != 0:
             for _ in stream:
@@ -625,7 +630,7 @@ class WeightManager:
         an error names those that are missing, unknown or of another shape or dtype.
         """
         started, version = time.monotonic(), checked_version(version)
-        self._settle()
+        self._settle_last()
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
         hf_dir = checkpoint_dir(hf_dir)
@@ -665,6 +670,7 @@ class WeightManager:
 
     def notify(self) -> None:
         """Tells the sender that this rank's part of the last `notify=False` offload is written."""
+        self._settle()
         if self._pending is None:
             raise Error("nothing to notify: call offload(..., notify=False) first")
         try:
@@ -679,25 +685,37 @@ class WeightManager:
         Raises AbandonedError, with the reason, as soon as another rank dies, hangs or gives up. On
         the main thread Ctrl-C ends it at once, as it does where a sender is waited for.
         """
-        if self._nodes is not None and self._nodes.plan is not None and not self._nodes.plan.part:
-            raise Error("no sender of this node has a part of the model, since its ranks hold only "
-                        "copies; wait on another node")
-        version = checked_version(version, least=0)
+        version = self._awaited(version)
         self._settle()
         if self._background is not None and self._background.version == version:
             self._background.result()
+        return self._wait_in_sender(version, timeout)
+
+    def _awaited(self, version: int) -> int:
+        """Refuses what cannot be waited for."""
+        if self._nodes is not None and self._nodes.plan is not None and not self._nodes.plan.part:
+            raise Error("no sender of this node has a part of the model, since its ranks hold only "
+                        "copies; wait on another node")
+        return checked_version(version, least=0)
+
+    def _wait_in_sender(self, version: int, timeout: float | None) -> Published:
         millis = 0 if timeout is None else max(1, round(timeout * 1000))
         return Published(**self._client.wait_published(version, millis))
 
     async def wait_published_async(self, version: int, timeout: float | None = None) -> Published:
-        """`wait_published` beside an event loop. A task that is cancelled leaves the manager free.
-        """
+        """`wait_published` beside an event loop. A task that is cancelled leaves the manager free;
+        until then no other call of the manager may run."""
+        version = self._awaited(version)
+        if (background := self._background) is not None:
+            await background.settle_async()
+            if background.version == version:
+                background.result()
         end = time.monotonic() + (self._options[0] if timeout is None else timeout)
         while True:
             left = max(0.001, end - time.monotonic())
             try:
                 # A thread in the library's call cannot be ended, so each call is short.
-                return await in_thread(lambda: self.wait_published(version, min(left, _SLICE_S)))
+                return await in_thread(lambda: self._wait_in_sender(version, min(left, _SLICE_S)))
             except DeadlineError:
                 if time.monotonic() >= end:
                     raise

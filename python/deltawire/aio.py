@@ -34,10 +34,11 @@ class Answers(AsyncIterator[_T], Generic[_T]):
         self._answers = answers
 
     async def __anext__(self) -> _T:
-        try:
-            return await in_thread(self._answers.__next__, self._answers.cancel)
-        except StopIteration:
-            raise StopAsyncIteration from None
+        end: Any = object()  # no coroutine may raise StopIteration
+        answer = await in_thread(lambda: next(self._answers, end), self._answers.cancel)
+        if answer is end:
+            raise StopAsyncIteration
+        return answer
 
     def cancel(self) -> None:
         """Ends the call."""

@@ -130,7 +130,8 @@ class Answers(Iterator[_T], Generic[_T]):
         self._made = made
 
     def __next__(self) -> _T:
-        text = None if self._call is None else self._call.next()
+        call = self._call  # another thread may end it meanwhile
+        text = None if call is None else call.next()
         if text is None:
             self._call = None
             raise StopIteration

@@ -207,6 +207,11 @@ class PlainTest(unittest.TestCase):
                 for told in await asyncio.gather(*many):
                     self.assertEqual(told.id.version, newest + 1)
                 self.assertEqual((await sender.wait_committed(newest + 1)).attached, 1)
+                asked = {"model": await sender.model(), "version": newest + 1, "at_least": 1}
+                async with await sender.stream("WaitCommitted", asked) as updates:
+                    self.assertEqual([u["committed"] async for u in updates][-1], 1)
+                    with self.assertRaises(StopAsyncIteration):  # a stream that has ended
+                        await anext(updates)
                 with self.assertRaises(deltawire.DeadlineError):
                     await receiver.wait(10**6, timeout=0.3)
                 with self.assertRaisesRegex(deltawire.Error, "no version"):

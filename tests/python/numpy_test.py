@@ -10,6 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -18,6 +19,8 @@ import support
 np = support.need("numpy")
 deltawire = support.need("deltawire")
 from deltawire import _core  # noqa: E402
+from deltawire._async import in_thread  # noqa: E402
+from deltawire._background import Offloading  # noqa: E402
 
 
 def weights(seed: int):
@@ -112,6 +115,72 @@ class NumpyTest(unittest.TestCase):
         self.check(weights(3))
         with self.assertRaisesRegex(deltawire.Error, "notify=False"):
             manager.offload(weights(3), 3, notify=False, wait=False)
+
+    def test_a_version_that_failed_in_the_background_may_be_written_again(self):
+        manager = self.manager()
+        manager.register(weights(1))
+        with self.assertLogs("deltawire", "WARNING"):
+            manager.offload({**weights(1), "more": np.zeros(1)}, 1, wait=False).settle()
+        manager.offload(weights(2), 1)
+        self.assertEqual(manager.wait_published(1).version, 1)
+        self.check(weights(2))
+        manager.offload(weights(3), 2, notify=False)
+        begun = manager.offload(weights(4), 3, wait=False)  # which gives the one before up
+        with self.assertRaisesRegex(deltawire.Error, "nothing to notify"):
+            manager.notify()
+        self.assertTrue(begun.done())
+        self.assertEqual(begun.wait().version, 3)
+
+    def test_a_deadline_of_a_background_offload_ends_the_wait_for_it(self):
+        manager = self.manager()
+        manager.register(weights(1))
+        go = threading.Event()
+
+        def write():
+            go.wait()
+            raise deltawire.DeadlineError("no sender")
+
+        async def waits():
+            manager._background = Offloading(1, write)
+            try:
+                ends = asyncio.create_task(manager.wait_published_async(1, 3600))
+                await asyncio.sleep(0)
+                ends.cancel()  # while the offload still runs
+                with self.assertRaises(asyncio.CancelledError):
+                    await ends
+                self.assertFalse(manager._background.done())
+            finally:
+                go.set()
+            with self.assertRaisesRegex(deltawire.DeadlineError, "no sender"):
+                await asyncio.wait_for(manager.wait_published_async(1, 3600), 60)
+
+        with self.assertLogs("deltawire", "WARNING"):
+            asyncio.run(waits())
+
+    def test_a_task_that_is_cancelled_twice_still_waits_for_its_call(self):
+        async def waits():
+            asked, ends, over = threading.Event(), threading.Event(), threading.Event()
+
+            def call():
+                ends.wait()
+                over.set()
+
+            task = asyncio.create_task(in_thread(call, asked.set))
+            await asyncio.sleep(0)
+            task.cancel()
+            while not asked.is_set():
+                await asyncio.sleep(0)
+            task.cancel()
+            for _ in range(4):
+                await asyncio.sleep(0)
+            early = task.done()
+            ends.set()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertFalse(early)
+            self.assertTrue(over.is_set())
+
+        asyncio.run(waits())
 
     def test_a_version_s_progress_is_told(self):
         told = []
