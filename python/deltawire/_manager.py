@@ -249,9 +249,9 @@ class WeightManager:
         rounding to nearest, ties to even. Integers, 8-bit floats, and bf16 for fp16 are never cast.
         """
         self._settle_last()
-        hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
         if self._nodes is not None:
             return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
+        hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
         metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
         version = self._registered_as(metas, side_files, hf_dir, replace)
         if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
@@ -272,6 +272,7 @@ class WeightManager:
         failure, description = None, None
         metas: list[TensorMeta] = []
         try:
+            hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
             if not (isinstance(tensors, Mapping) or is_module(tensors)):
                 raise Error("over several nodes give register the module or its state dict: where "
                             "its shards lie says which node has which part")
@@ -633,7 +634,6 @@ class WeightManager:
         self._settle_last()
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
-        hf_dir = checkpoint_dir(hf_dir)
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
         # First, so that a rank that fails on its own leaves no other one waiting in a collective.
         finish_param_gathers(models)
@@ -648,7 +648,7 @@ class WeightManager:
             check_place(self._rank, self._world, rank, writers)
 
         def prepare() -> tuple[_core.Megatron, Sources]:
-            plan = self._job.plan(hf_dir, config, family, families)
+            plan = self._job.plan(checkpoint_dir(hf_dir), config, family, families)
             if root:
                 self._register_plan(plan, node_ranks)
             sources = Sources(live_tensors(models))

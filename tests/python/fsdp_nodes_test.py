@@ -141,6 +141,12 @@ def refused(endpoint, here, rank, mesh):
         deltawire.WeightManager(endpoint, model="refused", node_ranks=here).offload_fsdp(state, 1)
     except deltawire.Error as error:
         print(error)
+    good = {"w": DTensor.from_local(whole[:2], mesh, [Shard(0)], run_check=False)}
+    try:  # one rank's machine lacks the directory
+        deltawire.WeightManager(endpoint, model="refused", node_ranks=here).register(
+            good, hf_dir="no/such/place" if rank == 3 else None)
+    except deltawire.Error as error:
+        print(error)
 
 
 def offload(manager, made, rank, out, case):
@@ -215,6 +221,8 @@ class NodesTest(unittest.TestCase):
                         for log in logs:
                             self.assertIn("rank 2 has failed: TensorError: tensor \"w\" is a partial sum"
                                           if log != logs[2] else "is a partial sum", log.read_text())
+                            self.assertIn("rank 3 has failed: " if log != logs[3] else "no/such/place",
+                                          log.read_text())
                         continue
                     ends = [cluster.control, second]
                     if (out / f"{case}.parts").exists():
