@@ -12,6 +12,7 @@ from .model import Model
 
 PAD = {np.dtype(np.uint16): 0x7FFF, np.dtype(np.uint32): 0x7FFFFFFF, np.dtype(np.int64): -1}
 FINITE_BF16 = 2 * 0x7F80
+SMALL_BF16 = 0x4000  # the place of 2.0
 
 
 def finite_bf16(numbers):
@@ -48,7 +49,9 @@ def hf_values(config, rng, hub=HubFile()):
         if name.endswith("linear_attn.norm.weight"):
             flat = _gdn_norm(count, dtype, rng)
         elif dtype == "BF16":
-            flat = finite_bf16(start + np.arange(count))
+            # A norm has values to which one can be added: from 2 ** 8 on bf16 may stay the same.
+            first = start % SMALL_BF16 if name.endswith("norm.weight") else start
+            flat = finite_bf16(first + np.arange(count))
         elif name.endswith(("e_score_correction_bias", "expert_bias")):
             # fp32 whose low half is never zero: a trip through bf16 shows.
             low = 1 + (np.arange(count, dtype=np.uint32) * 0x1235 + start) % 0xFFFE
