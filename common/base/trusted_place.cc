@@ -33,7 +33,8 @@ Status CheckEach(const fs::path& place, const fs::path& path,
                     "(chmod o-w), or choose another directory",
                     at.native(), path.native());
     }
-    if (!trusted(info.st_uid)) {
+    const bool unmapped = info.st_uid == kUnmapped && IsInUserNamespace();
+    if (!trusted(info.st_uid) || (unmapped && !IsOwnersOrRoots(at, info.st_uid))) {
       return Errorf(StatusCode::kPermissionDenied,
                     "{} belongs to user {}, who could replace {}, and this process runs as user "
                     "{}; chown it, or choose another directory",
@@ -47,6 +48,14 @@ Status CheckEach(const fs::path& place, const fs::path& path,
 
 bool IsOwnOrRoot(uid_t uid) {
   return uid == ::geteuid() || uid == 0 || (uid == kUnmapped && IsInUserNamespace());
+}
+
+bool IsOwnersOrRoots(const fs::path& at, uid_t uid) {
+  if (uid == ::geteuid() || uid == 0) return true;
+  struct stat above {};
+  return IsOwnOrRoot(uid) &&
+         ::stat(fs::absolute(at).lexically_normal().parent_path().c_str(), &above) == 0 &&
+         (above.st_mode & S_IWOTH) == 0;
 }
 
 Status CheckTrustedPlace(const fs::path& path, const std::function<bool(uid_t)>& trusted) {

@@ -17,6 +17,10 @@ namespace deltawire {
 /// namespace cannot name.
 bool IsOwnOrRoot(uid_t uid);
 
+/// True for what IsOwnOrRoot(uid) trusts, except for what a user of outside may have made: in a
+/// user namespace, an entry of a directory that all users may write.
+bool IsOwnersOrRoots(const std::filesystem::path& at, uid_t uid);
+
 /// Links are followed, and `path` itself counts; empty: the working directory, as parent_path() of
 /// a bare name. Directories with the sticky bit may be written by others.
 Status CheckTrustedPlace(const std::filesystem::path& path,

@@ -37,7 +37,7 @@ Status CheckLinks(const fs::path& path) {
     at /= part;
     struct stat info;
     if (::lstat(at.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) continue;
-    if (!IsOwnOrRoot(info.st_uid)) return AnotherUsers(at, info.st_uid);
+    if (!IsOwnersOrRoots(at, info.st_uid)) return AnotherUsers(at, info.st_uid);
   }
   return absl::OkStatus();
 }
@@ -45,7 +45,7 @@ Status CheckLinks(const fs::path& path) {
 Status CheckTrustedOwner(const fs::path& dir) {
   struct stat info;
   if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
-  return IsOwnOrRoot(info.st_uid) ? absl::OkStatus() : AnotherUsers(dir, info.st_uid);
+  return IsOwnersOrRoots(dir, info.st_uid) ? absl::OkStatus() : AnotherUsers(dir, info.st_uid);
 }
 
 StatusOr<UniqueFd> OpenOwnDirectory(const fs::path& dir) {

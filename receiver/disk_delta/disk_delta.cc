@@ -137,7 +137,7 @@ StatusOr<mode_t> OwnDirectory(const fs::path& named) {
   }
   struct stat now {};
   if (::stat(path.c_str(), &now) != 0) return ErrnoError(fmt::format("stat {}", path.native()));
-  const bool foreign = !IsOwnOrRoot(now.st_uid);
+  const bool foreign = !IsOwnersOrRoots(path, now.st_uid);
   if (foreign || (now.st_mode & 0022) != 0) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "{} {}: whoever may write there could lead this receiver to files elsewhere; {}",
@@ -344,6 +344,11 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
     DW_RETURN_IF_ERROR(WriteWhole(run, opened, id, stop));
   }
   DW_RETURN_IF_ERROR(Keep(opened, id));
+  if (stop()) {
+    // Who changes the model may have gone on meanwhile, so what was kept may be of two versions.
+    held_ = {};
+    return Cancelled();
+  }
   const fs::path latest = options_.directory / kLatest;
   const fs::path hidden = options_.directory / ".latest.partial";
   DW_RETURN_IF_ERROR(

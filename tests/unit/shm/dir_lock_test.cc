@@ -272,9 +272,11 @@ TEST_CASE("in a user namespace, directories of outside are as good as root's") {
     return;
   }
   const TempDir temp;
-  fs::create_directory(temp.path() / "real");
+  fs::create_directories(temp.path() / "real" / "theirs");
   fs::create_symlink("real", temp.path() / "link");
-  for (const char* dir : {"", "real"}) {
+  fs::create_symlink("theirs", temp.path() / "real" / "link");
+  REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
+  for (const char* dir : {"real", "real/theirs"}) {
     REQUIRE(::chmod((temp.path() / dir).c_str(), 01777) == 0);
   }
   // As in a container without privileges that has the machine's /dev/shm.
@@ -284,10 +286,13 @@ TEST_CASE("in a user namespace, directories of outside are as good as root's") {
     if (::unshare(CLONE_NEWUSER) != 0) ::_exit(2);
     std::ofstream("/proc/self/uid_map") << "0 12345 1";
     if (::geteuid() != 0) ::_exit(2);
-    if (!DirLock::Acquire(temp.path() / "model").ok()) ::_exit(3);
-    if (!DirLock::Acquire(temp.path() / "link" / "model").ok()) ::_exit(4);
+    if (!DirLock::Acquire(temp.path() / "real" / "model").ok()) ::_exit(3);
+    if (!DirLock::Acquire(temp.path() / "link" / "another").ok()) ::_exit(4);
     // But a directory of our own is of our own.
     if (DirLock::Acquire(temp.path() / "real").ok()) ::_exit(5);
+    // What anybody may have made there is not root's.
+    if (DirLock::Acquire(temp.path() / "real" / "theirs" / "model").ok()) ::_exit(6);
+    if (DirLock::Acquire(temp.path() / "real" / "link" / "model").ok()) ::_exit(7);
   });
   const int ended = WEXITSTATUS(inside.Wait());
   if (ended == 2) {
