@@ -227,6 +227,12 @@ void BufferGate::Look(const Buffer& buffer) {
   LookUnder(buffer);
 }
 
+void BufferGate::LookAtVersion(const Buffer& buffer) {
+  MutexLock lock(mu_);
+  committed_ = buffer.committed();
+  half_updated_ = half_updated_ && committed_.empty();
+}
+
 void BufferGate::LookUnder(const Buffer& buffer) {
   committed_ = buffer.committed();
   const bool changed = buffer.begun() && !buffer.last_whole().empty();

@@ -87,6 +87,8 @@ class BufferGate {
   void TakeUp(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes note of the state that the buffer is in now.
   void Look(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes note of the committed version alone: a check is no update.
+  void LookAtVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// The committed version is about to lose its name, since chunks of it are corrupt. Ends the
   /// change. REQUIRES: BeginChange.
   void LoseName() ABSL_LOCKS_EXCLUDED(mu_);

@@ -110,6 +110,9 @@ Replica::~Replica() {
   Stop();
   Join();
   for (AgentLink& agent : agents_) agent.upstream->Detach();
+  // A thread of an upstream may still tell that the attachment has ended: it is joined here, while
+  // what it calls lives.
+  for (AgentLink& agent : agents_) agent.upstream.reset();
 }
 
 void Replica::Stop() {
@@ -1046,7 +1049,7 @@ void Replica::RunUpkeep(Upkeep::Task task) {
 }
 
 void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
-  gate_.Look(buffer());
+  gate_.LookAtVersion(buffer());
   if (!health.ok()) {
     return line_.Fail(health.status(), ReplicaLine::Cause::kCheck);
   }

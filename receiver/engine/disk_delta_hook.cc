@@ -46,16 +46,16 @@ class DiskDeltaHook : public EngineHook {
     AwaitEnd(lock, end);  // of a write before, which was left
     if (cancelled_) return {EngineAnswer::Result::kUnsure, kStopping, {}};
     if (!writing.running) {
-      writing.running = true;
       writing.stop = false;
-      std::thread([shared = writing_, model = model_.directory, to] {
-        const Status written =
-            shared->writer.Write(model, to, [&shared] { return shared->stop.load(); });
+      std::thread([shared = writing_, model = model_.directory, to, end] {
+        const auto stop = [&] { return shared->stop.load() || SteadyClock::now() >= end; };
+        const Status written = shared->writer.Write(model, to, stop);
         std::lock_guard guard(shared->mu);
         shared->result = written;
         shared->running = false;
         shared->news.notify_all();
       }).detach();
+      writing.running = true;
       AwaitEnd(lock, end);
       if (writing.running) {
         writing.stop = true;
