@@ -65,7 +65,12 @@ StatusOr<std::byte*> DeviceQueues::Map(const MappedHalf& half, uint64_t first, u
   }
   for (uint64_t part = first / part_bytes_; part * part_bytes_ < last; ++part) {
     DW_RETURN_IF_ERROR(known->refused);
-    if (known->parts[part] == nullptr) known->refused = PinPart(*known, half, part, queue);
+    if (known->parts[part] != nullptr) continue;
+    known->refused = PinPart(*known, half, part, queue);
+    if (known->refused.ok()) continue;
+    // A copy by somebody else must not cross a border of what is pinned. Kernels may still write.
+    WaitForAll().IgnoreError();
+    for (auto& pinned : known->parts) pinned.reset();
   }
   DW_RETURN_IF_ERROR(known->refused);
   return known->mapped + first;

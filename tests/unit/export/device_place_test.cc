@@ -358,6 +358,28 @@ TEST_CASE("a rank pins the parts of a half that it writes, and a block may lie i
   }
 }
 
+TEST_CASE("where one part of a half cannot be pinned, no other part stays pinned") {
+  constexpr size_t kPart = 64;
+  const OnDevice source(kSeed);
+  const size_t bytes = source.bytes.size();
+  auto memory = std::make_shared<std::vector<std::byte>>(20 * kPart);
+  const MappedHalf half{*memory, memory};
+  DeviceQueues queues(kPart);
+  kernels::StridedCopy plain;
+  plain.run_bytes = bytes;
+  const auto place = [&](size_t at) {
+    return queues.Place(0, plain, source.buffer->bytes(), MutableBytes(*memory).subspan(at, bytes),
+                        half);
+  };
+  REQUIRE(place(0).ok());
+  CHECK(CudaRegistrations() > 0);
+  RefusePinning(true);
+  CHECK_FALSE(place(10 * kPart).ok());
+  RefusePinning(false);
+  CHECK(CudaRegistrations() == 0);
+  CHECK_FALSE(place(0).ok());
+}
+
 TEST_CASE("blocks of a plain or FSDP2 offload are written by the devices that they lie on") {
   const OnDevice first(kSeed, 0), second(kSeed + 1, 1);
   const size_t bytes = first.bytes.size();
