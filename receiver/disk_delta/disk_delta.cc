@@ -344,11 +344,9 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
     DW_RETURN_IF_ERROR(WriteWhole(run, opened, id, stop));
   }
   DW_RETURN_IF_ERROR(Keep(opened, id));
-  if (stop()) {
-    // Who changes the model may have gone on meanwhile, so what was kept may be of two versions.
-    held_ = {};
-    return Cancelled();
-  }
+  // Whoever changes the model may have gone on meanwhile: what was kept may be of two versions, and
+  // the next one is written whole.
+  if (stop()) held_ = {};
   const fs::path latest = options_.directory / kLatest;
   const fs::path hidden = options_.directory / ".latest.partial";
   DW_RETURN_IF_ERROR(
