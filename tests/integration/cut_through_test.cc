@@ -45,6 +45,7 @@ struct Scene {
     REQUIRE(Follows(leaf));
     CHECK(trainer.Compare(relay.dir()) == "");
     CHECK(trainer.Compare(leaf.dir()) == "");
+    INFO(leaf.log());
     CHECK_FALSE(Says(leaf, "from " + relay.control() + " to "));
   }
   uint64_t ahead() const {
