@@ -86,7 +86,7 @@ Status BufferGate::TouchForPrepare(Buffer& buffer) {
 }
 
 StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
-  // Of two files the one that is updated now has no name that engines know.
+  // With two files, engines know no name of the one that is updated now.
   const bool named = buffer.buffers() == 1;
   {
     MutexLock lock(mu_);

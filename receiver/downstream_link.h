@@ -21,7 +21,7 @@ class DownstreamLink {
 
   /// Whether anybody may be served.
   bool serves() const { return downstream_ != nullptr; }
-  /// What serves a version while it comes; null: nobody is served.
+  /// Serves a version while it comes; null: nobody is served.
   Forwarding* forwarding() const { return forwarding_.get(); }
   /// Serves the committed version, to which `delta` leads from `from`; null: no delta is known.
   void Serve(Buffer& buffer, std::shared_ptr<const Delta> delta = nullptr,

@@ -621,7 +621,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   PullRound::Env env = RoundEnv();
   const Identity floor = force_full ? Identity{} : Held();
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
-  // What is held for a group's word may never be committed, and a forced pull may bring an older
+  // A version held for a group's word may never be committed, and a forced pull may bring an older
   // version: neither is for those who follow. Of several agents' parts only the whole is served on,
   // and not before its name is known.
   const bool named = agents_.size() == 1 || target.root_known || target.unwritten();
@@ -640,7 +640,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     if (target.unwritten() && agents_.size() > 1 && !buffer().at_once()) {
       gate_.SetLimit(BufferGate::Limit::kKeepName);
     }
-    // What was said since the target was chosen.
+    // The agents that have published their parts since the target was chosen.
     for (const size_t agent : target.awaited) {
       if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
     }
@@ -840,7 +840,7 @@ Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
 
 void Replica::DropPrepared() {
   if (!prepared_) return;
-  // What came stays in the buffer, and staged, as after a pull that broke off.
+  // The chunks that came stay in the buffer, and staged, as after a pull that broke off.
   LogInfo("model {}: {} was prepared, and is not committed {}", options_.model,
           ToString(member_.prepared()), ToString(TraceOf(member_.prepared())));
   prepared_.reset();
@@ -1033,7 +1033,7 @@ void Replica::RunUpkeep(Upkeep::Task task) {
       upkeep_.Run(task, buffer(), home_->sink(), [this, spare] { return IsWanted(spare); });
   if (task == Upkeep::Task::kCheck) {
     const StatusOr<Buffer::Health>& health = done.health;
-    // What was put back may be another file.
+    // A file that was put back may be another one.
     if (health.ok() && (downstream_.serve_again() || !health->put_back.empty())) {
       downstream_.Serve(buffer());
     }

@@ -108,7 +108,7 @@ class Replica : private AttachmentKeeper::Owner {
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
-  /// What this process has committed. A commit taken up at the start has serial 1.
+  /// The commits of this process. A commit taken up at the start has serial 1.
   CommitLog& commits() { return commits_; }
   const CommitLog& commits() const { return commits_; }
 
@@ -191,7 +191,7 @@ class Replica : private AttachmentKeeper::Owner {
   /// `or_older`: also a state that is older than what is held.
   StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
   Identity Held() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of versions that the trainer still writes.
+  // The following concern versions that the trainer still writes.
   /// Whether what came of an unwritten version is of one that is neither written any more nor
   /// published.
   bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

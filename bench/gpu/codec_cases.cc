@@ -11,7 +11,7 @@ using kernels::GpuDiffer;
 using kernels::GpuMode;
 
 constexpr double kDigestOfCopy = 0.6, kDiffOfCopy = 0.5;
-/// Of so many payloads one is made by the oracle, too.
+/// The oracle makes one payload in so many, too.
 constexpr size_t kByOracle = 16;
 
 /// The operations of one differ. Each leads from the old version to the new one.

@@ -105,7 +105,7 @@ class Engine {
     const kernels::GpuStatus done = scatter_->Wait(nullptr);
     return queued.ok() ? done : queued;
   }
-  /// What the memory is to be at a version, by the oracle.
+  /// The memory at a version, as the oracle computes it.
   StatusOr<HugeBuffer> OnCpu(GpuSuite::Version v) const {
     DW_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(bytes_));
     for (const StridedCopy& copy : copies_) suite_.PlaceOnCpu(copy, suite_.host(v), memory.data());

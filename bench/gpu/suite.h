@@ -37,7 +37,7 @@ class Findings {
   std::vector<std::string> wrong_, failed_;
 };
 
-/// What a case moves once more in the same rounds, to be compared with.
+/// A plain move that a case is compared with, made in the same rounds.
 enum class Beside { kNothing, kDeviceCopy, kCopyToDevice, kCopyToHost };
 
 class GpuSuite {

@@ -24,8 +24,8 @@ struct PlacePlan {
   uint64_t units = 0;                               ///< number of units of the whole copy
   Number from = Number::kNone, to = Number::kNone;  ///< kNone: units only move
   bool aligned = true;                              ///< every unit is aligned to its size
-  /// Not 0: the bytes of a run, whose units are pieces of 16 bytes by the destination's address,
-  /// and shorter ones at its ends.
+  /// Bytes of a run that is moved in pieces of 16 bytes, aligned at the destination, and shorter
+  /// ones at its ends; 0: it is not moved so.
   uint64_t shifted_run = 0;
   int32_t add = 0;
 };

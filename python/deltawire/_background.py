@@ -104,7 +104,7 @@ class Offloading:
         self._over = threading.Event()
         self._written: Offloaded | None = None
         self._error: BaseException | None = None
-        # Not a daemon: a program that ends waits until the version is written or has failed.
+        # No daemon thread: a program that ends waits until the version is written or has failed.
         threading.Thread(target=self._run, name="deltawire-offload").start()
 
     def done(self) -> bool:

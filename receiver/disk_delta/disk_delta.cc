@@ -344,8 +344,8 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
     DW_RETURN_IF_ERROR(WriteWhole(run, opened, id, stop));
   }
   DW_RETURN_IF_ERROR(Keep(opened, id));
-  // Whoever changes the model may have gone on meanwhile: what was kept may be of two versions, and
-  // the next one is written whole.
+  // After the time limit the receiver may have changed the model meanwhile. The kept bytes may then
+  // be of two versions, so the next version is written whole.
   if (stop()) held_ = {};
   const fs::path latest = options_.directory / kLatest;
   const fs::path hidden = options_.directory / ".latest.partial";
