@@ -252,8 +252,9 @@ class WeightManager:
         if self._nodes is not None:
             return self._register_nodes(self._nodes, tensors, side_files, hf_dir, replace, dtype)
         hf_dir = None if hf_dir is None else checkpoint_dir(hf_dir)
-        metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
-        version = self._registered_as(metas, side_files, hf_dir, replace)
+        with no_collections(not is_lazy(tensors)):  # else one behind each step
+            metas, given_metas, found = self._reconciled(tensors, hf_dir, dtype)
+            version = self._registered_as(metas, side_files, hf_dir, replace)
         if hf_dir is None and dtype is None and metas == self._layout.metas == given_metas:
             return version  # as it was registered: nothing else was said of it
         self._set(metas, found, hf_dir, dtype)
@@ -324,6 +325,7 @@ class WeightManager:
     ) -> int:
         """`register` of tensors that the caller has read from `hf_dir`, and gives by their names
         there: nothing is read or compared again."""
+        self._settle_last()
         version = self._registered_as(metas, None, hf_dir, False)
         self._layout.set(list(metas), {}, casts=True)
         self._side = SideParts(None, ())
@@ -742,6 +744,7 @@ class WeightManager:
         if name == self._model:
             raise ValueError(f'publish_lora(model="{name}") would replace the base model of that '
                              "name; give the adapter a name of its own, or none")
+        self._settle()
         if name not in self._adapters:
             timeout, threads = self._options
             self._adapters[name] = WeightManager(

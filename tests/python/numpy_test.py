@@ -10,6 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -130,6 +131,29 @@ class NumpyTest(unittest.TestCase):
             manager.notify()
         self.assertTrue(begun.done())
         self.assertEqual(begun.wait().version, 3)
+
+    def test_every_call_that_registers_waits_for_a_background_offload(self):
+        manager = self.manager()
+        manager.register(weights(1))
+        values = weights(2)
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "config.json").write_text("{}")
+            calls = [lambda: manager.register_checkpoint(manager.tensors_meta, folder),
+                     lambda: manager.publish_lora({"lora_A.weight": np.ones((2, 3), np.float32)}, 1)]
+            for call in calls:
+                go = threading.Event()
+                manager._background = begun = Offloading(1, go.wait)
+                release = threading.Timer(0.3, go.set)
+                release.start()
+                try:
+                    call()
+                    self.assertTrue(begun.done())
+                finally:
+                    go.set()
+                    release.join()
+                manager._background = None
+        manager.offload(values, 1).wait()
+        self.check(values)
 
     def test_a_deadline_of_a_background_offload_ends_the_wait_for_it(self):
         manager = self.manager()
