@@ -21,12 +21,12 @@ namespace deltawire::mcore {
 
 /// Where in the model a parameter is, which decides which ranks hold it and how its names begin.
 enum class ParamScope : uint8_t {
-  kLayer,      ///< every decoder layer, and the inner layer of every MTP layer
+  kLayer,      ///< every decoder layer, and the inner layers of every MTP layer
   kExpert,     ///< every routed expert of those layers
   kEmbedding,  ///< the first pipeline chunk
   kFinalNorm,
   kHead,   ///< the last pipeline chunk
-  kMtp,    ///< every MTP layer, except for its inner layer
+  kMtp,    ///< every MTP layer, except for its inner layers; asked for each of these
   kTower,  ///< beside the language model, with the embedding; names lack mcore_root
 };
 
@@ -58,11 +58,14 @@ struct Spelling {
 
 /// A run of a parameter's rows, and where they go. Expressions count rows of the whole parameter.
 struct Part {
-  std::string hf;          ///< the HF tensor's name
-  std::string rows;        ///< number of the parameter's rows that go there
-  std::string at = "0";    ///< the HF row of the first of them
-  std::string runs = "1";  ///< cut into this many equal runs ...
-  std::string pitch;       ///< ... that begin this many HF rows apart; empty: one run
+  std::string hf;            ///< the HF tensor's name
+  std::string rows;          ///< number of the parameter's rows that go there
+  std::string at = "0";      ///< the HF row of the first of them
+  std::string runs = "1";    ///< cut into this many equal runs ...
+  std::string pitch;         ///< ... that begin this many HF rows apart; empty: one run
+  std::string repeat = "1";  ///< every HF row is this many rows of the parameter in succession
+  /// The rows are filled from HF and never exported, since other rows make that tensor.
+  bool filled = false;
   std::optional<DType> dtype;
   bool only_listed = false;  ///< only if the checkpoint has this tensor
 };
@@ -115,8 +118,8 @@ struct Rule {
 
 /// How names begin. An empty entry takes the extended family's, in the end that of DefaultNames().
 /// {n}: the layer's number, for MTP from 0; {l}: the same, counted on after the decoder's layers;
-/// {k}: within the pipeline chunk (trainer's names); {e}: the expert; {L}: the number of decoder
-/// layers; {root}: as below.
+/// {k}: within the pipeline chunk, {i}: the inner layer within its MTP layer (trainer's names);
+/// {e}: the expert; {L}: the number of decoder layers; {root}: as below.
 struct Names {
   std::string layer_mcore, layer_hf;
   std::string mtp_mcore, mtp_hf;
@@ -155,6 +158,8 @@ struct Family {
   std::string source;
 };
 
+/// The number of inner layers of an MTP layer; 1 if a family does not define it.
+inline constexpr const char* kInnerLayersDim = "mtp_inner_layers";
 /// Definitions that every family must have.
 inline constexpr const char* kRequiredDims[] = {"layers", "vocab", "experts", "mtp_layers", "tied"};
 

@@ -125,6 +125,8 @@ Part ReadPart(const toml::table& table, const std::string& file, Status* status)
   in.Expression("at", &part.at);
   in.Expression("runs", &part.runs);
   in.Expression("pitch", &part.pitch);
+  in.Expression("repeat", &part.repeat);
+  in.Bool("filled", &part.filled);
   in.DTypeOf("dtype", &part.dtype);
   in.Bool("only_listed", &part.only_listed);
   in.RefuseOthers();

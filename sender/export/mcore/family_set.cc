@@ -120,6 +120,7 @@ class TextExpander {
     for (std::string* name : {&names.layer_mcore, &names.mtp_mcore}) {
       DW_RETURN_IF_ERROR(Expand(*name, {"n", "k"}));
     }
+    for (std::string& name : names.mtp_inner) DW_RETURN_IF_ERROR(Expand(name, {"n", "i"}));
     for (std::string* name : {&names.layer_hf, &names.mtp_hf}) {
       DW_RETURN_IF_ERROR(Expand(*name, {"n", "l", "L", "root"}));
     }

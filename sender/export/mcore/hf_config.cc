@@ -29,6 +29,12 @@ std::optional<double> AsNumber(const Json& value) {
   return std::nullopt;
 }
 
+/// Whether a text of numbers with commas between them has `number`.
+double Lists(std::string text, uint32_t number) {
+  std::erase(text, ' ');
+  return fmt::format(",{},", text).find(fmt::format(",{},", number)) != std::string::npos ? 1 : 0;
+}
+
 /// Splits "X.suffix"; the suffix is empty unless Field knows it.
 std::pair<std::string_view, std::string_view> SplitSuffix(std::string_view name) {
   if (const size_t is = name.find(".is."); is != std::string_view::npos) {
@@ -49,8 +55,8 @@ struct HfConfig::Tree {
   Json top;
   const Json* text = nullptr;  // within `top`, or `top` itself
 
-  /// Null where the field is absent.
-  const Json* Find(std::string_view name) const {
+  /// Null where the field is absent. `element` is the place in lists on the way to it.
+  const Json* Find(std::string_view name, uint32_t element = 0) const {
     if (name.starts_with("vision.")) {
       const auto part = top.find("vision_config");
       if (part == top.end() || !part->is_object()) return nullptr;
@@ -60,10 +66,24 @@ struct HfConfig::Tree {
     const bool only_top = name.starts_with("top.");
     if (only_top) name.remove_prefix(4);
     for (const Json* level : {only_top ? &top : text, &top}) {
-      const auto it = level->find(std::string(name));
-      if (it != level->end() && !it->is_null()) return &*it;
+      const Json* found = Under(level, name, element);
+      if (found != nullptr) return found;
     }
     return nullptr;
+  }
+
+ private:
+  static const Json* Under(const Json* level, std::string_view name, uint32_t element) {
+    for (size_t dot = 0; dot != std::string_view::npos; name.remove_prefix(dot + 1)) {
+      if (level->is_array()) level = element < level->size() ? &(*level)[element] : nullptr;
+      if (level == nullptr || !level->is_object()) return nullptr;
+      dot = name.find('.');
+      const auto it = level->find(std::string(name.substr(0, dot)));
+      if (it == level->end() || it->is_null()) return nullptr;
+      level = &*it;
+      if (dot == std::string_view::npos) break;
+    }
+    return level;
   }
 };
 
@@ -122,14 +142,20 @@ StatusOr<HfConfig> HfConfig::Open(const std::filesystem::path& dir) {
 
 std::optional<double> HfConfig::Field(std::string_view name, uint32_t layer) const {
   const auto [field, suffix] = SplitSuffix(name);
-  const Json* value = tree_->Find(field);
+  const Json* value = tree_->Find(field, layer);
   if (suffix == "given") return value != nullptr ? 1 : 0;
   if (value == nullptr) return std::nullopt;
   if (suffix.empty()) return AsNumber(*value);
+  if (value->is_string() && suffix == "size") return value->get_ref<const std::string&>().size();
+  if (value->is_string() && suffix == "at") {
+    const auto& text = value->get_ref<const std::string&>();
+    return layer < text.size() ? static_cast<unsigned char>(text[layer]) : 0;
+  }
   if (suffix == "size") {
     return value->is_array() ? std::optional<double>(value->size()) : std::nullopt;
   }
   if (suffix == "has") {
+    if (value->is_string()) return Lists(value->get_ref<const std::string&>(), layer);
     if (!value->is_array()) return std::nullopt;
     return std::any_of(value->begin(), value->end(),
                        [&](const Json& n) { return AsNumber(n) == double(layer); })

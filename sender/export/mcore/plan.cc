@@ -70,6 +70,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
         // The parts of an MTP layer are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", planned.layer);
         ReplaceNumber(name, "{k}", planned.local);
+        ReplaceNumber(name, "{i}", planned.inner);
         ReplaceNumber(name, "{e}", local_expert);
       }
       out.push_back(std::move(name));
@@ -133,13 +134,13 @@ ParamCut Plan::CutAs(const PlannedParam& planned, Split split) const {
   return cut;
 }
 
-std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split,
-                             RowRange only) const {
+std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split, RowRange only,
+                             bool filled) const {
   const PlannedParam& planned = planned_[shard.planned];
   if (!split || *split == planned.cut.split) {
-    return ShardBoxes(planned.cut, views_, shard.shard, only);
+    return ShardBoxes(planned.cut, views_, shard.shard, only, filled);
   }
-  return ShardBoxes(CutAs(planned, *split), views_, shard.shard, only);
+  return ShardBoxes(CutAs(planned, *split), views_, shard.shard, only, filled);
 }
 
 uint32_t Plan::Writer(const PlannedParam& planned, uint32_t t) const {
@@ -156,7 +157,8 @@ std::vector<uint64_t> Plan::BytesPerRank() const {
     uint64_t total = 0;
     for (const RowPart& part : cut.parts) {
       if (part.tensor >= layout_->size()) continue;
-      total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
+      if (part.filled) continue;
+      total += part.hf_rows() * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
     }
     const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
     for (uint32_t t = 0; t < world; ++t) bytes[Writer(planned, t)] += total / world;

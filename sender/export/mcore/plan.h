@@ -25,6 +25,7 @@ struct PlannedParam {
   uint32_t chunk = 0;    ///< pipeline chunk, v * P + p
   uint32_t layer = 0;    ///< decoder or MTP layer, over the whole model
   uint32_t local = 0;    ///< the layer's number within the chunk
+  uint32_t inner = 0;    ///< in an MTP layer of several inner layers, the number of its own
   uint32_t expert = 0;   ///< over the whole model
   bool mtp = false;      ///< in an MTP layer
   bool exported = true;  ///< false: ranks hold it, but HF does not
@@ -97,9 +98,9 @@ class Plan {
   std::vector<uint64_t> BytesPerRank() const;
 
   /// The shard's boxes, or those of the rows `only`. `split`: set if the rank uses the other
-  /// spelling's split.
+  /// spelling's split. `filled`: also those that are copied from HF alone.
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
-                         RowRange only = {}) const;
+                         RowRange only = {}, bool filled = false) const;
   /// A parameter's names on its ranks: the name under this config, then other spellings.
   std::vector<std::string> LocalNames(const PlannedParam& planned) const;
   /// The parameter's cut under `split`.

@@ -48,14 +48,14 @@ class Planner {
     DW_RETURN_IF_ERROR(Whole(ParamScope::kEmbedding, &PipelineChunk::embedding));
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
       for (uint32_t i = 0; i < chunks_[c].layers; ++i) {
-        DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_layer + i, i, false}));
+        DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_layer + i, i}));
       }
     }
     DW_RETURN_IF_ERROR(Whole(ParamScope::kFinalNorm, &PipelineChunk::final_norm));
     DW_RETURN_IF_ERROR(Whole(ParamScope::kHead, &PipelineChunk::head));
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
       for (uint32_t i = 0; i < chunks_[c].mtp_layers; ++i) {
-        DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_mtp + i, i, true}));
+        DW_RETURN_IF_ERROR(MtpLayer({c, chunks_[c].first_mtp + i, i}));
       }
     }
     DW_RETURN_IF_ERROR(LeaveMtp());
@@ -74,6 +74,7 @@ class Planner {
   struct Place {
     uint32_t chunk = 0, layer = 0, local = 0;
     bool mtp = false;
+    uint32_t inner = 0;  // of an MTP layer
   };
   /// What HF names begin with: of several, the first that the checkpoint has layers under.
   void FindRoot() {
@@ -118,7 +119,8 @@ class Planner {
                                       {"shared_glu_interleave", p.shared_glu_interleave},
                                       {"mla_down_fusion", p.mla_down_fusion},
                                       {"core", p.core.minor},
-                                      {"mtp", 0}}) {
+                                      {"mtp", 0},
+                                      {"inner", 0}}) {
       scope_.Set(name, value);
     }
   }
@@ -134,6 +136,9 @@ class Planner {
     DW_RETURN_IF_ERROR(size("mtp_layers", &mtp_layers_));
     DW_RETURN_IF_ERROR(size("experts", &experts_));
     DW_RETURN_IF_ERROR(size("vocab", &vocab_));
+    if (family_.dims.contains(kInnerLayersDim)) {
+      DW_RETURN_IF_ERROR(size(kInnerLayersDim, &inner_layers_));
+    }
     plan_.experts_ = experts_;
     const ParallelConfig& p = plan_.parallel_;
     if (!p.mtp) std::swap(mtp_layers_, left_mtp_layers_);
@@ -195,10 +200,20 @@ class Planner {
     return absl::OkStatus();
   }
 
+  Status MtpLayer(Place at) {
+    at.mtp = true;
+    for (at.inner = 0; at.inner < inner_layers_; ++at.inner) DW_RETURN_IF_ERROR(Layer(at));
+    return absl::OkStatus();
+  }
+
   Status Layer(const Place& at) {
     scope_.Set("mtp", at.mtp);
+    scope_.Set("inner", at.inner);
     SetListed(at);
-    scope_.SetLayer(at.mtp ? layers_ + at.layer : at.layer);
+    const uint32_t number = at.mtp ? layers_ + HfLayer(at) : at.layer;
+    // Lists of a family with several inner layers are about these.
+    const bool own_lists = at.mtp && family_.dims.contains(kInnerLayersDim);
+    scope_.SetLayer(number, own_lists ? at.inner : number);
     for (const Param& param : family_.params) {
       if (param.scope == ParamScope::kLayer || (param.scope == ParamScope::kMtp && at.mtp)) {
         DW_RETURN_IF_ERROR(AddIf(param, at, 0));
@@ -208,14 +223,20 @@ class Planner {
       if (param.scope == ParamScope::kExpert) DW_RETURN_IF_ERROR(AddExperts(param, at));
     }
     scope_.Set("mtp", 0);
+    scope_.Set("inner", 0);
     return absl::OkStatus();
+  }
+
+  /// The layer's number in HF names, which count the inner layers of all MTP layers.
+  uint32_t HfLayer(const Place& at) const {
+    return at.mtp ? at.layer * inner_layers_ + at.inner : at.layer;
   }
 
   /// The names of the HF tensors that `layers` MTP layers make. Does not change the plan.
   StatusOr<std::vector<std::string>> MtpTensors(uint32_t layers) {
     const size_t planned = plan_.planned_.size(), tensors = tensors_.size();
     for (uint32_t i = 0; i < layers; ++i) {
-      DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
+      DW_RETURN_IF_ERROR(MtpLayer({0, i, i}));
     }
     plan_.planned_.resize(planned);
     return tensors_.Shrink(tensors);
@@ -324,8 +345,9 @@ class Planner {
                     const std::string& root) const {
     if (name.find('{') == std::string::npos) return name;
     name = Replace(std::move(name), "{root}", root);
-    name = Replace(std::move(name), "{n}", std::to_string(at.layer));
-    name = Replace(std::move(name), "{l}", std::to_string(at.mtp ? layers_ + at.layer : at.layer));
+    const uint32_t layer = HfLayer(at);
+    name = Replace(std::move(name), "{n}", std::to_string(layer));
+    name = Replace(std::move(name), "{l}", std::to_string(at.mtp ? layers_ + layer : layer));
     name = Replace(std::move(name), "{L}", std::to_string(layers_));
     return Replace(std::move(name), "{e}", std::to_string(expert));
   }
@@ -338,6 +360,7 @@ class Planner {
     planned.layer = at.layer;
     planned.local = at.local;
     planned.mtp = at.mtp;
+    planned.inner = at.inner;
     planned.expert = expert;
     planned.exported = !param.drop && !held;
     planned.dtype = param.dtype.value_or(config_.dtype());
@@ -384,6 +407,8 @@ class Planner {
       if (!part.pitch.empty()) {
         DW_ASSIGN_OR_RETURN(row.pitch, scope_.Size(part.pitch));
       }
+      DW_ASSIGN_OR_RETURN(row.repeat, scope_.Size(part.repeat));
+      row.filled = part.filled;
       row.run = runs == 0 ? 0 : row.rows / runs;
       row.lead = param.packed.empty() ? 0 : expert;
       HfTensor tensor{HfName(param, part, at, expert),
@@ -394,7 +419,7 @@ class Planner {
                       param.shape.empty() ? std::nullopt : std::optional(shape)};
       // A pitch covers every run, so its rows are known; else they grow with the parts.
       tensor.view.pitch = row.pitch;
-      tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
+      tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.hf_rows();
       DW_ASSIGN_OR_RETURN(row.tensor, tensors_.Intern(std::move(tensor)));
       cut.rows += row.rows;
       cut.parts.push_back(row);
@@ -513,7 +538,7 @@ class Planner {
   std::vector<PipelineChunk> chunks_;
   HfTensors tensors_;
   std::unordered_set<std::string> left_;  // not in the job: they stay as the checkpoint has them
-  uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0;
+  uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0, inner_layers_ = 1;
   uint64_t vocab_ = 0, padded_vocab_ = 0;
   std::string root_;
 };

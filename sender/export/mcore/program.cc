@@ -12,14 +12,17 @@ Status Indivisible(std::string_view what, uint64_t n, uint64_t by) {
 /// Collects boxes from runs of rows.
 class Emitter {
  public:
-  Emitter(const ParamCut& cut, std::span<const TensorView> views, uint32_t t)
+  Emitter(const ParamCut& cut, std::span<const TensorView> views, uint32_t t, bool filled)
       : views_(views),
+        filled_(filled),
         local_cols_(cut.local_cols()),
         first_col_(cut.split == Split::kColumns ? t * local_cols_ : 0),
         half_(cut.swap_halves ? cut.cols / 2 : 0) {}
 
   /// Local rows [local, local + count) are rows [row, row + count) of `part`.
   void Rows(const RowPart& part, uint64_t local, uint64_t row, uint64_t count) {
+    if (part.filled && !filled_) return;
+    if (part.repeat > 1) return Repeated(part, local, row, count);
     const auto upto = [&](uint64_t n) {
       const uint64_t taken = std::min(n, count);
       local += taken;
@@ -43,6 +46,22 @@ class Emitter {
   std::vector<Box> Take() { return std::move(boxes_); }
 
  private:
+  /// Takes each row of a repetition for itself: the first of all, the second of all, ...
+  void Repeated(const RowPart& part, uint64_t local, uint64_t row, uint64_t count) {
+    for (uint64_t nth = 0; nth < (filled_ ? part.repeat : 1); ++nth) {
+      const uint64_t skipped = (nth + part.repeat - row % part.repeat) % part.repeat;
+      if (skipped >= count) continue;
+      const uint64_t n = (count - skipped - 1) / part.repeat + 1;
+      const size_t before = boxes_.size();
+      Add(part, local + skipped, 0, 1, (row + skipped) / part.repeat, n);
+      for (size_t i = before; i < boxes_.size(); ++i) {
+        Box& box = boxes_[i];
+        box.src_stride[views_[part.tensor].transpose ? 3 : 2] *= part.repeat;
+        box.filled = box.filled || nth > 0;
+      }
+    }
+  }
+
   void Add(const RowPart& part, uint64_t local, uint64_t run, uint64_t runs, uint64_t into,
            uint64_t rows) {
     const uint64_t end = first_col_ + local_cols_;
@@ -76,10 +95,12 @@ class Emitter {
     box.src_stride[r] = part.run * local_cols_;
     box.src_stride[r + 1] = local_cols_;
     box.src_stride[c] = 1;
+    box.filled = part.filled;
     boxes_.push_back(box);
   }
 
   std::span<const TensorView> views_;
+  bool filled_;
   uint64_t local_cols_, first_col_, half_;
   std::vector<Box> boxes_;
 };
@@ -102,6 +123,12 @@ Status CheckCut(const ParamCut& cut) {
       return Errorf(StatusCode::kInvalidArgument, "runs of {} rows at {} do not fit a pitch of {}",
                     part.run, part.at, part.pitch);
     }
+    if (part.repeat == 0 || part.rows % part.repeat != 0) {
+      return Indivisible("rows", part.rows, part.repeat);
+    }
+    if (part.repeat > 1 && part.pitch != 0) {
+      return absl::InvalidArgumentError("repeated rows are one run");
+    }
     if (part.pitch == 0 && part.run != part.rows) {
       return absl::InvalidArgumentError("several runs want a pitch");
     }
@@ -121,8 +148,8 @@ Status CheckCut(const ParamCut& cut) {
 }
 
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
-                            RowRange only) {
-  Emitter out(cut, views, t);
+                            RowRange only, bool filled) {
+  Emitter out(cut, views, t, filled);
   const bool own_share = cut.per_shard && cut.split == Split::kRows;
   const uint64_t shards = own_share ? cut.world : 1;
   // This shard's window on the rows that the parts form together.

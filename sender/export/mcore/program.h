@@ -39,9 +39,12 @@ struct RowPart {
   uint32_t tensor = 0;  ///< index into the plan's tensors
   uint64_t rows = 0;
   uint64_t at = 0;
-  uint64_t run = 0;    ///< rows of one run
-  uint64_t pitch = 0;  ///< 0: one run
-  uint64_t lead = 0;   ///< index along the tensor's packed dimension
+  uint64_t run = 0;     ///< rows of one run
+  uint64_t pitch = 0;   ///< 0: one run
+  uint64_t lead = 0;    ///< index along the tensor's packed dimension
+  uint64_t repeat = 1;  ///< rows in succession that are one HF row, of which the first is exported
+  bool filled = false;  ///< no row is exported
+  uint64_t hf_rows() const { return rows / repeat; }
 };
 
 /// One parameter of the whole model and how it is cut into `world` shards.
@@ -68,8 +71,9 @@ Status CheckCut(const ParamCut& cut);
 struct Box {
   uint32_t tensor = 0;
   View lo{}, n{};
-  uint64_t src = 0;   ///< index of the first element
-  View src_stride{};  ///< step along each dimension of the view
+  uint64_t src = 0;     ///< index of the first element
+  View src_stride{};    ///< step along each dimension of the view
+  bool filled = false;  ///< copied from HF, and never to it
 };
 
 /// Rows [begin, end) of a shard.
@@ -78,9 +82,10 @@ struct RowRange {
 };
 
 /// The boxes of shard `t`, or of its rows `only`; then sources are counted from the first of these
-/// rows. `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
+/// rows. `views[i]` describes tensor i. `filled`: those that are copied from HF alone, too.
+/// REQUIRES: CheckCut(cut).ok().
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
-                            RowRange only = {});
+                            RowRange only = {}, bool filled = false);
 
 /// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,

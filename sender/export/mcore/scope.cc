@@ -44,8 +44,8 @@ void Scope::Set(const std::string& name, double value) {
   ++layer_stamp_;
 }
 
-void Scope::SetLayer(uint32_t layer) {
-  layer_ = layer;
+void Scope::SetLayer(uint32_t layer, uint32_t element) {
+  element_ = element;
   Set("layer", layer);
 }
 
@@ -102,7 +102,7 @@ StatusOr<double> Scope::Lookup(const std::string& name) {
   }
   const auto definition = definitions_.find(name);
   if (own_field || definition == definitions_.end()) {
-    const std::optional<double> field = config_.Field(name, layer_);
+    const std::optional<double> field = config_.Field(name, element_);
     if (!field) return Errorf(StatusCode::kNotFound, "config.json has no field \"{}\"", name);
     if (!own_field) values_[name] = {*field, layer_stamp_, false, false};
     return *field;

@@ -31,7 +31,9 @@ class Scope {
   /// Sets a value from outside, e.g. "tp". It takes precedence over definitions and config.
   void Set(const std::string& name, double value);
   /// Moves to a decoder layer (numbers from 0; MTP layers follow the last). Also sets "layer".
-  void SetLayer(uint32_t layer);
+  void SetLayer(uint32_t layer) { SetLayer(layer, layer); }
+  /// The same, where the config's lists count layers otherwise: `element` is its place in them.
+  void SetLayer(uint32_t layer, uint32_t element);
 
   StatusOr<bool> IsTrue(const std::string& expression);
   /// The expression's value, a whole number >= 0; else kInvalidArgument.
@@ -58,7 +60,7 @@ class Scope {
   std::unordered_map<std::string, std::unique_ptr<Compiled>> compiled_;
   std::unordered_map<std::string, Value> values_;
   uint64_t layer_stamp_ = 0;
-  uint32_t layer_ = 0;
+  uint32_t element_ = 0;
 };
 
 }  // namespace deltawire::mcore

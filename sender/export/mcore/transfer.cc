@@ -124,7 +124,8 @@ StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, D
                                     Split split, Direction direction, RowRange only, bool exact) {
   const PlannedParam& planned = plan.planned()[shard.planned];
   std::vector<Step> steps;
-  for (const Box& box : plan.Boxes(shard, split, only)) {
+  const bool filled = direction == Direction::kFromHf;
+  for (const Box& box : plan.Boxes(shard, split, only, filled)) {
     const DType hf = plan.layout().tensor(box.tensor).dtype;
     if (!Widens(dtype, hf) && !(Widens(hf, dtype) && (exact || direction == Direction::kFromHf))) {
       return Errorf(StatusCode::kInvalidArgument,

@@ -35,7 +35,7 @@ add = -1
 [[param]]
 mcore = "p"
 rows = "n"
-parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, only_listed = true }]
+parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, repeat = 3, filled = true, only_listed = true }]
 )",
                                    "f.toml"));
   CHECK(f.extends == "g");
@@ -59,6 +59,9 @@ parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, only_l
   CHECK(q.parts.at(0).rows == "n");
   CHECK(q.parts.at(1).rows == "2");
   CHECK(q.parts.at(1).pitch == "4");
+  CHECK(q.parts.at(1).repeat == "3");
+  CHECK(q.parts.at(1).filled);
+  CHECK_FALSE(q.parts.at(0).filled);
   CHECK(q.parts.at(1).only_listed);
 }
 

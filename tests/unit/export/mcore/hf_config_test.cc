@@ -35,6 +35,36 @@ TEST_CASE("hf_config: suffixes ask for more of a field than its value") {
   CHECK_FALSE(c.Field("n.has", 3).has_value());
 }
 
+TEST_CASE("hf_config: characters and numbers of texts, and fields of nested objects") {
+  const HfConfig c = Get(HfConfig::Parse(R"({"pattern": "M*E-", "listed": "3, 4,15", "none": "",
+      "blocks": [{"ffn": {"mult": 2.5, "off": false}}, {"ffn": {"mult": null, "off": true}}, 7],
+      "other": {"heads": 6, "kinds": ["a", "b"]}})"));
+  CHECK(c.Field("pattern.size", 0) == 4);
+  CHECK(c.Field("pattern.at", 0) == 'M');
+  CHECK(c.Field("pattern.at", 1) == '*');
+  CHECK(c.Field("pattern.at", 3) == '-');
+  CHECK(c.Field("pattern.at", 4) == 0);  // beyond the end
+  CHECK(c.Field("none.size", 0) == 0);
+  CHECK(c.Field("pattern.is.M", 0) == 0);  // the whole text
+  CHECK(c.Field("listed.has", 3) == 1);
+  CHECK(c.Field("listed.has", 4) == 1);
+  CHECK(c.Field("listed.has", 15) == 1);
+  CHECK(c.Field("listed.has", 5) == 0);
+  CHECK(c.Field("listed.has", 1) == 0);
+  CHECK(c.Field("none.has", 0) == 0);
+  CHECK(c.Field("other.heads", 5) == 6);
+  CHECK(c.Field("other.kinds.is.b", 1) == 1);
+  CHECK(c.Field("other.kinds.size", 0) == 2);
+  CHECK_FALSE(c.Field("other.absent", 0).has_value());
+  CHECK_FALSE(c.Field("other.heads.more", 0).has_value());
+  CHECK(c.Field("blocks.ffn.mult", 0) == 2.5);
+  CHECK_FALSE(c.Field("blocks.ffn.mult", 1).has_value());
+  CHECK(c.Field("blocks.ffn.mult.given", 1) == 0);
+  CHECK(c.Field("blocks.ffn.off", 1) == 1);
+  CHECK_FALSE(c.Field("blocks.ffn.off", 2).has_value());  // no object
+  CHECK_FALSE(c.Field("blocks.ffn.off", 3).has_value());  // beyond the end
+}
+
 TEST_CASE("hf_config: a text config comes before the top level") {
   const HfConfig c = Get(HfConfig::Parse(R"({"model_type": "vl", "tie": true, "only_top": 1,
       "text_config": {"model_type": "vl_text", "tie": false, "n": 2, "dtype": "float32"},

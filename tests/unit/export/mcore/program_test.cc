@@ -42,13 +42,20 @@ std::vector<PartRow> RowsOf(const ParamCut& cut, uint32_t t) {
   return mine;
 }
 
-Places PlacesOf(const ParamCut& cut, const std::vector<TensorView>& views, uint32_t t) {
+/// `filled`: also of rows that are copied from HF alone.
+Places PlacesOf(const ParamCut& cut, const std::vector<TensorView>& views, uint32_t t,
+                bool filled = false) {
   Places places;
   const uint64_t cols = cut.split == Split::kColumns ? cut.cols / cut.world : cut.cols;
   const uint64_t first_col = cut.split == Split::kColumns ? t * cols : 0;
   uint64_t local = 0;
-  for (const auto& [index, row] : RowsOf(cut, t)) {
+  for (auto [index, row] : RowsOf(cut, t)) {
     const RowPart& part = cut.parts[index];
+    if (!filled && (part.filled || row % part.repeat != 0)) {
+      ++local;
+      continue;
+    }
+    row /= part.repeat;
     const uint64_t at =
         part.pitch == 0 ? part.at + row : row / part.run * part.pitch + part.at + row % part.run;
     const TensorView& view = views[part.tensor];
@@ -108,11 +115,14 @@ Case RandomCase(std::mt19937& random) {
     RowPart part;
     const uint64_t unit = turns ? cut.block * same : 1 + below(4);
     part.rows = unit * cut.groups * shards * (cut.split == Split::kRows ? cut.world : 1) * runs;
+    if (!pitched && below(3) == 0) part.repeat = 1 + below(3);
+    part.rows *= part.repeat;
+    part.filled = below(6) == 0;
     part.run = pitched ? part.rows / runs : part.rows;
     part.lead = lead;
     part.tensor = shared ? 0 : static_cast<uint32_t>(i);
     part.at = shared ? at : 0;
-    at += part.run;
+    at += part.run / part.repeat;
     cut.rows += part.rows;
     cut.parts.push_back(part);
   }
@@ -121,7 +131,8 @@ Case RandomCase(std::mt19937& random) {
     view.packed = packed;
     view.cols = cut.cols;
     view.transpose = transpose;
-    const uint64_t room = (shared ? at : cut.parts[i].run) + below(2);  // sometimes with a gap
+    const uint64_t room =
+        (shared ? at : cut.parts[i].run / cut.parts[i].repeat) + below(2);  // sometimes with a gap
     view.pitch = room;
     view.rows = pitched ? room * runs : room;
     c.views.push_back(view);
@@ -141,10 +152,12 @@ TEST_CASE("program: boxes and copies go where single elements go") {
     CAPTURE(TextOf(check));
     REQUIRE(check.ok());
     const unsigned src_width = random() % 2 ? 2 : 4, dst_width = random() % 2 ? 2 : 4;
+    const bool filled = random() % 2 == 0;
     for (uint32_t t = 0; t < c.cut.world; ++t) {
       CAPTURE(t);
       Places forth, back;
-      for (const Box& box : ShardBoxes(c.cut, c.views, t)) {
+      for (const Box& box : ShardBoxes(c.cut, c.views, t, {}, filled)) {
+        REQUIRE((filled || !box.filled));
         const kernels::StridedCopy copy = CopyOf(box, c.views[box.tensor], src_width, dst_width);
         Apply(copy, src_width, dst_width, box.tensor, &forth);
         // The copy back must move the same elements.
@@ -153,7 +166,7 @@ TEST_CASE("program: boxes and copies go where single elements go") {
         Apply(reversed, dst_width, src_width, box.tensor, &swapped);
         for (const auto& [hf, live] : swapped) back.emplace(live.second, std::pair{box.tensor, hf});
       }
-      const Places wanted = PlacesOf(c.cut, c.views, t);
+      const Places wanted = PlacesOf(c.cut, c.views, t, filled);
       REQUIRE(forth == wanted);
       REQUIRE(back == wanted);
     }
@@ -225,6 +238,9 @@ TEST_CASE("program: a cut that does not divide is refused with its numbers") {
   CHECK(refusal([](ParamCut& c) { c.parts[0].run = 0; }).find("cannot be cut into 0") !=
         std::string::npos);
   CHECK(refusal([](ParamCut& c) { c.parts[0].run = 6; }) == "several runs want a pitch");
+  CHECK(refusal([](ParamCut& c) { c.parts[0].repeat = 5; }) == "12 rows cannot be cut into 5");
+  CHECK(refusal([](ParamCut& c) { c.parts[0].repeat = 2, c.parts[0].pitch = 12; }) ==
+        "repeated rows are one run");
   CHECK(refusal([](ParamCut& c) {
           c.parts[0].pitch = 13, c.parts[0].at = 2;
         }).find("do not fit a pitch of 13") != std::string::npos);
