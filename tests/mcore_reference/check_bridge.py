@@ -13,6 +13,7 @@ import os
 import pathlib
 import queue
 import random
+import re
 import sys
 import tempfile
 import traceback
@@ -91,6 +92,9 @@ FAMILIES = {  # -> where Bridge has its conversion
     "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),
     "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
     "hy_v3": ("hy_v3.hy_v3_bridge", "HYV3Bridge"),
+    "llama_nemotron": ("llama_nemotron.llama_nemotron_bridge", "LlamaNemotronBridge"),
+    "step3p5": ("stepfun.step35_bridge", "Step35Bridge"),
+    "nemotron_h": ("nemotronh.nemotron_h_bridge", "NemotronHBridge"),
 }
 
 
@@ -169,12 +173,26 @@ def config_of(model, x):
         num_layers=model.layers, hidden_size=model.hidden, num_attention_heads=model.heads,
         num_query_groups=model.groups, kv_channels=None if model.mla else model.head_dim,
         ffn_hidden_size=model.ffn, gated_linear_unit=model.glu, num_moe_experts=model.experts or None,
-        attention_output_gate=model.gated_attention, share_embeddings_and_output_weights=bool(model.tied),
+        attention_output_gate=model.gated_attention or model.head_gate, share_embeddings_and_output_weights=bool(model.tied),
         pipeline_model_parallel_size=x.pp, tensor_model_parallel_size=x.tp, fp8=None, fp4=None,
         multi_latent_attention=model.mla, mtp_num_layers=model.mtp_layers or None,
         **({} if not model.gated_attention else dict(
             linear_num_key_heads=model.gdn_k_heads, linear_num_value_heads=model.gdn_v_heads,
-            linear_key_head_dim=model.gdn_k_dim, linear_value_head_dim=model.gdn_v_dim)))
+            linear_key_head_dim=model.gdn_k_dim, linear_value_head_dim=model.gdn_v_dim)),
+        **({} if not model.mamba else dict(
+            mamba_num_heads=model.mamba_heads, mamba_head_dim=model.mamba_width // model.mamba_heads,
+            mamba_num_groups=model.mamba_groups, mamba_state_dim=model.mamba_state)))
+
+
+def layer_config(model, config, path):
+    """The same of a module of a layer with sizes of its own."""
+    found = re.match(r"(decoder|mtp)\.layers\.(\d+)\.", path)
+    if not found:
+        return config
+    own = model.at(int(found[2]) + (model.layers if found[1] == "mtp" else config.first_layer))
+    return types.SimpleNamespace(**vars(config) | dict(
+        num_attention_heads=own.heads, num_query_groups=own.groups, kv_channels=own.head_dim,
+        ffn_hidden_size=own.ffn)) if own is not model else config
 
 
 def tower_config(model, config):
@@ -223,8 +241,10 @@ def own_chunks(case, rank, edit):
         whole = {name.replace(".transformer_layer.", ".mtp_model_layer."): shape
                  for name, shape in shapes[p, v].items()}
         layers = place.layers[p, v]
+        mine = types.SimpleNamespace(**vars(config) | {"first_layer": layers[0] if layers else 0})
         chunk = tree(own, lambda name: whole[name],
-                     lambda path: eyes if path.startswith("vision_model") else config, layers[0] if layers else 0)
+                     lambda path: eyes if path.startswith("vision_model") else layer_config(model, mine, path),
+                     mine.first_layer)
         chunk.pre_process, chunk.mtp_process = (p, v) == place.embedding, (p, v) == place.mtp
         if "language_model" in chunk._modules:
             chunk.language_model.mtp_process = chunk.mtp_process
@@ -263,13 +283,13 @@ def both_ways(case, rank, edit):
             continue
         if theirs is None:
             # Copies that HF's own classes do not read.
-            if not (name.endswith((".shared_head.head.weight", ".embed_tokens.weight")) or
+            if not (name.endswith((".shared_head.head.weight", ".shared_head.output.weight", ".embed_tokens.weight")) or
                     (name == "lm_head.weight" and Model(case.config).tied)):
                 problems.append(f"{name}: Bridge has none")
         elif not same(array, theirs):
             problems.append(f"{name}: {theirs.dtype}{theirs.shape} here {array.dtype}{array.shape} differ")
     problems += [f"{name}: Bridge makes it" for name in found
-                 if not name.endswith((".shared_head.head.weight", ".embed_tokens.weight"))]
+                 if not name.endswith((".shared_head.head.weight", ".shared_head.output.weight", ".embed_tokens.weight"))]
     # The way back, into parameters of other values.
     for chunk in chunks:
         for tensor in chunk.state_dict().values():
@@ -317,6 +337,11 @@ def as_bridge_takes(family):
             language.pop(key, None)
         if family == "exaone4":
             language["tie_word_embeddings"] = True
+        if family == "nemotron_h":  # and no Mamba layers in MTP blocks
+            model = Model({"model_type": family, **language})
+            language["hybrid_override_pattern"] = model.pattern
+            language["mtp_hybrid_override_pattern"] = model.mtp_pattern.replace("M", "")
+            language.pop("mtp_layers_block_type", None)
     return change
 
 

@@ -61,8 +61,10 @@ SECOND_Q_NORM = 18
 # Norms after attention and MLP are not mcore's own but added by those who train these models.
 NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4", "exaone4", "olmo2", "olmo3"}
 # Norms over all heads and the biases of one linear alone are trainers' modules too; norms with biases and
-# the indexer of sparse attention are other options than transformer_config() below gives.
-NOT_BUILT |= {"minimax_m2", "olmoe", "starcoder2", "seed_oss", "nemotron", "deepseek_v32", "glm_moe_dsa"}
+# the indexer of sparse attention are other options than transformer_config() below gives, and other models
+# than GPTModel, or layers that differ in size.
+NOT_BUILT |= {"minimax_m2", "olmoe", "starcoder2", "seed_oss", "nemotron", "deepseek_v32", "glm_moe_dsa",
+              "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text"}
 
 
 def described(case):

@@ -21,7 +21,7 @@ from mcore_reference.model import VISION_PREFIX, Model  # noqa: E402
 from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 
 # Models of others' code, or of a class that wants a vision part's every size.
-NOT_SAVED = ("mimo", "bailing_moe_v2", "kimi_k25", "sarvam_moe")
+NOT_SAVED = ("llama_nemotron", "step3p5", "mimo", "bailing_moe_v2", "kimi_k25", "sarvam_moe")
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,
                    deepstack_visual_indexes=[0], embed_dim=8, mlp_ratio=1)
@@ -37,6 +37,8 @@ def saved_tensors(transformers, family, config):
     config = json.loads(json.dumps(config))
     if config["model_type"] == "kimi_k2":
         config["model_type"] = "deepseek_v3"  # the same class, from the repository's own code
+    if "attention_head_dim" in config:
+        config["head_dim"] = config.pop("attention_head_dim")  # as older configs of their own code call it
     if "vision_config" in config:
         hidden = config["text_config"]["hidden_size"]
         config["vision_config"] = (TINY_SIGLIP | {"hidden_size": 2 * (config["vision_config"]["hidden_size"] // 2)}

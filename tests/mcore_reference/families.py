@@ -12,7 +12,7 @@ FAMILIES = [
     "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe",
     "hy_v3", "exaone_moe", "olmoe", "ernie4_5", "ernie4_5_moe", "mistral3", "starcoder2", "granite",
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
-    "minimax_m3_vl",
+    "minimax_m3_vl", "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text",
 ]
 
 ARCHITECTURES = {
@@ -40,6 +40,8 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "llama4": "Llama4ForConditionalGeneration",
     "mimo": "MiMoForCausalLM", "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
+    "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM", "granite4_h": "GraniteMoeHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
@@ -60,9 +62,10 @@ def random_config(family, rng):
     if family == "llama" and c["num_key_value_heads"] == c["num_attention_heads"]:
         if rng.random() < 0.5:
             del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
-    model_type = {"moonlight": "deepseek_v3"}.get(family, family)
+    model_type = {"moonlight": "deepseek_v3", "granite4_h": "granitemoehybrid",
+                  "llama_nemotron": "nemotron-nas"}.get(family, family)
     if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3", "olmoe", "starcoder2",
-                  "granite", "granitemoehybrid"):
+                  "granite", "granitemoehybrid", "granite4_h"):
         _derive_head_dim(c, rng)
     _tie(family, c, rng)
     if family in _NESTED or (family == "qwen2_vl" and rng.random() < 0.5):
@@ -71,9 +74,10 @@ def random_config(family, rng):
 
 
 _NESTED = ("minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_TIED_ONLY = ("gemma", "gemma2", "gemma3_text", "gemma3")
+_TIED_ONLY = ("gemma4_text", "gemma", "gemma2", "gemma3_text", "gemma3")
 _NEVER_TIED = ("minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
-               "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe")
+               "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h",
+               "step3p5", "llama_nemotron")
 
 
 def _derive_head_dim(c, rng):
@@ -155,6 +159,96 @@ def _granite4(c, rng):
     c["shared_intermediate_size"], c["num_local_experts"] = c["intermediate_size"], 0
     c["layer_types"] = ["attention"] * c["num_hidden_layers"]
     c["mamba_n_heads"] = 2  # of no layer here; its default does not divide
+
+
+def _granite4_h(c, rng):
+    """With Mamba layers, and experts at times."""
+    _granite4(c, rng)
+    c["shared_intermediate_size"] = rng.choice([24, 36])
+    c["num_local_experts"], c["num_experts_per_tok"] = rng.choice([0, 4, 6, 8]), 2
+    mamba, attention = rng.choice([("mamba", "attention"), ("linear_attention", "full_attention")])
+    c["layer_types"] = [rng.choice([mamba, mamba, attention]) for _ in range(c["num_hidden_layers"] - 1)] + [mamba]
+    c["mamba_n_heads"] = c["num_attention_heads"] * rng.choice([1, 2])  # divides what mamba_expand makes
+    c["mamba_n_groups"] = rng.choice([1, c["num_attention_heads"]])
+    c["mamba_d_state"], c["mamba_d_conv"], c["mamba_expand"] = rng.choice([4, 6]), rng.choice([3, 4]), 2
+    c["mamba_d_head"] = "auto"
+    if rng.random() < 0.5:
+        c["mamba_conv_bias"] = rng.random() < 0.5
+
+
+def _llama_nemotron(c, rng):
+    """Feed-forwards are multiples of 256 rows."""
+    blocks = []
+    heads = c["num_attention_heads"]
+    for _ in range(c["num_hidden_layers"]):
+        no_attention = rng.random() < 0.25
+        no_ffn = not no_attention and rng.random() < 0.25  # else a layer of nothing
+        per = rng.choice([n for n in (1, 2, 3, 4) if heads % n == 0])
+        blocks.append({"attention": {"n_heads_in_group": None if no_attention else per, "no_op": no_attention,
+                                     "replace_with_linear": False},
+                       "ffn": {"ffn_mult": None if no_ffn else rng.choice([0.5, 5.25, 400 / c["hidden_size"]]),
+                               "no_op": no_ffn, "replace_with_linear": False}})
+    c["block_configs"], c["intermediate_size"] = blocks, None
+    c["num_key_value_heads"] = None  # each layer has its own
+
+
+def _gemma4(c, rng):
+    c["enable_moe_block"], c["hidden_size_per_layer_input"] = True, 0
+    c["num_experts"], c["top_k_experts"] = _moe_sizes(c, rng), 2
+    c["global_head_dim"] = rng.choice([4, 10, 12])
+    c["num_global_key_value_heads"] = rng.choice([n for n in (1, 2, 4) if c["num_attention_heads"] % n == 0])
+    c["attention_k_eq_v"] = rng.random() < 0.7
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    c["layer_types"] = [rng.choice(kinds) for _ in range(c["num_hidden_layers"] - 1)] + ["full_attention"]
+
+
+def _step3p5(c, rng):
+    c["num_attention_groups"] = c.pop("num_key_value_heads")
+    layers, mtp = c["num_hidden_layers"], rng.choice([0, 1, 2])
+    c["num_nextn_predict_layers"] = mtp
+    listed = sorted(rng.sample(range(layers), rng.randint(1, layers)))
+    c["moe_layers_enum"] = ",".join(map(str, listed)) if rng.random() < 0.6 else listed
+    c["moe_num_experts"], c["moe_top_k"] = _moe_sizes(c, rng), 2
+    c["share_expert_dim" if rng.random() < 0.5 else "share_expert_dims"] = rng.choice([12, 24])
+    for key in ("use_qk_norm", "use_moe_router_bias", "use_head_wise_attn_gate"):
+        if rng.random() < 0.7:
+            c[key] = rng.random() < 0.7
+    if rng.random() < 0.7:
+        heads, groups = rng.choice([(4, 2), (8, 4), (12, 4), (12, 12)])
+        c["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers + mtp)]
+        c["attention_other_setting"] = {"attention_type": "sliding_attention", "num_attention_heads": heads,
+                                        "num_attention_groups": groups, "head_dim": c["head_dim"]}
+
+
+def _nemotron_h(c, rng):
+    layers = c["num_hidden_layers"]
+    pattern = "".join(rng.choice("MMM*E-") for _ in range(layers - 1)) + rng.choice("ME")
+    c["mamba_num_heads"] = heads = rng.choice([4, 6, 8, 12])
+    c["n_groups"] = rng.choice([groups for groups in (1, 2, 4, 6) if heads % groups == 0])
+    c["mamba_head_dim"], c["ssm_state_size"], c["conv_kernel"] = rng.choice([3, 4, 6]), rng.choice([4, 6]), rng.choice(
+        [3, 4])
+    if rng.random() < 0.3:
+        c["use_conv_bias"] = rng.random() < 0.5
+    c["n_routed_experts"], c["num_experts_per_tok"] = _moe_sizes(c, rng), 2
+    c["moe_shared_expert_intermediate_size"] = rng.choice([12, 24, 36])
+    if rng.random() < 0.5:
+        c["n_shared_experts"] = 1
+    c["moe_latent_size"] = rng.choice([None, None, 10, 14])
+    c["num_nextn_predict_layers"] = rng.choice([0, 1, 1, 2])
+    if rng.random() < 0.5:
+        c["mtp_use_repeated_layer"] = rng.random() < 0.5
+    mtp = rng.choice(["*E", "*E", "E", "*-E", "M*E-"])
+    if rng.random() < 0.6:
+        c["hybrid_override_pattern"], c["mtp_hybrid_override_pattern"] = pattern, mtp
+    else:
+        newer = rng.random() < 0.5
+        names = {"M": "linear_attention" if newer else "mamba", "*": "full_attention" if newer else "attention",
+                 "E": "moe", "-": "mlp"}
+        c["layers_block_type"] = [names[x] for x in pattern]
+        c["mtp_layers_block_type"] = [names[x] for x in mtp]
+        del c["num_hidden_layers"]
+    if rng.random() < 0.3:
+        c["attention_head_dim"] = c.pop("head_dim")
 
 
 def _llama4(c, rng):
@@ -347,6 +441,7 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "gemma4_text": _gemma4, "llama_nemotron": _llama_nemotron, "step3p5": _step3p5, "nemotron_h": _nemotron_h, "granite4_h": _granite4_h,
     "minimax_m3_vl": _minimax_m3, "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
     "granitemoehybrid": _granite4, "llama4_text": _llama4, "llama4": _llama4,
     "seed_oss": _seed_oss, "glm4_moe_lite": _glm4_moe_lite, "deepseek_v32": _dsa, "glm_moe_dsa": _glm_moe_dsa,

@@ -6,12 +6,13 @@ config.json does not tell but the file's own index does.
 
 from dataclasses import dataclass
 
-from .model import (DENSE, FULL, GDN, MLA, PACKED_IN_OUT, PACKED_INTERLEAVED, PACKED_OUT_IN,
+from .model import (DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, PACKED_APART, PACKED_IN_OUT,
+                    PACKED_INTERLEAVED, PACKED_OUT_IN,
                     SEPARATE, SEPARATE_MIXTRAL, VISION_PREFIX, Model)
 
 
 # Model types whose published MTP layers may repeat the embedding and the head.
-MTP_COPIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
+MTP_COPIES = ("step3p5", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def hf_tensors(config, hub=HubFile()):
 def _dtype(m, hub, name):
     if name.endswith("e_score_correction_bias"):
         return "F32"
-    fp32_names = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
+    fp32_names = ("mamba.A_log", "mamba.D", "mamba.dt_bias", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
     return "F32" if hub.gdn_fp32 and name.endswith(fp32_names) else "BF16"
 
 
@@ -56,25 +57,27 @@ def _language(m, hub):
         yield f"{m.hf_prefix}norm.bias", [m.hidden]
     if not m.tied or hub.lists_tied_head:
         yield "lm_head.weight", [m.vocab, m.hidden]
-    for layer in range(m.layers + m.mtp_layers):
+    for layer in range(m.layers + m.mtp_layers * m.mtp_inner):
         yield from _block(m, hub, layer)
     if m.mtp_layers and m.qwen_mtp:
         yield "mtp.fc.weight", [m.hidden, 2 * m.hidden]
         for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
             yield f"mtp.{name}.weight", [m.hidden]
     elif m.mtp_layers:
-        for layer in range(m.layers, m.layers + m.mtp_layers):
-            prefix = m.hf_layer(layer)
+        for k in range(m.mtp_layers):
+            prefix = m.hf_layer(m.layers + k * m.mtp_inner)
             yield prefix + "eh_proj.weight", [m.hidden, 2 * m.hidden]
-            for name in ("enorm", "hnorm", "shared_head.norm"):
+            for name in ("enorm", "hnorm"):
                 yield f"{prefix}{name}.weight", [m.hidden]
+            yield m.hf_layer(m.layers + (k + 1) * m.mtp_inner - 1) + "shared_head.norm.weight", [m.hidden]
             if hub.mtp_copies and m.model_type in MTP_COPIES:
-                yield prefix + "embed_tokens.weight", [m.vocab, m.hidden]
+                if m.kind != "step3p5":
+                    yield prefix + "embed_tokens.weight", [m.vocab, m.hidden]
                 yield prefix + "shared_head.head.weight", [m.vocab, m.hidden]
 
 
 def _block(m, hub, layer):
-    prefix = m.hf_layer(layer)
+    prefix, m = m.hf_layer(layer), m.at(layer)
     norms = ["input_layernorm", "post_attention_layernorm"]
     if m.gemma_norms:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
@@ -82,13 +85,23 @@ def _block(m, hub, layer):
         norms += ["post_self_attn_layernorm", "post_mlp_layernorm"]
     if m.post_norms:
         norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    if m.kind == "gemma4_text":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm_2",
+                  "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
+        yield prefix + "layer_scalar", [1]
+        yield prefix + "router.scale", [m.hidden]
+        yield prefix + "router.per_expert_scale", [m.experts]
+    if m.attention(layer) == NOTHING:
+        norms.remove("input_layernorm")
+    if m.mlp(layer) == NOTHING:
+        norms.remove("post_attention_layernorm")
     for norm in norms:
         yield f"{prefix}{norm}.weight", [m.hidden]
         if m.norm_bias:
             yield f"{prefix}{norm}.bias", [m.hidden]
     kind = m.attention(layer)
-    attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn}[kind]
-    where = prefix + ("linear_attn." if kind == GDN else "self_attn.")
+    attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn, MAMBA: _mamba, NOTHING: lambda m: ()}[kind]
+    where = prefix + {GDN: "linear_attn.", MAMBA: "mamba."}.get(kind, "self_attn.")
     for name, shape in attention(m):
         yield where + name, shape
     if m.indexer(layer):
@@ -100,7 +113,7 @@ def _block(m, hub, layer):
     if m.mlp(layer) == DENSE:
         for name, shape in _dense_mlp(m):
             yield f"{prefix}mlp.{name}", shape
-    else:
+    elif m.mlp(layer) == MOE:
         for name, shape in _moe(m, hub, layer):
             yield f"{prefix}{m.moe_name}.{name}", shape
 
@@ -109,12 +122,16 @@ def _full_attention(m):
     q_rows = m.heads * m.head_dim * (2 if m.gated_attention else 1)
     kv_rows = m.groups * m.head_dim
     projections = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
+    if m.keys_only:
+        projections = projections[:2]
     if m.fused_qkv:
         projections = (("qkv", q_rows + 2 * kv_rows),)
     for name, rows in projections:
         yield name + ".weight", [rows, m.hidden]
         if m.qkv_bias:
             yield name + ".bias", [rows]
+    if m.head_gate:
+        yield "g_proj.weight", [m.heads, m.hidden]
     yield "o_proj.weight", [m.hidden, m.heads * m.head_dim]
     if m.o_bias:
         yield "o_proj.bias", [m.hidden]
@@ -156,6 +173,17 @@ def _gdn(m):
     yield "out_proj.weight", [m.hidden, values]
 
 
+def _mamba(m):
+    yield "in_proj.weight", [2 * m.mamba_width + 2 * m.mamba_states + m.mamba_heads, m.hidden]
+    yield "conv1d.weight", [m.mamba_width + 2 * m.mamba_states, 1, m.mamba_taps]
+    if m.conv_bias:
+        yield "conv1d.bias", [m.mamba_width + 2 * m.mamba_states]
+    for name in ("A_log", "D", "dt_bias"):
+        yield name, [m.mamba_heads]
+    yield "norm.weight", [m.mamba_width]
+    yield "out_proj.weight", [m.hidden, m.mamba_width]
+
+
 def _dense_mlp(m):
     if m.fused_dense_gate_up:
         yield "gate_up_proj.weight", [2 * m.ffn, m.hidden]
@@ -178,8 +206,11 @@ def _moe(m, hub, layer):
         yield "router.bias", [experts]
     if m.correction_bias:
         yield "gate.e_score_correction_bias", [1, experts] if m.kind == "ernie4_5_moe" else [experts]
+    if m.latent:
+        yield "fc1_latent_proj.weight", [m.latent, hidden]
+        yield "fc2_latent_proj.weight", [hidden, m.latent]
     form = m.expert_form
-    if form == PACKED_OUT_IN and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
+    if form == PACKED_OUT_IN and m.kind not in ("granitemoehybrid", "gemma4_text") and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
         form = SEPARATE
     if form == PACKED_IN_OUT and m.model_type == "qwen3_vl_moe" and (hub.resaved or not hub.packed):
         form = PACKED_OUT_IN if hub.packed else SEPARATE
@@ -187,9 +218,13 @@ def _moe(m, hub, layer):
         gate, up, down = (("w1", "w3", "w2") if form == SEPARATE_MIXTRAL
                           else ("gate_proj", "up_proj", "down_proj"))
         for e in range(experts):
-            yield f"experts.{e}.{gate}.weight", [ffn, hidden]
-            yield f"experts.{e}.{up}.weight", [ffn, hidden]
-            yield f"experts.{e}.{down}.weight", [hidden, ffn]
+            if m.glu:
+                yield f"experts.{e}.{gate}.weight", [ffn, m.expert_width]
+            yield f"experts.{e}.{up}.weight", [ffn, m.expert_width]
+            yield f"experts.{e}.{down}.weight", [m.expert_width, ffn]
+    elif form == PACKED_APART:
+        for name, shape in (("gate_proj", [ffn, hidden]), ("up_proj", [ffn, hidden]), ("down_proj", [hidden, ffn])):
+            yield "experts." + name, [experts, *shape]
     elif form == PACKED_OUT_IN:
         yield "experts.gate_up_proj", [experts, 2 * ffn, hidden]
         yield "experts.down_proj", [experts, hidden, ffn]
@@ -200,8 +235,12 @@ def _moe(m, hub, layer):
         if form == PACKED_INTERLEAVED:
             yield "experts.gate_up_proj_bias", [experts, 2 * ffn]
             yield "experts.down_proj_bias", [experts, hidden]
-    if m.shared_ffn:
-        yield m.shared_name + ".gate_proj.weight", [m.shared_ffn, hidden]
+    if m.shared_ffn and m.fused_dense_gate_up:  # under the names of a dense MLP
+        yield "gate_up_proj.weight", [2 * m.shared_ffn, hidden]
+        yield "down_proj.weight", [hidden, m.shared_ffn]
+    elif m.shared_ffn:
+        if m.glu:
+            yield m.shared_name + ".gate_proj.weight", [m.shared_ffn, hidden]
         yield m.shared_name + ".up_proj.weight", [m.shared_ffn, hidden]
         yield m.shared_name + ".down_proj.weight", [hidden, m.shared_ffn]
         if m.shared_gate:

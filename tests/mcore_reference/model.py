@@ -4,8 +4,11 @@ One class, Model: sizes, which attention and which MLP each layer has, and the p
 names. Nothing here depends on how the model is split over ranks.
 """
 
-FULL, MLA, GDN = "full", "mla", "gdn"
+import copy
+
+FULL, MLA, GDN, MAMBA = "full", "mla", "gdn", "mamba"
 DENSE, MOE = "dense", "moe"
+NOTHING = "nothing"  # of attention, or of an MLP, in a layer of a hybrid model
 
 MLA_TYPES = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"}
 DSA_TYPES = {"deepseek_v32", "glm_moe_dsa"}  # MLA with an indexer of sparse attention
@@ -42,9 +45,21 @@ PUBLISHED = {
     "llama4_text": ((".mlp.gate.", ".feed_forward.router."), (".mlp.", ".feed_forward.")),
     "starcoder2": ((".mlp.up_proj.", ".mlp.c_fc."), (".mlp.down_proj.", ".mlp.c_proj.")),
     "granitemoehybrid": ((".mlp.gate_up_proj.", ".shared_mlp.input_linear."),
-                         (".mlp.down_proj.", ".shared_mlp.output_linear.")),
+                         (".mlp.down_proj.", ".shared_mlp.output_linear."),
+                         (".mlp.gate.", ".block_sparse_moe.router.layer."),
+                         (".mlp.experts.gate_up_proj", ".block_sparse_moe.input_linear.weight"),
+                         (".mlp.experts.down_proj", ".block_sparse_moe.output_linear.weight")),
+    "nemotron_h": (("model.embed_tokens.", "backbone.embeddings."), ("model.norm.", "backbone.norm_f."),
+                   ("model.layers.", "backbone.layers."), (".input_layernorm.", ".norm."),
+                   (".post_attention_layernorm.", ".norm."), (".self_attn.", ".mixer."), (".mamba.", ".mixer."),
+                   (".mlp.", ".mixer."), (".shared_head.norm.", ".final_layernorm.")),
     "mimo": ((".enorm.", ".token_layernorm."), (".hnorm.", ".hidden_layernorm."), (".eh_proj.", ".input_proj."),
              (".shared_head.norm.", ".final_layernorm.")),
+    "step3p5": ((".mlp.gate.e_score_correction_bias", ".moe.router_bias"), (".mlp.gate.", ".moe.gate."),
+                (".mlp.experts.gate_proj", ".moe.gate_proj.weight"), (".mlp.experts.up_proj", ".moe.up_proj.weight"),
+                (".mlp.experts.down_proj", ".moe.down_proj.weight"), (".mlp.share_expert.", ".share_expert."),
+                (".shared_head.", ".transformer.shared_head."), (".shared_head.head.", ".shared_head.output.")),
+    "gemma4_text": ((".mlp.gate.", ".router.proj."), (".mlp.experts.", ".experts."), (".mlp.shared_experts.", ".mlp.")),
     "ernie4_5_moe": ((".mlp.gate.e_score_correction_bias", ".mlp.moe_statics.e_score_correction_bias"),),
 }
 # A model with a vision part -> the model_type of its language part.
@@ -85,9 +100,14 @@ VISION_PREFIX = {
     "qwen3_5": {"model.visual.": "vision_model."},
     "qwen3_5_moe": {"model.visual.": "vision_model."},
 }
+# The characters of Nemotron-H's patterns: a layer's attention and its MLP.
+PATTERN = {"M": (MAMBA, NOTHING), "*": (FULL, NOTHING), "E": (NOTHING, MOE), "-": (NOTHING, DENSE)}
+BLOCK_TYPES = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "moe": "E",
+               "mlp": "-"}
 # How the routed experts lie in the HF file (section 3.1).
 SEPARATE = "separate"  # experts.{e}.gate_proj.weight, ...
 SEPARATE_MIXTRAL = "separate_mixtral"  # block_sparse_moe.experts.{e}.w1.weight, ...
+PACKED_APART = "packed_apart"  # [E, Im, H] twice, and [E, H, Im]
 PACKED_OUT_IN = "packed_out_in"  # [E, 2Im, H] and [E, H, Im]
 PACKED_IN_OUT = "packed_in_out"  # [E, H, 2Im], last axis [gate | up], and [E, Im, H]
 PACKED_INTERLEAVED = "packed_interleaved"  # [E, H, 2Im], last axis gate0 up0 gate1 up1 ..., with biases
@@ -101,17 +121,21 @@ class Model:
         self.text = text = config.get("text_config", config)
         self.kind = kind = LANGUAGE_PART.get(self.model_type, self.model_type)
 
-        self.layers = text["num_hidden_layers"]
+        self.pattern, self.mtp_pattern = _pattern(text, ""), _pattern(text, "mtp_")
+        self.layers = len(self.pattern) or text["num_hidden_layers"]
         self.hidden = text["hidden_size"]
         self.vocab = text["vocab_size"]
         self.ffn = text.get("intermediate_size_mlp") or text.get("dense_intermediate_size") or text.get(
             "intermediate_size")
+        if kind == "granitemoehybrid":
+            self.ffn = text["shared_intermediate_size"]
+        self.final_norm = "final_norm" if kind == "nemotron_h" else "final_layernorm"  # HybridModel's
         self.heads = text["num_attention_heads"]
-        self.groups = text.get("num_key_value_heads") or self.heads
-        self.head_dim = text.get("head_dim") or self.hidden // self.heads
+        self.groups = text.get("num_key_value_heads") or text.get("num_attention_groups") or self.heads
+        self.head_dim = text.get("head_dim") or text.get("attention_head_dim") or self.hidden // self.heads
         # The flag of a model with vision stands at the top; what text_config says is not meant.
         self.tied = config.get("tie_word_embeddings", kind in GEMMA_TYPES | {
-            "gemma", "ernie4_5", "ernie4_5_moe", "starcoder2"})
+            "gemma", "gemma4_text", "ernie4_5", "ernie4_5_moe", "starcoder2"})
 
         self.vision = config.get("vision_config") or {}
         # Bridge's own projector and tower, and not HF's, from version 0.19 on.
@@ -128,6 +152,7 @@ class Model:
             self.nope, self.rope = text["qk_nope_head_dim"], text["qk_rope_head_dim"]
             self.v_dim = text["v_head_dim"]
         self.gated_attention = kind in GDN_TYPES
+        self.head_gate = kind == "step3p5" and text.get("use_head_wise_attn_gate", True)
         self.qkv_bias = kind in ("mimo", "qwen2", "qwen2_moe", "gpt_oss") or (
             kind in ("llama", "granite", "glm4", "glm4_moe", "seed_oss") and text.get("attention_bias", False))
         one_switch = text.get("use_bias", kind == "starcoder2") if kind in ("ernie4_5", "starcoder2") else False
@@ -141,40 +166,63 @@ class Model:
         self.fused_qkv = kind in CONCATENATED_QKV_TYPES
         self.wide_norms = kind in WIDE_NORM_TYPES
         self.norm_bias = kind in ("nemotron", "starcoder2")
-        self.glu = not self.norm_bias
+        self.glu = not self.norm_bias and kind != "nemotron_h"
         self.post_norms = kind in POST_NORM_TYPES
         self.mlp_bias = one_switch or (kind in ("llama", "granite") and text.get("mlp_bias", False))
         self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text", "bailing_moe_v2", "sarvam_moe", "hy_v3",
                                  "exaone_moe", "exaone4", "minimax_m3") or self.wide_norms or kind in GDN_TYPES
+                        or kind == "gemma4_text" or (kind == "step3p5" and text.get("use_qk_norm", False))
                         or (kind == "glm4_moe" and text.get("use_qk_norm", False)))
         self.sinks = kind == "gpt_oss"
+        self.keys_only = False  # values are the keys
         if kind in GDN_TYPES:
             self.gdn_k_heads, self.gdn_v_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
             self.gdn_k_dim, self.gdn_v_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
             self.gdn_kernel = text["linear_conv_kernel_dim"]
 
+        self.mamba = kind == "nemotron_h" or (
+            kind == "granitemoehybrid" and {"mamba", "linear_attention"} & set(text["layer_types"]))
+        if self.mamba:
+            read = lambda *keys: next(text[key] for key in keys if key in text)
+            self.mamba_heads = read("mamba_num_heads", "mamba_n_heads")
+            self.mamba_groups = read("n_groups", "mamba_n_groups")
+            self.mamba_state, self.mamba_taps = read("ssm_state_size", "mamba_d_state"), read(
+                "conv_kernel", "mamba_d_conv")
+            dim = read("mamba_head_dim", "mamba_d_head") if kind == "nemotron_h" or text.get(
+                "mamba_d_head", "auto") != "auto" else text["mamba_expand"] * self.hidden // self.mamba_heads
+            self.mamba_width = self.mamba_heads * dim  # of z and x
+            self.mamba_states = self.mamba_groups * self.mamba_state  # of B and C
+            self.conv_bias = text.get("use_conv_bias", text.get("mamba_conv_bias", True))
+
         # MLP.
         self.experts = (text.get("n_routed_experts") or text.get("moe_num_experts") or text.get("num_experts")
                         or text.get("num_local_experts") or 0)
         self.expert_ffn = text.get("intermediate_size" if kind in (
-            "mixtral", "gpt_oss", "minimax_m2", "minimax_m3", "olmoe", "llama4_text") else "moe_intermediate_size")
+            "mixtral", "gpt_oss", "minimax_m2", "minimax_m3", "olmoe", "llama4_text", "granitemoehybrid") else "moe_intermediate_size")
         self.correction_bias = (kind in DEEPSEEK_MOE_TYPES - {"deepseek_v2"} or
-                                kind in ("minimax_m2", "minimax_m3", "ernie4_5_moe"))
+                                kind in ("minimax_m2", "minimax_m3", "ernie4_5_moe", "nemotron_h") or
+                                (kind == "step3p5" and text.get("use_moe_router_bias", False)))
         self.shared_ffn = 0  # 0: there is no shared expert
         if kind in DEEPSEEK_MOE_TYPES:
             count = text.get("n_shared_experts") or text.get("num_shared_experts") or 0
             self.shared_ffn = count * self.expert_ffn
         elif kind == "ernie4_5_moe":
             self.shared_ffn = text["moe_num_shared_experts"] * self.expert_ffn
-        elif kind == "minimax_m3":
+        elif kind == "gemma4_text":
+            self.shared_ffn = text["intermediate_size"]
+        elif kind == "step3p5":
+            self.shared_ffn = text.get("share_expert_dim") or text["share_expert_dims"]
+        elif kind == "nemotron_h":
+            self.shared_ffn = text["moe_shared_expert_intermediate_size"]
+        elif kind == "minimax_m3" or (kind == "granitemoehybrid" and self.experts):
             self.shared_ffn = text["shared_intermediate_size"]
         elif kind == "llama4_text":
             self.shared_ffn = self.expert_ffn
         elif kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             self.shared_ffn = text["shared_expert_intermediate_size"]
         self.shared_gate = self.shared_ffn > 0 and kind not in DEEPSEEK_MOE_TYPES | {
-            "ernie4_5_moe", "llama4_text", "minimax_m3"}
-        self.shared_name = "shared_expert" if self.shared_gate or kind == "llama4_text" else "shared_experts"
+            "ernie4_5_moe", "llama4_text", "minimax_m3", "nemotron_h", "granitemoehybrid", "step3p5", "gemma4_text"}
+        self.shared_name = "share_expert" if kind == "step3p5" else "shared_expert" if self.shared_gate or kind == "llama4_text" else "shared_experts"
         self.expert_form = {
             "mixtral": SEPARATE_MIXTRAL,
             "minimax_m2": SEPARATE_MIXTRAL,
@@ -184,17 +232,69 @@ class Model:
         }.get(kind, SEPARATE)
         if self.model_type == "qwen3_vl_moe" or kind == "llama4_text":
             self.expert_form = PACKED_IN_OUT
+        elif kind in ("granitemoehybrid", "gemma4_text"):
+            self.expert_form = PACKED_OUT_IN
+        elif kind == "step3p5":
+            self.expert_form = PACKED_APART
+        self.latent = text.get("moe_latent_size")
+        self.expert_width = self.latent or self.hidden  # of what goes into an expert
         self.moe_name = "block_sparse_moe" if kind in ("mixtral", "minimax_m2", "minimax_m3") else "mlp"
         self.fused_dense_gate_up = kind in ("glm4", "phi3", "granitemoehybrid")
 
         self.gemma_norms = kind in GEMMA_TYPES
         self.glm4_norms = kind == "glm4"
         self.mtp_layers = text.get("mtp_num_hidden_layers", text.get("num_nextn_predict_layers")) or 0
+        # How many layers of its own an MTP block has. Nemotron-H's blocks are one, repeated, by default.
+        self.mtp_inner = len(self.mtp_pattern) or 1
+        if kind == "nemotron_h" and text.get("mtp_use_repeated_layer", True):
+            self.mtp_layers = min(self.mtp_layers, 1)
         # Qwen keeps its MTP block at the top level of the file, the DeepSeek kind as further layers.
         self.qwen_mtp = kind in GDN_TYPES
 
+    def at(self, layer):
+        """This model with the sizes of a layer, where layers differ in them."""
+        changes = {}
+        if self.kind == "gemma4_text" and self.is_whole(layer):
+            changes = {"head_dim": self.text.get("global_head_dim", 512)}
+            if self.text.get("attention_k_eq_v"):
+                changes |= {"groups": self.text["num_global_key_value_heads"], "keys_only": True}
+        if self.kind == "nemotron-nas" and layer < self.layers:
+            block = self.text["block_configs"][layer]
+            if block["attention"].get("n_heads_in_group"):
+                changes["groups"] = self.heads // block["attention"]["n_heads_in_group"]
+            if block["ffn"].get("ffn_mult"):
+                least = int(2 * block["ffn"]["ffn_mult"] * self.hidden / 3)
+                changes["ffn"] = -(-least // 256) * 256
+        if self.kind == "step3p5" and layer < len(self.text.get("layer_types", ())):
+            other = self.text.get("attention_other_setting")
+            if other and self.text["layer_types"][layer] == "sliding_attention":
+                changes = {"heads": other["num_attention_heads"], "groups": other["num_attention_groups"],
+                           "head_dim": other["head_dim"]}
+        if not changes:
+            return self
+        model = copy.copy(self)
+        vars(model).update(changes)
+        return model
+
+    def is_whole(self, layer):
+        """Whether a layer of Gemma 4 attends to everything."""
+        kinds = self.text.get("layer_types")
+        return kinds[layer] == "full_attention" if kinds else (layer + 1) % 6 == 0
+
+    def character(self, layer):
+        """Nemotron-H's layer; layer >= self.layers: an MTP block's inner layers are counted on."""
+        if layer < self.layers:
+            return self.pattern[layer]
+        return self.mtp_pattern[(layer - self.layers) % self.mtp_inner]
+
     def attention(self, layer):
-        """FULL, MLA or GDN of a decoder layer; layer >= self.layers: of an MTP block."""
+        """FULL, MLA, GDN, MAMBA or NOTHING of a decoder layer; layer >= self.layers: of an MTP block."""
+        if self.pattern:
+            return PATTERN[self.character(layer)][0]
+        if self.kind == "granitemoehybrid":
+            return FULL if self.text["layer_types"][layer] in ("attention", "full_attention") else MAMBA
+        if self.kind == "nemotron-nas" and self.text["block_configs"][layer]["attention"].get("no_op"):
+            return NOTHING
         if self.mla:
             return MLA
         if self.kind not in GDN_TYPES or layer >= self.layers:
@@ -204,10 +304,19 @@ class Model:
         return FULL if (layer + 1) % self.text.get("full_attention_interval", 4) == 0 else GDN
 
     def mlp(self, layer):
-        """DENSE or MOE of a decoder layer; layer >= self.layers: of an MTP block."""
+        """DENSE, MOE or NOTHING of a decoder layer; layer >= self.layers: of an MTP block."""
+        if self.pattern:
+            return PATTERN[self.character(layer)][1]
+        if self.kind == "nemotron-nas" and self.text["block_configs"][layer]["ffn"].get("no_op"):
+            return NOTHING
+        if self.kind == "step3p5":
+            listed = self.text["moe_layers_enum"]
+            listed = [int(n) for n in listed.split(",") if n] if isinstance(listed, str) else listed
+            return MOE if layer < self.layers and layer in listed else DENSE
         if not self.experts:
             return DENSE
-        if layer >= self.layers or self.kind in ("olmoe", "mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text"):
+        if layer >= self.layers or self.kind in ("olmoe", "mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text",
+                                                   "granitemoehybrid", "gemma4_text"):
             return MOE
         if self.kind == "minimax_m3":
             if "mlp_layer_types" in self.text:
@@ -255,12 +364,18 @@ class Model:
 
     def hf_layer(self, layer):
         """The prefix of a layer's HF names; layer >= self.layers: of MTP block layer - self.layers."""
-        if layer >= self.layers and self.qwen_mtp:
+        if layer >= self.layers and (self.qwen_mtp or self.pattern):
             return f"mtp.layers.{layer - self.layers}."
         if layer >= self.layers and self.kind == "mimo":
             return f"{self.hf_prefix}mtp_layers.{layer - self.layers}."
         return f"{self.hf_prefix}layers.{layer}."
 
     def fused_qkv_rows(self):
-        per_group = (2 if self.gated_attention else 1) * (self.heads // self.groups) + 2
+        per_group = (2 if self.gated_attention or self.head_gate else 1) * (self.heads // self.groups) + 2
         return self.groups * per_group * self.head_dim
+
+
+def _pattern(text, which):
+    """Nemotron-H's layers as characters, "" for other models. which: "" or "mtp_"."""
+    blocks = text.get(which + "layers_block_type") if "ssm_state_size" in text else None
+    return text.get(which + "hybrid_override_pattern") or "".join(BLOCK_TYPES[name] for name in blocks or [])

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
-from .model import FULL, GDN, MLA, MOE
+from .model import FULL, GDN, MAMBA, MLA, MOE
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,10 @@ class Placement:
             for s, stage in enumerate(layout_stages(parallel.layout) if parallel.layout else []):
                 if "m" in stage:
                     self.mtp = (s % P, s // P)
-        # With MTP the final norm stays with the last decoder layer, else it is with the loss.
+        # With MTP the final norm stays with the last decoder layer, else it is with the loss. A hybrid
+        # model's is always there.
         self.final_norm = self.loss
-        if model.mtp_layers:
+        if model.mtp_layers and not model.pattern:
             self.final_norm = next(c for c, held in self.layers.items() if model.layers - 1 in held)
 
 
@@ -170,13 +171,15 @@ def _layout_reason(model, x):
     holders = [s for s, stage in enumerate(stages) if "m" in stage]
     if len(holders) > 1:
         return "MTP in two stages"
+    if holders and model.pattern and holders[0] != len(stages) - 1:
+        return "a hybrid model's MTP without the loss"
     if holders and (holders[0] % x.pp == 0 or holders[0] // x.pp != x.vpp - 1):
         return "MTP on the first rank or before the rank's last chunk"
     return None
 
 
 def _attention_reason(model, x):
-    kinds = {model.attention(layer) for layer in range(model.layers + model.mtp_layers)}
+    kinds = {model.attention(layer) for layer in range(model.layers + model.mtp_layers * model.mtp_inner)}
     T = x.tp
     if model.heads % T:
         return "heads"
@@ -184,7 +187,10 @@ def _attention_reason(model, x):
         return "KV groups"  # TransformerConfig asks for this even if no layer has full attention
     if model.wide_norms and model.groups % T:
         return "norms over all heads of a kind"
-    if FULL in kinds and model.fused_qkv_rows() % T:
+    layers = [model.at(layer) for layer in range(model.layers)]
+    if any(one.heads % T or (one.groups % T and T % one.groups) for one in layers):
+        return "heads of some layers"
+    if FULL in kinds and any(one.fused_qkv_rows() % T for one in layers):
         return "fused QKV rows"
     if MLA in kinds:
         if x.mla_down_fusion and (x.spec == "local" or model.q_lora is None):
@@ -198,12 +204,15 @@ def _attention_reason(model, x):
         return "GDN is built with TransformerEngine's linears only"
     if GDN in kinds and (model.gdn_k_heads % T or model.gdn_v_heads % T):
         return "GDN heads"
+    # Asked of Nemotron-H's config even if no layer is a Mamba layer.
+    if (MAMBA in kinds or model.pattern) and (model.mamba_heads % T or model.mamba_groups % T):
+        return "Mamba heads or groups"
     return None
 
 
 def _mlp_reason(model, x, T, ET):
-    kinds = {model.mlp(layer) for layer in range(model.layers + model.mtp_layers)}
-    if model.ffn and model.ffn % T:
+    kinds = {model.mlp(layer) for layer in range(model.layers + model.mtp_layers * model.mtp_inner)}
+    if any(one.ffn % T for one in map(model.at, range(model.layers)) if one.ffn):
         return "FFN size"
     if MOE not in kinds:
         return "interleaving without experts" if x.glu_interleave or x.shared_glu_interleave else None
@@ -211,6 +220,8 @@ def _mlp_reason(model, x, T, ET):
         return "number of experts"
     if model.expert_ffn % ET or model.shared_ffn % T:
         return "expert FFN size"
+    if not model.glu and (x.glu_interleave or x.shared_glu_interleave):
+        return "interleaving without a gate"
     if x.glu_interleave and (x.experts != "grouped" or (model.expert_ffn // ET) % x.glu_interleave):
         return "GLU interleave"
     if x.shared_glu_interleave:

@@ -337,8 +337,8 @@ class EmbeddingOfTheMtpStage(Reassembly):
 
 @planted(lambda m, x: m.mtp_layers)
 class MtpLayerOffByOne(Reassembly):
-    def mtp_hf_layer(self, k):
-        return self.m.hf_layer(self.m.layers + k + 1)
+    def mtp_hf_layer(self, k, inner=0):
+        return super().mtp_hf_layer(k, inner + 1)
 
 
 @planted(lambda m, x: m.mtp_layers)

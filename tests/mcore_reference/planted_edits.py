@@ -344,3 +344,136 @@ plant("the projector as HF has it", "gemma3",
       shows=lambda m, x: native(m, x) and m.hidden != m.vision["hidden_size"])
 plant("the projector whole on every rank", "gemma3",
       in_param("gemma3", "proj.weight")('split = "rows"\n'), says=REFUSED_SHAPE, shows=cut_tower)
+
+# ---- Mamba layers, layers by character, MTP layers of several layers ----
+
+mixer = lambda name: in_param("mamba", f'mcore = {name}')
+has_mamba = lambda m: any(m.attention(i) == "mamba" for i in range(m.layers))
+cut_mamba = lambda m, x: has_mamba(m) and x.tp > 1
+several_states = lambda m, x: has_mamba(m) and m.mamba_states > 0
+for family in ("nemotron_h", "granite4_h"):
+    plant(f"Mamba's in_proj put together plainly: {family}", family, mixer('"mixer.in_proj.weight"')(PER_SHARD),
+          shows=cut_mamba)
+plant("Mamba's z and x exchanged", "nemotron_h",
+      mixer('"mixer.in_proj.weight"')('rows = "width" },', 'rows = "width", at = "#" },'),
+      mixer('"mixer.in_proj.weight"')('at = "width" }', 'at = "0" }'), anywhere("mamba", '"#"', '"width"'),
+      shows=lambda m, x: has_mamba(m))
+plant("Mamba's B and C exchanged", "nemotron_h",
+      mixer('"mixer.in_proj.weight"')('at = "2 * width" }', 'at = "#" }'),
+      mixer('"mixer.in_proj.weight"')('at = "2 * width + states" }', 'at = "2 * width" }'),
+      anywhere("mamba", '"#"', '"2 * width + states"'), shows=lambda m, x: has_mamba(m))
+plant("Mamba's dt left out", "nemotron_h",
+      mixer('"mixer.in_proj.weight"')('  { hf = "{mixer}in_proj.weight", rows = "mamba_heads", '
+                                      'at = "2 * width + 2 * states" },\n'),
+      says="in the checkpoint, and", shows=lambda m, x: has_mamba(m))
+for newer in (True, False):
+    for kind in ("weight", "bias"):
+        plant(f"Mamba's conv1d {kind} put together plainly, {'newer' if newer else 'older'}", "nemotron_h",
+              mixer(f'["mixer.conv1d{"_" if newer else "."}{kind}"')(PER_SHARD),
+              shows=lambda m, x, newer=newer: cut_mamba(m, x) and m.conv_bias and (x.minor >= 19) == newer)
+plant("Mamba's A_log and D exchanged", "nemotron_h",
+      mixer('"mixer.A_log"')("{mixer}A_log", "{mixer}#"), mixer('"mixer.D"')("{mixer}D", "{mixer}A_log"),
+      anywhere("mamba", "{mixer}#", "{mixer}D"), shows=lambda m, x: has_mamba(m))
+for name in ("A_log", "norm.weight"):
+    plant(f"Mamba's {name} whole on every rank", "nemotron_h", mixer(f'"mixer.{name}"')('split = "rows"\n'),
+          says=REFUSED_SHAPE, shows=cut_mamba)
+nemotron = lambda *marks: in_param("nemotron_h", *marks)
+plant("a layer of experts taken for a feed-forward", "nemotron_h",
+      anywhere("nemotron_h", '"kind == 69"', '"kind == 45"'), anywhere("nemotron_h", 'dense = "kind == 45"',
+                                                                       'dense = "kind == 69"'),
+      says="would not be written exactly once", shows=lambda m, x: "E" in m.pattern)
+plant("MTP layers by the decoder's pattern", "nemotron_h",
+      anywhere("nemotron_h", '"mtp ? mtp_kind : decoder_kind"', '"decoder_kind"'),
+      says="would not be written exactly once",
+      shows=lambda m, x: m.mtp_layers and m.pattern[:m.mtp_inner] != m.mtp_pattern)
+many = lambda m, x: m.mtp_layers and m.mtp_inner > 1
+plant("MTP layers' norms with the last of their layers", "nemotron_h",
+      nemotron('"enorm.weight"')("inner == 0", "inner == mtp_inner_layers - 1"),
+      says="the checkpoint has no such tensor", shows=many)
+plant("an MTP layer's final norm with the first of its layers", "nemotron_h",
+      nemotron('"final_layernorm.weight"', 'scope = "mtp"')("inner == mtp_inner_layers - 1", "inner == 0"),
+      says="the checkpoint has no such tensor", shows=many)
+plant("the layers of an MTP layer counted within the chunk", "nemotron_h",
+      anywhere("nemotron_h", '"transformer_layer.layers.{i}.", "mtp_model_layer.layers.{i}."',
+               '"transformer_layer.layers.0.", "mtp_model_layer.layers.0."'),
+      says=REFUSED_SHAPE, shows=many)
+plant("experts as wide as the model", "nemotron_h",
+      anywhere("nemotron_h", 'expert_width = ["moe_latent_size", "hidden"]', 'expert_width = "hidden"'),
+      says="in the checkpoint, and", shows=lambda m, x: m.latent and "E" in m.pattern)
+plant("gate and up of packed experts swapped: granite4_h", "granite4_h",
+      in_param("granite4", '{ grouped = "mlp.experts.linear_fc1')(
+          'rows = "expert_ffn" },', 'rows = "expert_ffn", at = "#" },'),
+      in_param("granite4", '{ grouped = "mlp.experts.linear_fc1')('at = "expert_ffn" }', 'at = "0" }'),
+      anywhere("granite4", '"#"', '"expert_ffn"'), shows=lambda m, x: m.experts > 0)
+
+# ---- a gate of one number a head, layers with heads of their own, experts' gates apart from their ups ----
+
+head_gate = in_param("step3p5", 'when = "gated"')
+GATES = '  { hf = "self_attn.g_proj.weight", rows = "heads * head_dim", repeat = "head_dim" },\n'
+Q = '  { hf = "self_attn.q_proj.weight", rows = "heads * head_dim" },\n'
+is_gated = lambda m, x: m.head_gate
+plant("the gate of every dimension", "step3p5", head_gate(', repeat = "head_dim"'), says="in the checkpoint, and",
+      shows=is_gated)
+plant("as many rows of the gate as there are heads", "step3p5", head_gate('repeat = "head_dim"', 'repeat = "heads"'),
+      says="in the checkpoint, and", shows=lambda m, x: m.head_gate and m.heads != m.head_dim)
+plant("the gate before the queries", "step3p5", head_gate(Q + GATES, GATES + Q), shows=is_gated)
+plant("the gate behind the values", "step3p5",
+      head_gate(GATES, ""), head_gate('"kv_heads * head_dim" },\n]', '"kv_heads * head_dim" },\n' + GATES + "]"),
+      shows=is_gated)
+plant("the gate not by group", "step3p5", head_gate('groups = "kv_heads"', "groups = 1"),
+      shows=lambda m, x: m.head_gate and all(m.at(i).groups > 1 for i in range(m.layers)))
+plant("the gate only filled", "step3p5", head_gate('repeat = "head_dim" }', 'repeat = "head_dim", filled = true }'),
+      says="is made by no parameter", shows=is_gated)
+plant("the values only filled", "step3p5",
+      head_gate('v_proj.weight", rows = "kv_heads * head_dim" }', 'v_proj.weight", rows = "kv_heads * head_dim", '
+                'filled = true }'), says="is made by no parameter", shows=is_gated)
+for name, own in (("heads", lambda m: m.heads), ("attention_groups", lambda m: m.groups)):
+    plant(f"sliding layers with the other layers' {name}", "step3p5",
+          anywhere("step3p5", f"sliding ? attention_other_setting.num_{'attention_heads' if name == 'heads' else name} : ",
+                   ""), says="in the checkpoint, and",
+          shows=lambda m, x, own=own: any(own(m.at(i)) != own(m) for i in range(m.layers)))
+plant("experts in every layer", "step3p5", anywhere("step3p5", '"!mtp && moe_layers_enum.has"', '"!mtp"'),
+      says="the checkpoint has no such tensor", shows=lambda m, x: any(m.mlp(i) == "dense" for i in range(m.layers)))
+plant("gates and ups of all experts exchanged", "step3p5",
+      in_param("step3p5", "moe.gate_proj")("gate_proj", "#_proj"), in_param("step3p5", "moe.#_proj")(
+          "moe.up_proj", "moe.gate_proj"), anywhere("step3p5", "#_proj", "up_proj"),
+      shows=lambda m, x: has_moe(m))
+plant("an MTP layer's norm beside its transformer", "step3p5",
+      anywhere("step3p5", '"transformer.shared_head.norm"', '"shared_head.norm"'),
+      says="the checkpoint has no such tensor", shows=with_mtp)
+
+# ---- layers that each have sizes of their own, or lack a part ----
+
+deci = lambda old, new: anywhere("llama_nemotron", old, new)
+attends = lambda m, i: m.attention(i) == "full"
+feeds = lambda m, i: m.mlp(i) == "dense"
+some = lambda which: lambda m, x: any(which(m, i) for i in range(m.layers))
+plant("every layer has keys for all heads", "llama_nemotron",
+      deci('"heads / block_configs.attention.n_heads_in_group", ', ""), says="in the checkpoint, and",
+      shows=some(lambda m, i: attends(m, i) and m.at(i).groups != m.heads))
+plant("as many keys as heads in a group", "llama_nemotron",
+      deci("heads / block_configs.attention.n_heads_in_group", "block_configs.attention.n_heads_in_group"),
+      says="would not be written exactly once",
+      shows=some(lambda m, i: attends(m, i) and m.at(i).groups ** 2 != m.heads and
+                 m.heads % (m.heads // m.at(i).groups) == 0))
+plant("feed-forwards of no round size", "llama_nemotron", deci('"least + (256 - least % 256) % 256"', '"least"'),
+      says="in the checkpoint, and", shows=lambda m, x: x.tp == 1 and any(
+          feeds(m, i) and int(2 * m.text["block_configs"][i]["ffn"]["ffn_mult"] * m.hidden / 3) % 256
+          for i in range(m.layers)))
+plant("feed-forwards a block too large", "llama_nemotron",
+      deci('"least + (256 - least % 256) % 256"', '"least + 512 - least % 256"'), says="in the checkpoint, and",
+      shows=some(feeds))
+plant("attention in every layer", "llama_nemotron", deci('["block_configs.attention.no_op", "0"]', '"0"'),
+      says="the checkpoint has no such tensor", shows=some(lambda m, i: not attends(m, i)))
+plant("attention in no layer", "llama_nemotron", deci('["block_configs.attention.no_op", "0"]', '"1"'),
+      says="is made by no parameter", shows=some(attends))
+plant("a feed-forward in every layer", "llama_nemotron", deci('["block_configs.ffn.no_op", "0"]', '"0"'),
+      says="no field", shows=some(lambda m, i: not feeds(m, i)))
+plant("a feed-forward in no layer", "llama_nemotron", deci('["block_configs.ffn.no_op", "0"]', '"1"'),
+      says="is made by no parameter", shows=some(feeds))
+plant("gate and up of a layer's own width swapped", "llama_nemotron",
+      fc1('gate_proj.weight", rows = "ffn" },\n  { hf = "mlp.up_proj',
+          'up_proj.weight", rows = "ffn" },\n  { hf = "mlp.gate_proj'), shows=some(feeds))
+plant("a layer's own groups ignored", "llama_nemotron",
+      in_param("llama", 'mcore = "self_attention.linear_qkv.weight"')('groups = "kv_heads"\n'),
+      shows=some(lambda m, i: attends(m, i) and m.at(i).groups > 1))

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from .model import DENSE, FULL, MLA, VISION_PREFIX, Model
+from .model import DENSE, FULL, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
 from .renamed import Renamed
 from .values import add_one, round_to_bf16, widen
 
@@ -102,7 +102,7 @@ class Reassembly:
         name = "embedding.word_embeddings.weight"
         embedding = self.cut_vocabulary(self.rows(self.embedding_source(), name))
         self.out[f"{m.hf_prefix}embed_tokens.weight"] = embedding
-        name = "decoder.final_layernorm.weight"
+        name = f"decoder.{m.final_norm}.weight"
         self.out[f"{m.hf_prefix}norm.weight"] = self.one(self.first_with(name), name)
         if m.norm_bias:
             name = "decoder.final_layernorm.bias"
@@ -111,8 +111,8 @@ class Reassembly:
         for name in self.listed:
             if name == m.published("lm_head.weight"):
                 self.out["lm_head.weight"] = head
-            elif name.endswith(".shared_head.head.weight"):
-                self.out[name] = head
+            elif name.endswith((".shared_head.head.weight", ".shared_head.output.weight")):
+                self.out.tensors[name] = head
             elif re.search(r"layers\.\d+\.embed_tokens\.weight$", name):
                 self.out[name] = embedding
 
@@ -163,8 +163,8 @@ class Reassembly:
                 hf = hf.replace(mcore, theirs)
             self.out["model.visual." + hf] = whole
 
-    def mtp_hf_layer(self, k):
-        return self.m.hf_layer(self.m.layers + k)
+    def mtp_hf_layer(self, k, inner=0):
+        return self.m.hf_layer(self.m.layers + k * self.m.mtp_inner + inner)
 
     def eh_proj(self, full):
         return np.roll(full, self.m.hidden, axis=1) if self.m.kind == "mimo" else full
@@ -174,7 +174,7 @@ class Reassembly:
         chunk = self.first_with(prefix + "enorm.weight")
         hf = self.mtp_hf_layer(k)
         names = dict(enorm=hf + "enorm", hnorm=hf + "hnorm", eh_proj=hf + "eh_proj",
-                     final_layernorm=hf + "shared_head.norm")
+                     final_layernorm=self.mtp_hf_layer(k, m.mtp_inner - 1) + "shared_head.norm")
         if m.qwen_mtp:
             names = dict(enorm="mtp.pre_fc_norm_embedding", hnorm="mtp.pre_fc_norm_hidden",
                          eh_proj="mtp.fc", final_layernorm="mtp.norm")
@@ -185,25 +185,55 @@ class Reassembly:
         inner = next(inner for inner in ("transformer_layer.", "mtp_model_layer.")
                      if any(name.startswith(m.mcore_prefix + prefix + inner)
                             for name in self.local_names(chunk)))
-        self.block(chunk, prefix + inner, hf, m.layers + k)
+        if m.pattern:
+            for i, _ in enumerate(m.mtp_pattern):
+                self.block(chunk, f"{prefix}{inner}layers.{i}.", self.mtp_hf_layer(k, i),
+                           m.layers + k * m.mtp_inner + i)
+        else:
+            self.block(chunk, prefix + inner, hf, m.layers + k)
 
     # A block.
 
     def block(self, chunk, own, hf, layer):
+        whole = self.m
+        self.m = whole.at(layer)
+        self.one_block(chunk, own, hf, layer)
+        self.m = whole
+
+    def one_block(self, chunk, own, hf, layer):
         m, attention = self.m, own + "self_attention."
-        self.post_norms(chunk, own, hf) if m.post_norms else self.norms(chunk, own, hf)
+        if m.kind == "gemma4_text":
+            self.gemma4(chunk, own, hf)
+        else:
+            self.post_norms(chunk, own, hf) if m.post_norms else self.norms(chunk, own, hf)
         if m.indexer(layer):
             self.indexer(chunk, attention + "core_attention.indexer.", hf + "self_attn.indexer.")
         if m.attention(layer) == MLA:
             self.mla(chunk, attention, hf + "self_attn.")
         elif m.attention(layer) == FULL:
             self.full_attention(chunk, attention, hf + "self_attn.")
-        else:
+        elif m.attention(layer) == MAMBA:
+            self.mamba(chunk, own + "mixer.", hf + "mamba.")
+        elif m.attention(layer) != NOTHING:
             self.gdn(chunk, attention, hf + "linear_attn.")
         if m.mlp(layer) == DENSE:
             self.dense_mlp(chunk, own + "mlp.linear_fc", hf + "mlp.")
-        else:
+        elif m.mlp(layer) == MOE:
             self.moe(chunk, own + "mlp.", f"{hf}{m.moe_name}.")
+
+    def gemma4(self, chunk, own, hf):
+        for mcore, name in (("self_attention.linear_proj.post_layernorm", "post_attention_layernorm"),
+                            ("pre_mlp_layernorm", "pre_feedforward_layernorm_2"),
+                            ("pre_shared_expert_layernorm", "pre_feedforward_layernorm"),
+                            ("mlp.post_shared_expert_layernorm", "post_feedforward_layernorm_1"),
+                            ("mlp.post_moe_layernorm", "post_feedforward_layernorm_2"),
+                            ("post_ffn_layernorm", "post_feedforward_layernorm")):
+            self.out[f"{hf}{name}.weight"] = self.norm(self.one(chunk, f"{own}{mcore}.weight"))
+        self.out[hf + "input_layernorm.weight"] = self.norm(self.one(
+            chunk, own + "input_layernorm.weight", own + "self_attention.linear_qkv.layer_norm_weight"))
+        self.out[hf + "layer_scalar"] = self.one(chunk, own + "layer_scalar")
+        for name in ("scale", "per_expert_scale"):
+            self.out[f"{hf}router.{name}"] = self.one(chunk, f"{own}mlp.router.{name}")
 
     def norm(self, array):
         return array
@@ -223,12 +253,15 @@ class Reassembly:
         return "pre_feedforward_layernorm" if self.m.gemma_norms else "post_attention_layernorm"
 
     def norms(self, chunk, own, hf):
-        attention = own + "self_attention."
-        found = {"input_layernorm": self.one(
-            chunk, own + "input_layernorm.weight", attention + "linear_qkv.layer_norm_weight",
-            attention + "in_proj.layer_norm_weight", attention + "linear_qkv_down_proj.layer_norm_weight")}
-        found[self.before_mlp()] = self.one(
-            chunk, own + "pre_mlp_layernorm.weight", own + "mlp.linear_fc1.layer_norm_weight")
+        attention, found = own + "self_attention.", {}
+        for name, spellings in (
+                ("input_layernorm", (own + "input_layernorm.weight", attention + "linear_qkv.layer_norm_weight",
+                                     attention + "in_proj.layer_norm_weight",
+                                     attention + "linear_qkv_down_proj.layer_norm_weight",
+                                     own + "mixer.in_proj.layer_norm_weight", own + "norm.weight")),
+                (self.before_mlp(), (own + "pre_mlp_layernorm.weight", own + "mlp.linear_fc1.layer_norm_weight"))):
+            if any(self.has(chunk, text) for text in spellings):  # a hybrid model's layers lack one
+                found[name] = self.one(chunk, *spellings)
         if self.m.gemma_norms:
             names = {"post_attention_layernorm", "pre_feedforward_layernorm"} - {self.before_mlp()}
             found[names.pop()] = self.one(
@@ -256,9 +289,16 @@ class Reassembly:
         group = full.reshape(m.groups, -1, m.head_dim, *tail)
         flat = lambda array: array.reshape(-1, *tail)
         k, v = group[:, -2], group[:, -1]
+        if m.head_gate:
+            gate = group[:, per:2 * per].reshape(m.heads, m.head_dim, *tail)
+            return flat(group[:, :per]), flat(k), flat(v), self.of_head(gate)
         if not m.gated_attention:
             return flat(group[:, :per]), flat(k), flat(v)
         return self.join_gate(group[:, :per], group[:, per:2 * per], tail), flat(k), flat(v)
+
+    def of_head(self, gate):
+        """A head's gate of its rows, which are alike."""
+        return gate[:, 0]
 
     def join_gate(self, q, gate, tail):
         """[groups, heads a group, head_dim, ...] each; HF alternates them head by head."""
@@ -274,7 +314,7 @@ class Reassembly:
                 if self.m.fused_qkv:
                     self.out[f"{hf}qkv.{kind}"] = np.concatenate(split)
                     continue
-                for name, array in zip("qkv", split):
+                for name, array in zip("qk" if self.m.keys_only else "qkvg", split):
                     self.out[f"{hf}{name}_proj.{kind}"] = array
         self.out[hf + "o_proj.weight"] = self.columns(chunk, own + "linear_proj.weight")
         if self.has(chunk, own + "linear_proj.bias"):
@@ -360,6 +400,22 @@ class Reassembly:
         self.out[name] = self.out_norm(self.one(chunk, own + "out_norm.weight"), self.listed[name][1])
         self.out[hf + "out_proj.weight"] = self.columns(chunk, own + "out_proj.weight")
 
+    def mamba(self, chunk, own, hf):
+        m = self.m
+        width, states = m.mamba_width, m.mamba_states
+        self.out[hf + "in_proj.weight"] = np.concatenate(self.components(
+            self.parts(chunk, own + "in_proj.weight"), [width, width, states, states, m.mamba_heads]))
+        for kind in ("weight", "bias"):
+            for name in (f"conv1d_{kind}", f"conv1d.{kind}"):
+                if self.has(chunk, own + name):
+                    self.out[f"{hf}conv1d.{kind}"] = np.concatenate(self.components(
+                        self.parts(chunk, own + name), [width, states, states]))
+        for name in ("A_log", "D", "dt_bias"):
+            full = self.rows(chunk, own + name)
+            self.out[hf + name] = widen(full) if self.listed[hf + name][1] == "F32" else full
+        self.out[hf + "norm.weight"] = self.rows(chunk, own + "norm.weight")
+        self.out[hf + "out_proj.weight"] = self.columns(chunk, own + "out_proj.weight")
+
     # MLPs.
 
     def gate_and_up(self, parts, interleave=0):
@@ -407,8 +463,22 @@ class Reassembly:
             self.out[router + ".e_score_correction_bias"] = self.correction_bias(
                 self.one(chunk, own + "router.expert_bias")).reshape(
                     self.listed[router + ".e_score_correction_bias"][0])
+        for name in ("fc1_latent_proj.weight", "fc2_latent_proj.weight"):
+            if self.has(chunk, own + name):
+                self.out[hf + name] = self.one(chunk, own + name)
         shared = own + "shared_experts."
-        if self.has(chunk, shared + "linear_fc1.weight"):
+        if self.has(chunk, shared + "linear_fc1.weight") and not m.glu:
+            name = f"{hf}{m.shared_name}."
+            self.out[name + "up_proj.weight"] = np.concatenate(
+                self.shared_parts(chunk, shared + "linear_fc1.weight"))
+            self.out[name + "down_proj.weight"] = np.concatenate(
+                self.shared_parts(chunk, shared + "linear_fc2.weight"), axis=1)
+        elif self.has(chunk, shared + "linear_fc1.weight") and m.fused_dense_gate_up:
+            self.out[hf + "gate_up_proj.weight"] = np.concatenate(self.gate_and_up(
+                self.shared_parts(chunk, shared + "linear_fc1.weight"), self.x.shared_glu_interleave))
+            self.out[hf + "down_proj.weight"] = np.concatenate(
+                self.shared_parts(chunk, shared + "linear_fc2.weight"), axis=1)
+        elif self.has(chunk, shared + "linear_fc1.weight"):
             gate, up = self.gate_and_up(self.shared_parts(chunk, shared + "linear_fc1.weight"),
                                         self.x.shared_glu_interleave)
             name = f"{hf}{m.shared_name}."
@@ -431,15 +501,17 @@ class Reassembly:
 
     def experts(self, chunk, own, hf):
         """Collects gate, up, down (and biases) of all experts, then writes them as the file has them."""
-        whole = {}
+        m, whole = self.m, {}
         for ep in range(self.x.ep):
             for local in range(self.m.experts // self.x.ep):
                 name = (lambda fc, kind: f"{own}linear_{fc}.{kind}{local}")
                 if self.x.experts == "sequential":
                     name = (lambda fc, kind: f"{own}local_experts.{local}.linear_{fc}.{kind}")
-                one = {}
-                one["gate"], one["up"] = self.gate_and_up(
-                    self.expert_parts(chunk, ep, name("fc1", "weight")), self.x.glu_interleave)
+                one, fc1 = {}, self.expert_parts(chunk, ep, name("fc1", "weight"))
+                if m.glu:
+                    one["gate"], one["up"] = self.gate_and_up(fc1, self.x.glu_interleave)
+                else:
+                    one["up"] = np.concatenate(fc1)
                 one["down"] = self.expert_down(self.expert_parts(chunk, ep, name("fc2", "weight")))
                 if self.has(chunk, name("fc1", "bias")):
                     one["gate_bias"], one["up_bias"] = self.gate_and_up(
@@ -457,15 +529,19 @@ class Reassembly:
 
     def write_experts(self, hf, experts):
         m = self.m
-        if hf + "gate_up_proj" not in self.listed:
+        if hf + "gate_up_proj" not in self.listed and m.kind != "step3p5":
             names = dict(gate="gate_proj", up="up_proj", down="down_proj")
             if m.moe_name == "block_sparse_moe":
                 names = dict(gate="w1", up="w3", down="w2")
             for e, one in enumerate(experts):
-                for kind, name in names.items():
+                for kind, name in (item for item in names.items() if item[0] in one):
                     self.out[f"{hf}{e}.{name}.weight"] = one[kind]
             return
         pack = {kind: np.stack([one[kind] for one in experts]) for kind in experts[0]}
+        if m.kind == "step3p5":
+            for kind, array in pack.items():
+                self.out[f"{hf}{kind}_proj"] = array
+            return
         if m.kind == "gpt_oss":
             self.out[hf + "gate_up_proj"] = self.turns(self.transposed(pack["gate"]),
                                                        self.transposed(pack["up"]))

@@ -11,6 +11,19 @@ TABLE = [
     (r"self_attention\.core_attention\.indexer\.linear_wk\.weight", "xd, H"),
     (r"self_attention\.core_attention\.indexer\.k_norm\.(weight|bias)", "xd"),
     (r"self_attention\.core_attention\.indexer\.linear_weights_proj\.weight", "xh, H"),
+    (r"decoder\.final_norm\.weight|norm\.weight|mixer\.in_proj\.layer_norm_weight", "H"),
+    (r"mixer\.in_proj\.weight", "(2*mw+2*ms+mh)/T, H"),
+    (r"mixer\.conv1d[._]weight", "(mw+2*ms)/T, 1, mk"),
+    (r"mixer\.conv1d[._]bias", "(mw+2*ms)/T"),
+    (r"mixer\.(A_log|D|dt_bias)", "mh/T"),
+    (r"mixer\.norm\.weight", "mw/T"),
+    (r"mixer\.out_proj\.weight", "H, mw/T"),
+    (r"(pre_shared_expert|post_ffn|mlp\.post_shared_expert|mlp\.post_moe)_layernorm\.weight", "H"),
+    (r"layer_scalar", "1"),
+    (r"mlp\.router\.scale", "H"),
+    (r"mlp\.router\.per_expert_scale", "E"),
+    (r"mlp\.fc1_latent_proj\.weight", "He, H"),
+    (r"mlp\.fc2_latent_proj\.weight", "H, He"),
     (r"mtp\.(enorm|hnorm|final_layernorm)\.weight", "H"),
     (r"mtp\.eh_proj\.weight", "H/T, 2*H"),
     (r"(input|pre_mlp|post_self_attn|post_mlp|post_attention|post_feedforward)_layernorm\.weight", "H"),
@@ -42,12 +55,12 @@ TABLE = [
     (r"mlp\.linear_fc2\.weight", "H, I/T"),
     (r"mlp\.router\.weight", "E, H"),
     (r"mlp\.router\.(bias|expert_bias)", "E"),
-    (r"mlp\.shared_experts\.linear_fc1\.weight", "2*Is/T, H"),
+    (r"mlp\.shared_experts\.linear_fc1\.weight", "glu*Is/T, H"),
     (r"mlp\.shared_experts\.linear_fc2\.weight", "H, Is/T"),
     (r"mlp\.shared_experts\.gate_weight", "1, H"),
-    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc1\.weight|linear_fc1\.weight\d+)", "2*Im/ET, H"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc1\.weight|linear_fc1\.weight\d+)", "glu*Im/ET, He"),
     (r"mlp\.experts\.(local_experts\.\d+\.linear_fc1\.bias|linear_fc1\.bias\d+)", "2*Im/ET"),
-    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc2\.weight|linear_fc2\.weight\d+)", "H, Im/ET"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc2\.weight|linear_fc2\.weight\d+)", "He, Im/ET"),
     (r"mlp\.experts\.(local_experts\.\d+\.linear_fc2\.bias|linear_fc2\.bias\d+)", "H"),
 ]
 
@@ -56,8 +69,11 @@ def sizes(config, parallel):
     text = config.get("text_config", config)
     get = lambda *keys: next((text[key] for key in keys if text.get(key) is not None), 0)
     H, nh = text["hidden_size"], text["num_attention_heads"]
-    hd = get("head_dim") or H // nh
-    gated = "linear_num_key_heads" in text
+    hd, mh = get("head_dim", "attention_head_dim") or H // nh, get("mamba_num_heads", "mamba_n_heads")
+    mw = mh * get("mamba_head_dim") or get("mamba_expand") * H
+    nemotron, granite = config["model_type"] == "nemotron_h", config["model_type"] == "granitemoehybrid"
+    gated = "linear_num_key_heads" in text or (
+        config["model_type"] == "step3p5" and text.get("use_head_wise_attn_gate", True))
     unit = parallel.vocab_divisor * parallel.tp
     split_down = parallel.spec == "local" or parallel.mla_fusion_sharded
     gv = get("linear_num_value_heads") * get("linear_value_head_dim")
@@ -65,22 +81,27 @@ def sizes(config, parallel):
     return {
         "T": parallel.tp, "ET": parallel.etp, "D": parallel.tp if split_down else 1, "H": H,
         "Vp": (text["vocab_size"] + unit - 1) // unit * unit, "nh": nh, "hd": hd,
-        "qkv": ((2 if gated else 1) * nh + 2 * (get("num_key_value_heads") or nh)) * hd,
+        "qkv": ((2 if gated else 1) * nh + 2 * (get("num_key_value_heads", "num_attention_groups") or nh)) * hd,
         "o": nh * (get("v_head_dim") if mla else hd),
         "qh": nh * (get("qk_nope_head_dim") + get("qk_rope_head_dim")), "ql": get("q_lora_rank"),
         "qn": get("q_lora_rank") if mla else (nh * hd // parallel.tp if wide else hd),
         "kn": get("num_key_value_heads") * hd // parallel.tp if wide else hd,
         "xh": get("index_n_heads"), "xd": get("index_head_dim"),
-        "glu": 1 if config["model_type"] in ("nemotron", "starcoder2") else 2,
+        "glu": 1 if config["model_type"] in ("nemotron", "starcoder2", "nemotron_h") else 2,
+        "mh": mh, "mw": mw, "ms": get("n_groups", "mamba_n_groups") * get("ssm_state_size", "mamba_d_state"),
+        "mk": get("conv_kernel", "mamba_d_conv"), "He": get("moe_latent_size") or H,
         "kvl": get("kv_lora_rank"), "kvd": get("kv_lora_rank") + get("qk_rope_head_dim"),
         "kvh": nh * (get("qk_nope_head_dim") + get("v_head_dim")),
         "gk": get("linear_num_key_heads") * get("linear_key_head_dim"), "gv": gv,
         "nv": get("linear_num_value_heads"), "dv": get("linear_value_head_dim"),
         "K": get("linear_conv_kernel_dim"),
-        "I": get("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"),
+        "I": get("shared_intermediate_size") if granite else get(
+            "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"),
         "E": get("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
         "Im": get("moe_intermediate_size", "intermediate_size"),
-        "Is": get("shared_expert_intermediate_size", "shared_intermediate_size")
+        "Is": get("share_expert_dim", "share_expert_dims") or (get("moe_shared_expert_intermediate_size") if nemotron else 0)
+        or ("enable_moe_block" in text and text["intermediate_size"])
+        or get("shared_expert_intermediate_size", "shared_intermediate_size")
         or get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") * get("moe_intermediate_size")
         or ("intermediate_size_mlp" in text and text["intermediate_size"]),
     }
@@ -93,7 +114,7 @@ def expected_shape(name, numbers):
         return None
     name = name.removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)
-    name = re.sub(r"^mtp\.layers\.\d+\.(transformer_layer|mtp_model_layer)\.", "", name)
+    name = re.sub(r"^mtp\.layers\.\d+\.(transformer_layer|mtp_model_layer)\.(layers\.\d+\.)?", "", name)
     name = re.sub(r"^mtp\.layers\.\d+\.", "mtp.", name)
     found = [shape for pattern, shape in TABLE if re.fullmatch(pattern, name)]
     assert len(found) == 1, (name, found)

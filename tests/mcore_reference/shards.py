@@ -5,11 +5,12 @@ that count, ranks hold what Megatron really has there and an export must leave a
 (values.PAD), and duplicates of embedding and head, given stale values here.
 """
 
+import copy
 import functools
 
 import numpy as np
 
-from .model import DENSE, FULL, GDN, MLA, VISION_PREFIX, Model
+from .model import DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
 from .parallel import Placement, padded_vocab
 from .renamed import Renamed
 from .rows import chunk_rows, component_rows, glu_rows, qkv_rows, qwen3_next_gdn_rows
@@ -55,7 +56,7 @@ def _ends(model, parallel, place, build, chunk, t):
         out[embedding] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
     if chunk == place.final_norm:
         for kind in ("weight", "bias") if model.norm_bias else ("weight",):
-            out[f"decoder.final_layernorm.{kind}"] = build.hf[f"{model.hf_prefix}norm.{kind}"]
+            out[f"decoder.{model.final_norm}.{kind}"] = build.hf[f"{model.hf_prefix}norm.{kind}"]
     if chunk in heads and not (model.tied and chunk == place.embedding):
         own = f"{model.hf_prefix}embed_tokens.weight" if model.tied else "lm_head.weight"
         out[head] = build.vocabulary(own, t)
@@ -67,12 +68,12 @@ def _ends(model, parallel, place, build, chunk, t):
 def _mtp(model, parallel, build, t, et, e):
     out = {}
     for k in range(model.mtp_layers):
-        prefix, layer = f"mtp.layers.{k}.", model.layers + k
-        own = model.hf_layer(layer)
+        prefix, first = f"mtp.layers.{k}.", model.layers + k * model.mtp_inner
+        own, last = model.hf_layer(first), model.hf_layer(first + model.mtp_inner - 1)
         if model.qwen_mtp:
             names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
         else:
-            names = (own + "enorm", own + "hnorm", own + "eh_proj", own + "shared_head.norm")
+            names = (own + "enorm", own + "hnorm", own + "eh_proj", last + "shared_head.norm")
         enorm, hnorm, eh_proj, norm = (build.hf[name + ".weight"] for name in names)
         out[prefix + "enorm.weight"], out[prefix + "hnorm.weight"] = enorm, hnorm
         # Columns: both worlds have the embedding's first, then the hidden state's.
@@ -80,8 +81,10 @@ def _mtp(model, parallel, build, t, et, e):
             eh_proj = np.concatenate([eh_proj[:, model.hidden:], eh_proj[:, :model.hidden]], axis=1)
         out[prefix + "eh_proj.weight"] = build.split_rows(eh_proj, t)
         out[prefix + "final_layernorm.weight"] = norm
-        for name, array in build.layer(layer, t, et, e).items():
-            out[f"{prefix}{parallel.mtp_inner}.{name}"] = array
+        for i in range(model.mtp_inner):
+            inner = f"{prefix}{parallel.mtp_inner}." + (f"layers.{i}." if model.pattern else "")
+            for name, array in build.layer(first + i, t, et, e).items():
+                out[inner + name] = array
     return out
 
 
@@ -116,7 +119,7 @@ class _Builder:
             prefix = "multi_modal_projector."
             own = {prefix + "mm_soft_embed_norm.weight": self.hf[prefix + "mm_soft_emb_norm.weight"],
                    prefix + "proj.weight": self.split_rows(self.hf[prefix + "mm_input_projection_weight"].T, t)}
-        return own | {mcore + name[len(hf):]: array for name, array in self.hf.items()
+        return own | {mcore + name[len(hf):]: array for name, array in self.hf.tensors.items()
                 for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items()
                 if name.startswith(hf) and not (own and hf == "multi_modal_projector.")}
 
@@ -155,13 +158,21 @@ class _Builder:
     def layer(self, layer, t, et, e):
         return {**self._dense_part(layer, t), **self._expert_part(layer, et, e)}
 
+    def _at(self, layer):
+        own = copy.copy(self)
+        own.m = self.m.at(layer)
+        return own
+
     # Everything of a layer but its routed experts: depends on the TP rank alone.
 
     def _dense_part(self, layer, t):
-        m, prefix = self.m, self.m.hf_layer(layer)
+        prefix, self = self.m.hf_layer(layer), self._at(layer)
+        m = self.m
         kind = m.attention(layer)
-        attention = {FULL: self._full_attention, MLA: self._mla, GDN: self._gdn}[kind](prefix, t)
-        out = {f"self_attention.{name}": array for name, array in attention.items()}
+        attention = {FULL: self._full_attention, MLA: self._mla, GDN: self._gdn, MAMBA: self._mamba,
+                     NOTHING: lambda prefix, t: {}}[kind](prefix, t)
+        owner = "mixer" if kind == MAMBA else "self_attention"
+        out = {f"{owner}.{name}": array for name, array in attention.items()}
         for name, norm in self._norms(layer, kind).items():
             out[name] = self.hf[f"{prefix}{norm}.weight"]
             if m.norm_bias:
@@ -172,9 +183,13 @@ class _Builder:
                                 ("linear_weights_proj.weight", "weights_proj.weight")):
                 out[f"self_attention.core_attention.indexer.{mcore}"] = self.hf[
                     f"{prefix}self_attn.indexer.{name}"]
+        if m.kind == "gemma4_text":
+            out["layer_scalar"] = self.hf[prefix + "layer_scalar"]
+            for name in ("scale", "per_expert_scale"):
+                out["mlp.router." + name] = self.hf[f"{prefix}router.{name}"]
         if m.mlp(layer) == DENSE:
             out |= self._dense_mlp(f"{prefix}mlp.", t)
-        else:
+        elif m.mlp(layer) == MOE:
             out |= self._router_and_shared(f"{prefix}{m.moe_name}.", t)
         return out
 
@@ -186,12 +201,26 @@ class _Builder:
             before_attention = "self_attention.linear_qkv.layer_norm_weight"
         elif te and kind == GDN:
             before_attention = "self_attention.in_proj.layer_norm_weight"
+        elif kind == MAMBA:
+            before_attention = "mixer.in_proj.layer_norm_weight" if te else "norm.weight"
         elif kind == MLA and x.mla_down_fusion and x.mla_fusion_sharded:
             before_attention = "self_attention.linear_qkv_down_proj.layer_norm_weight"
         before_mlp = "pre_mlp_layernorm.weight"
         if te and m.mlp(layer) == DENSE:
             before_mlp = "mlp.linear_fc1.layer_norm_weight"
         out = {before_attention: "input_layernorm", before_mlp: "post_attention_layernorm"}
+        if kind == NOTHING:
+            del out[before_attention]
+        if m.mlp(layer) == NOTHING:
+            del out[before_mlp]
+        if m.kind == "gemma4_text":
+            return {before_attention: "input_layernorm",
+                    "self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm",
+                    "pre_mlp_layernorm.weight": "pre_feedforward_layernorm_2",
+                    "pre_shared_expert_layernorm.weight": "pre_feedforward_layernorm",
+                    "mlp.post_shared_expert_layernorm.weight": "post_feedforward_layernorm_1",
+                    "mlp.post_moe_layernorm.weight": "post_feedforward_layernorm_2",
+                    "post_ffn_layernorm.weight": "post_feedforward_layernorm"}
         if m.post_norms:
             return {"self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm",
                     "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm"}
@@ -210,13 +239,18 @@ class _Builder:
 
     def _full_attention(self, prefix, t):
         m, hf, out = self.m, self.hf, {}
-        rows = qkv_rows(m.heads, m.groups, m.head_dim, m.gated_attention)
+        rows = qkv_rows(m.heads, m.groups, m.head_dim, m.gated_attention or m.head_gate)
         # Equal parts of the full fused rows, even where a part ends inside a group or a head.
         mine = rows[chunk_rows(len(rows), self.x.tp, t)]
         own = prefix + "self_attn."
         for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
-            stacked = (hf[f"{own}qkv.{kind}"] if m.fused_qkv else
-                       np.concatenate([hf[f"{own}{name}_proj.{kind}"] for name in "qkv"]))
+            stacked = (hf[f"{own}qkv.{kind}"] if m.fused_qkv else np.concatenate(
+                [hf[f"{own}{name}_proj.{kind}"] for name in ("qkk" if m.keys_only else "qkv")]))
+            if m.head_gate:  # as many rows of a head's gate as of its q, all alike
+                q, rest = np.split(stacked, [m.heads * m.head_dim])
+                gate = np.repeat(hf[f"{own}g_proj.{kind}"], m.head_dim, axis=0)
+                by_head = [array.reshape(m.heads, m.head_dim, -1) for array in (q, gate)]
+                stacked = np.concatenate([np.stack(by_head, axis=1).reshape(-1, q.shape[-1]), rest])
             assert len(stacked) == len(rows)
             out[f"linear_qkv.{kind}"] = stacked[mine]
         out["linear_proj.weight"] = self.split_columns(hf[own + "o_proj.weight"], t)
@@ -275,6 +309,21 @@ class _Builder:
             "out_proj.weight": self.split_columns(hf("out_proj.weight"), t),
         }
 
+    def _mamba(self, prefix, t):
+        """[z; x; B; C; dt], of which every rank has its share of each."""
+        m, T, hf = self.m, self.x.tp, lambda name: self.hf[f"{prefix}mamba.{name}"]
+        sizes = [m.mamba_width, m.mamba_width, m.mamba_states, m.mamba_states, m.mamba_heads]
+        conv = "conv1d_" if self.x.minor >= 19 else "conv1d."
+        out = {"in_proj.weight": hf("in_proj.weight")[component_rows(sizes, T, t)],
+               conv + "weight": hf("conv1d.weight")[component_rows(sizes[1:4], T, t)],
+               "norm.weight": self.split_rows(hf("norm.weight"), t),
+               "out_proj.weight": self.split_columns(hf("out_proj.weight"), t)}
+        if m.conv_bias:
+            out[conv + "bias"] = hf("conv1d.bias")[component_rows(sizes[1:4], T, t)]
+        for name in ("A_log", "D", "dt_bias"):
+            out[name] = self.split_rows(_in_bf16(hf(name)), t)
+        return out
+
     def _dense_mlp(self, own, t):
         m, hf, out = self.m, self.hf, {}
         rows = glu_rows(m.ffn, self.x.tp, t)
@@ -301,7 +350,18 @@ class _Builder:
             out["mlp.router.bias"] = hf[router + ".bias"]
         if m.correction_bias:
             out["mlp.router.expert_bias"] = hf[router + ".e_score_correction_bias"].reshape(-1)
-        if m.shared_ffn:
+        if m.latent:
+            for name in ("fc1_latent_proj.weight", "fc2_latent_proj.weight"):
+                out["mlp." + name] = hf[own + name]
+        if m.shared_ffn and not m.glu:
+            shared = f"{own}{m.shared_name}."
+            out["mlp.shared_experts.linear_fc1.weight"] = self.split_rows(hf[shared + "up_proj.weight"], t)
+            out["mlp.shared_experts.linear_fc2.weight"] = self.split_columns(hf[shared + "down_proj.weight"], t)
+        elif m.shared_ffn and m.fused_dense_gate_up:
+            rows = glu_rows(m.shared_ffn, self.x.tp, t, self.x.shared_glu_interleave)
+            out["mlp.shared_experts.linear_fc1.weight"] = hf[own + "gate_up_proj.weight"][rows]
+            out["mlp.shared_experts.linear_fc2.weight"] = self.split_columns(hf[own + "down_proj.weight"], t)
+        elif m.shared_ffn:
             shared = f"{own}{m.shared_name}."
             stacked = np.concatenate([hf[shared + "gate_proj.weight"], hf[shared + "up_proj.weight"]])
             rows = glu_rows(m.shared_ffn, self.x.tp, t, self.x.shared_glu_interleave)
@@ -316,11 +376,12 @@ class _Builder:
 
     def _expert_part(self, layer, et, ep):
         m, x, out = self.m, self.x, {}
-        if m.mlp(layer) == DENSE:
+        if m.mlp(layer) != MOE:
             return out
         own = f"{m.hf_layer(layer)}{m.moe_name}.experts."
         count = m.experts // x.ep
-        rows = glu_rows(m.expert_ffn, x.etp, et, x.glu_interleave)
+        rows = (glu_rows(m.expert_ffn, x.etp, et, x.glu_interleave) if m.glu
+                else chunk_rows(m.expert_ffn, x.etp, et))
         columns = chunk_rows(m.expert_ffn, x.etp, et)
         for i in range(count):
             gate_up, down, gate_up_bias, down_bias = self._expert(own, ep * count + i)
@@ -344,6 +405,11 @@ class _Builder:
     def _expert(self, own, e):
         """One expert as ([gate; up] [2Im, H], down [H, Im], their biases or None)."""
         hf, m = self.hf, self.m
+        if not m.glu:
+            return hf[f"{own}{e}.up_proj.weight"], hf[f"{own}{e}.down_proj.weight"], None, None
+        if m.kind == "step3p5":
+            gate, up, down = (hf[f"{own}{name}_proj"][e] for name in ("gate", "up", "down"))
+            return np.concatenate([gate, up]), down, None, None
         if own + "gate_up_proj" not in hf:
             mixtral = m.moe_name == "block_sparse_moe"
             gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")

@@ -63,7 +63,7 @@ def hf_values(config, rng, hub=HubFile()):
     if model.tied and "lm_head.weight" in out:
         out["lm_head.weight"] = embedding
     for name in out:
-        if model.mtp_layers and name.endswith(".shared_head.head.weight"):
+        if model.mtp_layers and name.endswith((".shared_head.head.weight", ".shared_head.output.weight")):
             out[name] = out.get("lm_head.weight", embedding)
         elif model.mtp_layers and name.endswith(".embed_tokens.weight"):
             out[name] = embedding

@@ -91,6 +91,8 @@ const Model kModels[] = {
     {"ernie_4_5_0_3b", "ernie4_5", "tp=4,pp=2", 360'748'032},
     {"starcoder2_7b", "starcoder2", "tp=4,pp=4", 7'173'923'840},
     {"granite_3_8b", "granite", "tp=8,pp=4", 8'170'848'256},
+    {"nemotron_3_nano_30b", "nemotron_h", "tp=4,ep=16,etp=1,pp=4", 31'577'940'288},
+    {"nemotron_3_nano_4b", "nemotron_h", "tp=8,pp=2", 3'973'556'832},
     {"llama_4_scout_text", "llama4_text", "tp=8,ep=16,etp=1,pp=2", 107'769'861'120},
 };
 
