@@ -83,6 +83,9 @@ class _Daemon:
     """Arguments as in `deltawire.control`."""
 
     _OF: type[control.Sender] | type[control.Receiver]
+    call = _awaited(control.Sender.call)  # of both kinds
+    stream = _watched(control.Sender.stream)
+    model = _awaited(control.Sender.model)
 
     def __init__(self, address: str, *, model: str | None = None,
                  credentials: str | os.PathLike[str] | None = None, timeout: float = 10.0):
@@ -103,9 +106,6 @@ class Sender(_Daemon):
     """`deltawire.control.Sender`."""
 
     _OF = control.Sender
-    call = _awaited(control.Sender.call)
-    stream = _watched(control.Sender.stream)
-    model = _awaited(control.Sender.model)
     status = _awaited(control.Sender.status)
     changes = _awaited(control.Sender.changes)
     receivers = _awaited(control.Sender.receivers)
@@ -120,9 +120,6 @@ class Receiver(_Daemon):
     """`deltawire.control.Receiver`."""
 
     _OF = control.Receiver
-    call = _awaited(control.Receiver.call)
-    stream = _watched(control.Receiver.stream)
-    model = _awaited(control.Receiver.model)
     status = _awaited(control.Receiver.status)
     sync = _awaited(control.Receiver.sync)
     watch = _watched(control.Receiver.watch)
