@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from deltawire import _core
 from deltawire._async import in_thread
 from deltawire._errors import DeadlineError, TensorError
-from deltawire._tensors import Source, is_dtensor, is_torch, meta_of, refuse_without_data, source_of
+from deltawire._megatron import DeviceReader
+from deltawire._tensors import DTYPE_BYTES, Source, is_dtensor, is_torch, meta_of, refuse_without_data, source_of
 from deltawire._writing import place_in_memory
 
 if TYPE_CHECKING:
@@ -30,27 +33,33 @@ class Copies:
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
 
-    def take(self, named: Iterable[tuple[str, Any]], shares: bool
+    def take(self, named: Iterable[tuple[str, Any]], shares: bool, shards: bool = False
              ) -> tuple[list[tuple[str, Any]], list[Any]]:
         """Copies of the tensors, and CUDA's events after which these hold their bytes. The tensors
         may be changed when this returns: on CUDA by work of the current streams, which runs after
-        the copies. `shares`: all tensors live meanwhile, so the same memory is copied once."""
+        the copies. `shares`: all tensors live meanwhile, so the same memory is copied once.
+        `shards`: of a DTensor its local shard is copied, as a DTensor of the same place."""
         copies: list[tuple[str, Any]] = []
         by_memory: dict[Any, Any] = {}
         streams: dict[Any, None] = {}  # that copies run on
         for name, tensor in named:
-            if is_dtensor(tensor):
-                raise TensorError(f'tensor "{name}" is a DTensor, which wait=False does not take; '
-                                  "leave wait=False out", name)
+            is_shard = is_dtensor(tensor)
+            if is_shard and not shards:
+                raise TensorError(f'tensor "{name}" is a DTensor; use offload_fsdp, or give its '
+                                  "full_tensor()", name)
             if not is_torch(tensor):
                 copies.append((name, _copied(name, tensor)))
                 continue
             refuse_without_data(name, tensor)
             meta = meta_of(name, tensor)
-            local = tensor.wait() if hasattr(tensor, "wait") else tensor
+            local = tensor.to_local() if is_shard else tensor
+            local = local.wait() if hasattr(local, "wait") else local
             key = (*place_in_memory(local), meta.shape, meta.dtype)
             if not (shares and local.numel() and key in by_memory):
-                by_memory[key] = self._copy(name, local)
+                copied = self._copy(name, local)
+                # Not from_local, which moves what lies on the host to the device of the mesh.
+                by_memory[key] = type(tensor)(copied, tensor._spec, requires_grad=False) if (
+                    is_shard) else copied
             copies.append((name, by_memory[key]))
             if local.device.type == "cuda":
                 streams[sys.modules["torch"].cuda.current_stream(local.device)] = None
@@ -67,6 +76,25 @@ class Copies:
         with torch.no_grad():
             held.copy_(local, non_blocking=on_cuda)
         return held
+
+
+def copied_params(params: Iterable[tuple[Any, ...]], held: Sequence[Any]
+                  ) -> tuple[list[Any], list[Any]]:
+    """Copies of a Megatron rank's parameters, and the memory that they are in. `held`: what each of
+    `params`, as _core.Megatron takes them, was made from."""
+    copies, memory = [], []
+    for (chunk, name, dtype, shape, address, device, reader), item in zip(params, held):
+        count = DTYPE_BYTES[dtype] * math.prod(shape)
+        bytes_ = (ctypes.c_char * max(count, 1))()
+        if reader is None and device != _core.HOST_MEMORY:
+            reader = DeviceReader(item)
+        if reader is None:
+            ctypes.memmove(bytes_, address, count)
+        elif count:
+            reader(0, memoryview(bytes_).cast("B")[:count])
+        memory.append(bytes_)
+        copies.append((chunk, name, dtype, shape, ctypes.addressof(bytes_), _core.HOST_MEMORY, None))
+    return copies, memory
 
 
 def _copied(name: str, tensor: Any) -> Any:

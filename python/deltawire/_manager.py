@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import Any, Literal, overload
 from deltawire import _core, _zero3
 from deltawire._async import in_thread
 from deltawire._attempt import agree_attempt, checked_endpoint, checked_version, job_of_store
-from deltawire._background import Copies, Offloading
+from deltawire._background import Copies, Offloading, copied_params
 from deltawire._errors import (
     AbandonedError,
     DeadlineError,
@@ -428,18 +429,10 @@ class WeightManager:
             return self._offload(
                 pairs, version, unchanged, notify, place, partly, attempt,
                 self._overlap and is_lazy(named_tensors))
-        if not notify:
-            raise Error("with wait=False nobody can say when to notify: leave notify=False out")
+        self._check_background(notify, False)
         copies, events = self._copies.take(pairs, not is_lazy(named_tensors))
-
-        def write() -> Offloaded:
-            for event in events:
-                event.synchronize()
-            return self._offload(
-                iter(copies), version, unchanged, True, place, partly, attempt)
-
-        self._background = Offloading(version, write)
-        return self._background
+        return self._begin_background(version, events, lambda: self._offload(
+            iter(copies), version, unchanged, True, place, partly, attempt))
 
     def offload_fsdp(
         self,
@@ -449,13 +442,15 @@ class WeightManager:
         notify: bool = True,
         attempt: int = 0,
         dtype: Any = None,
-    ) -> Offloaded:
+        wait: bool = True,
+    ) -> Offloaded | Offloading:
         """Writes a version of a sharded model: every rank writes its own rows, without gathering.
 
         Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
         goes to its place in the whole tensor; the first of several replicas writes. Rank 0 alone
         writes tensors that are not DTensors (a full FSDP1 state dict, buffers). The first call
-        registers the model with the whole tensors' shapes. `attempt`, `dtype`: as in `offload`;
+        registers the model with the whole tensors' shapes. `attempt`, `dtype`, `wait`: as in
+        `offload`, but not over several nodes, whose ranks talk while they write;
         mixed precision has fp32 masters, which `dtype="bfloat16"` publishes as an engine wants
         them. A mapping of named_parameters() is no state dict: it may hold old, whole parameters of
         some forward.
@@ -473,6 +468,8 @@ class WeightManager:
             self.register(given, dtype=dtype)
         elif dtype is not None:
             self._layout.cast_to(dtype)
+        if not wait:
+            self._check_background(notify, self._nodes is not None)
         if self._nodes is not None:
             return self._offload_nodes(self._nodes, state, version, unchanged, notify, attempt)
         # A wrong rank or world is told before the version begins: ranks that all take themselves
@@ -490,9 +487,33 @@ class WeightManager:
             # finished.
             return where, _core.SHARE_WHOLE if where.shape == shape else _core.SHARE_BLOCK
 
-        return self._offload(
-            pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
-        )
+        if wait:
+            return self._offload(
+                pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
+            )
+        # What is joined is gathered here: the ranks' collectives stay on the thread that trains.
+        named = self._layout.converted(pairs_of(state), ())
+        copies, events = self._copies.take(named, True, shards=True)
+        return self._begin_background(version, events, lambda: self._offload(
+            iter(copies), version, unchanged, True, place, False, attempt, is_converted=True))
+
+    def _check_background(self, notify: bool, others: bool) -> None:
+        if not notify:
+            raise Error("with wait=False nobody can say when to notify: leave notify=False out")
+        if others:
+            raise Error("ranks that talk to one another while they write do it on the thread that "
+                        "trains: leave wait=False out")
+
+    def _begin_background(
+        self, version: int, events: Sequence[Any], write: Callable[[], Offloaded]
+    ) -> Offloading:
+        def settled_write() -> Offloaded:
+            for event in events:
+                event.synchronize()
+            return write()
+
+        self._background = Offloading(version, settled_write)
+        return self._background
 
     def _offload_nodes(
         self,
@@ -606,7 +627,8 @@ class WeightManager:
         gather: Gather | None = None,
         notify: bool = True,
         attempt: int | None = None,
-    ) -> Offloaded:
+        wait: bool = True,
+    ) -> Offloaded | Offloading:
         """Writes a version of a Megatron job: every rank copies its shards to their HF places.
 
         Call it on every rank, with the manager's `rank` and `world` those of the job, or with one
@@ -627,6 +649,7 @@ class WeightManager:
         the parts of several senders together, the same on every rank of the job and different for
         each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
         draws it and torch.distributed hands it to the others, so every rank must make the call.
+        `wait=False`: as in `offload`; not with `gather`, whose ranks talk while they write.
 
         The first call plans, proves that the ranks' shards make up every byte exactly once, and
         registers the model. Before the first byte each rank's parameters are compared with the plan;
@@ -634,6 +657,8 @@ class WeightManager:
         """
         started, version = time.monotonic(), checked_version(version)
         self._settle_last()
+        if not wait:
+            self._check_background(notify, gather is not None)
         if attempt is None:
             attempt = 0 if node_ranks is None else agree_attempt()
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
@@ -665,10 +690,18 @@ class WeightManager:
             seconds = time.monotonic() - started
             return Offloaded(version, len(sources.params), 0, 0.0, seconds, 0, self)
 
-        def write(offload: _core.Offload) -> tuple[int, int]:
-            return len(sources.params), plan.place(offload, rank, sources.params)
+        if wait:
+            return self._offload_by(version, notify, started, attempt, lambda offload: (
+                len(sources.params), plan.place(offload, rank, sources.params)))
+        params, memory = copied_params(sources.params, sources.held)
 
-        return self._offload_by(version, notify, started, attempt, write)
+        def write(offload: _core.Offload) -> tuple[int, int]:
+            placed = plan.place(offload, rank, params)
+            memory.clear()
+            return len(params), placed
+
+        return self._begin_background(version, (), lambda: self._offload_by(
+            version, True, started, attempt, write))
 
     def notify(self) -> None:
         """Tells the sender that this rank's part of the last `notify=False` offload is written."""
@@ -852,12 +885,14 @@ class WeightManager:
         partly: bool,
         attempt: int,
         overlap: bool = False,
+        is_converted: bool = False,
     ) -> Offloaded:
         started = time.monotonic()
         keep = self._layout.registered(unchanged)
         carried, supplied = self._side.of_version(self._rank == 0)
         keep |= carried
-        named = self._layout.converted(named, supplied)
+        named = itertools.chain(named, supplied) if is_converted else (
+            self._layout.converted(named, supplied))
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             # No copy may run when the offload is given up.

@@ -229,7 +229,7 @@ class Sources:
 
     def __init__(self, live: Iterator[Live]):
         self.params: list[Any] = []  # as _core.Megatron takes them
-        self._held: list[Any] = []
+        self.held: list[Any] = []
         devices = set()
         for item in live:
             tensor = _contiguous(item)
@@ -237,7 +237,7 @@ class Sources:
             if not is_cuda(tensor):
                 source = source_of(item.name, tensor)
                 address, dtype, shape = source.address, source.dtype, source.shape
-                self._held.append(source)
+                self.held.append(source)
             else:
                 meta = meta_of(item.name, tensor)
                 dtype, shape = meta.dtype, meta.shape
@@ -248,7 +248,7 @@ class Sources:
                     devices.add(tensor.device)
                 else:
                     reader = DeviceReader(tensor)
-                self._held.append(tensor)
+                self.held.append(tensor)
             self.params.append((item.chunk, item.name, dtype, shape, address, device, reader))
         for device in devices:
             # What the library does is not in torch's streams.

@@ -55,6 +55,7 @@ def shard(case: str, world: int) -> torch.nn.Module:
     )
 
     torch.manual_seed(7)
+    case = case.removesuffix("-beside")
     if case == "full":  # nothing is cut: an FSDP1-style full state dict on every rank
         return Net()
     if case == "rows":
@@ -88,7 +89,9 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
             continue
         net = shard(case, world)
         manager = deltawire.WeightManager(endpoint, model=model, rank=rank, world=world, timeout=120)
-        options = {"dtype": torch.bfloat16} if case == "masters" else {}
+        options = {"dtype": torch.bfloat16} if case.startswith("masters") else {}
+        if case.endswith("-beside"):
+            options["wait"] = False
         for version in VERSIONS:
             with torch.no_grad():
                 for i, p in enumerate(net.parameters()):
@@ -96,12 +99,21 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
             # offload_fsdp takes a module or its state dict.
             given = net if version == 1 else net.state_dict()
             done = manager.offload_fsdp(given, version, **options)
+            if "wait" in options:
+                with torch.no_grad():  # the copies are what is published
+                    kept = [p.detach().clone() for p in net.parameters()]
+                    for p in net.parameters():
+                        p.zero_()
+                done = done.result()
+                with torch.no_grad():
+                    for p, values in zip(net.parameters(), kept):
+                        p.copy_(values)
             manager.wait_published(version)
         full = {
             n: (t.full_tensor() if hasattr(t, "full_tensor") else t)
             for n, t in net.state_dict().items()
         }
-        if case == "masters":
+        if case.startswith("masters"):
             assert full["first.weight"].dtype == torch.float32
             full = {n: t.bfloat16() if t.is_floating_point() else t for n, t in full.items()}
         if rank == 0:
@@ -164,7 +176,7 @@ class FsdpTest(unittest.TestCase):
             self.assertLess(max(written), total)
 
     def test_two_processes(self):
-        self.run_world(2, ["rows", "full", "masters"])
+        self.run_world(2, ["rows", "full", "masters", "rows-beside", "masters-beside"])
 
     def test_a_rank_does_not_publish_its_part_as_the_whole(self):
         def check(cluster, out, model, world, case):

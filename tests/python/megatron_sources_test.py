@@ -216,6 +216,27 @@ class SourcesTest(unittest.TestCase):
         self.offload(manager, 2, 2, OtherDevice)
         self.assertEqual(self.cluster.content(self.model), self.host_content(2))
 
+    def test_what_is_copied_in_the_background_may_be_changed(self):
+        want = {seed: self.host_content(seed) for seed in (1, 2)}
+        for kind in (HostTensor, OtherDevice):
+            manager = self.manager(f"{self.model}-{kind.__name__}")
+            for seed in (1, 2):
+                made = {name: kind(c, SHAPES[name]) for name, c in contents(seed).items()}
+                begun = manager.offload_megatron(Model(made), State(), self.hf, seed,
+                                                 parallel={"spec": "te"}, wait=False)
+                for tensor in made.values():
+                    if kind is HostTensor:
+                        ctypes.memset(tensor.address, 0xFF, len(tensor._memory))
+                    else:
+                        tensor.content = bytes(len(tensor.content))
+                self.assertEqual(begun.result().tensors, len(SHAPES))
+                self.assertEqual(begun.wait().version, seed)
+                self.assertEqual(self.cluster.content(manager._model), want[seed])
+        group = deltawire.Gather(f"file:{self.cluster.root}", "job-beside", interface="lo")
+        for options, said in (({"gather": group}, "talk to one another"), ({"notify": False}, "nobody can say")):
+            with self.assertRaisesRegex(deltawire.Error, said):
+                self.offload(manager, 3, 3, HostTensor, wait=False, **options)
+
     def test_a_gather_reads_by_buckets(self):
         want = self.host_content(3)
         for number, size in enumerate((4096, "auto")):
