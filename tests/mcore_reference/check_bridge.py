@@ -92,6 +92,7 @@ FAMILIES = {  # -> where Bridge has its conversion
     "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),
     "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
     "hy_v3": ("hy_v3.hy_v3_bridge", "HYV3Bridge"),
+    "gemma4_text": ("gemma.gemma4_bridge", "Gemma4Bridge"),
     "llama_nemotron": ("llama_nemotron.llama_nemotron_bridge", "LlamaNemotronBridge"),
     "step3p5": ("stepfun.step35_bridge", "Step35Bridge"),
     "nemotron_h": ("nemotronh.nemotron_h_bridge", "NemotronHBridge"),

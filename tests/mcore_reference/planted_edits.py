@@ -477,3 +477,45 @@ plant("gate and up of a layer's own width swapped", "llama_nemotron",
 plant("a layer's own groups ignored", "llama_nemotron",
       in_param("llama", 'mcore = "self_attention.linear_qkv.weight"')('groups = "kv_heads"\n'),
       shows=some(lambda m, i: attends(m, i) and m.at(i).groups > 1))
+
+# ---- rows that no HF tensor has ----
+
+keys_only = lambda m, i: m.at(i).keys_only
+g4 = lambda old, new="": anywhere("gemma4_text", old, new)
+plant("keys exported as values, too", "gemma4_text", g4(", filled = true"), says="are written by more than one rank",
+      shows=some(keys_only))
+plant("values where keys are values", "gemma4_text", g4('["whole && attention_k_eq_v", "0"]', '"0"'),
+      says="would not be written exactly once", shows=some(keys_only))
+plant("keys as values in every layer", "gemma4_text", g4('["whole && attention_k_eq_v", "0"]', '"attention_k_eq_v"'),
+      says="would not be written exactly once",
+      shows=lambda m, x: m.text["attention_k_eq_v"] and not all(map(m.is_whole, range(m.layers))))
+plant("neither keys nor values exported", "gemma4_text",
+      in_param("gemma4_text", 'when = "keys_only"')('k_proj.weight", rows = "kv_heads * head_dim" }',
+                                                    'k_proj.weight", rows = "kv_heads * head_dim", filled = true }'),
+      says="is made by no parameter", shows=some(keys_only))
+plant("wide layers with the others' heads", "gemma4_text",
+      g4('["whole ? global_head_dim : head_dim", "whole ? 512 : head_dim"]', '"head_dim"'),
+      says="in the checkpoint, and", shows=some(lambda m, i: m.at(i).head_dim != m.head_dim))
+plant("wide layers with the others' groups", "gemma4_text",
+      g4('["keys_only ? num_global_key_value_heads : all_kv_heads", "all_kv_heads"]', '"all_kv_heads"'),
+      says="would not be written exactly once",
+      shows=some(lambda m, i: m.at(i).groups != m.groups))
+plant("every sixth layer attends to everything", "gemma4_text",
+      g4('["layer_types.is.full_attention", "(layer + 1) % 6 == 0"]', '"(layer + 1) % 6 == 0"'),
+      says="would not be written exactly once",
+      shows=some(lambda m, i: m.is_whole(i) != ((i + 1) % 6 == 0) and m.at(i).head_dim * (
+          1 if m.is_whole(i) else 0) != m.head_dim))
+plant("the norms before experts and feed-forward exchanged", "gemma4_text",
+      g4('"pre_feedforward_layernorm_2.weight"', '"#"'),
+      g4('"pre_feedforward_layernorm.weight"', '"pre_feedforward_layernorm_2.weight"'),
+      g4('"#"', '"pre_feedforward_layernorm.weight"'))
+plant("the norms behind experts and feed-forward exchanged", "gemma4_text",
+      g4('"post_feedforward_layernorm_1.weight"', '"#"'),
+      g4('"post_feedforward_layernorm_2.weight"', '"post_feedforward_layernorm_1.weight"'),
+      g4('"#"', '"post_feedforward_layernorm_2.weight"'))
+plant("a layer's scalar left out", "gemma4_text",
+      g4('[[param]]\nmcore = "layer_scalar"\nrows = 1\nhf = "layer_scalar"\n'), says="is made by no parameter")
+plant("the router's scales exchanged", "gemma4_text",
+      g4('"router.scale"', '"#"'), g4('hf = "router.per_expert_scale"', 'hf = "router.scale"'),
+      g4('"#"', '"router.per_expert_scale"'), says="in the checkpoint, and",
+      shows=lambda m, x: m.hidden != m.experts)
