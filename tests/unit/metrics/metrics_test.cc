@@ -116,11 +116,11 @@ TEST_CASE("metrics: the page says how it may be shown, and is made once a second
   CHECK(first.find("\r\nX-Content-Type-Options: nosniff\r\n") != std::string::npos);
   CHECK(HttpGet(port, "/?x").ends_with("<p>page 1</p>"));
   CHECK(HttpGet(port, "/x").substr(8, 3) == " 40");
-  while (HttpGet(port, "/").ends_with("<p>page 1</p>")) {
+  // On a busy machine the server refuses some of so many connections.
+  while (!HttpGet(port, "/").ends_with("<p>page 2</p>")) {
     REQUIRE(SteadyClock::now() - start < std::chrono::seconds(60));
   }
   CHECK(SteadyClock::now() - start >= std::chrono::seconds(1));
-  CHECK(HttpGet(port, "/").ends_with("<p>page 2</p>"));
 }
 
 TEST_CASE("metrics: who asks for the page and does not read it does not hold up a scrape") {

@@ -377,7 +377,7 @@ TEST_CASE("weights and side files that somebody removes or changes are put back"
   CHECK(Eventually([&] { return s.Read("config.json") == config; }, seconds(5)));
   std::filesystem::remove(s.dir.path() / "model.safetensors");
   CHECK(Eventually([&] { return s.Holds(chunks); }, seconds(5)));
-  CHECK(s.replica->status().files_put_back >= 3);
+  CHECK(Eventually([&] { return s.replica->status().files_put_back >= 3; }, seconds(5)));
   CHECK(s.committed() == s.agent().identity());
 }
 
