@@ -5,7 +5,6 @@ The loop's default executor has few threads, and waits that take hours would lea
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import threading
@@ -18,6 +17,9 @@ _R = TypeVar("_R")
 async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda: None) -> _R:
     """Returns or raises what `call` does. A task that is cancelled here calls `cancel`, which has
     to end the call soon, and goes on when it has ended: nothing runs on behind the caller."""
+    # The import loads Python's OpenSSL, which a trainer without an event loop does not need.
+    import asyncio  # pylint: disable=import-outside-toplevel
+
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[_R | None, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
