@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/delta/chunk_history.h"
 #include "common/layout/chunks.h"
 #include "common/net/link_plan.h"
 #include "common/serving/encoded_cache.h"
@@ -97,7 +98,7 @@ UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<Mo
   Limits limits;
   limits.Add(two ? "two buffers" : "one buffer", (two ? 2 : 1) * sums.bytes);
   limits.Add("a delta that waits, up to staging", options.staging_bytes * sums.count);
-  limits.Add("past deltas, up to history-bytes", options.history_bytes * sums.count);
+  limits.Add("past deltas, for the codec tight", kHistoryBytes * sums.count);
   limits.Add("deltas for engines, up to delta-files", options.delta_file_bytes * sums.count);
   for (const EngineOptions& engine : options.engines) {
     if (engine.kind != EngineKind::kDiskDelta) continue;

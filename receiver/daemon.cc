@@ -72,10 +72,9 @@ Status Daemon::Start() {
     o.start_from = m.start_from;
     o.streams = options_.streams;
     o.connect_ahead = true;
-    o.sockets = {options_.congestion_control, options_.socket_buffer};
+    o.sockets = {options_.congestion_control};
     o.follow = options_.follow;
     o.staging_bytes = options_.staging_bytes;
-    o.history_bytes = options_.history_bytes;
     o.delta_file_bytes = options_.delta_file_bytes;
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
@@ -152,7 +151,6 @@ void Daemon::StartEngines(const std::string& model) {
                         .call_limit = options_.engine_timeout,
                         .stages = stages_,
                         .access = engine_access_[i]});
-    settings.back().options.check_every = options_.engine_check_every;
   }
   if (settings.empty()) return;
   auto& source = sources_[model] = std::make_unique<Source>(replica);

@@ -47,10 +47,9 @@ struct Serving {
 
   Status Start(const ReceiverOptions& options, receiver::Relay& relay,
                const std::shared_ptr<Access>& access) {
-    net::PullServer::Options bulk_options{
-        .stream_timeout = options.stream_timeout,
-        .bytes_per_s = options.rate_limit,
-        .sockets = {options.congestion_control, options.socket_buffer}};
+    net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
+                                          .bytes_per_s = options.rate_limit,
+                                          .sockets = {options.congestion_control}};
     if (access->credentials()->serves_tls()) {
       DW_ASSIGN_OR_RETURN(bulk_options.tls,
                           net::Tls::Create(access->credentials(), net::Tls::Side::kServer,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/base/stages.h"
+#include "common/delta/chunk_history.h"
 #include "common/net/pull_transport.h"
 #include "receiver/downstream.h"
 
@@ -21,8 +22,8 @@ struct ReplicaOptions {
   bool connect_ahead = false;  ///< connect a pull's streams while it is asked for
   bool follow = true;
   uint64_t staging_bytes = uint64_t{128} << 20;
-  uint64_t history_bytes = 0;
-  uint64_t delta_file_bytes = 0;  ///< of committed deltas kept for engines; 0: none
+  uint64_t history_bytes = kHistoryBytes;  ///< of past deltas, for the codec tight; 0: none
+  uint64_t delta_file_bytes = 0;           ///< of committed deltas kept for engines; 0: none
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds stream_timeout{30000};
   bool huge_pages = true;

@@ -34,10 +34,6 @@ enum class EngineFailure : uint8_t {
 };
 std::string_view ToString(EngineFailure what);
 
-/// How many versions it takes a plug-in to compare all of an engine's memory once, if the options
-/// do not say.
-constexpr uint32_t kEngineCheckEvery = 64;
-
 struct EngineOptions {
   std::string model;  ///< empty: the receiver's only one
   EngineKind kind = EngineKind::kHttp;
@@ -47,7 +43,6 @@ struct EngineOptions {
   std::string directory;             ///< disk-delta: absolute
   bool overwrite = false;            ///< disk-delta: positions and bytes in place of XOR
   uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
-  uint32_t check_every = kEngineCheckEvery;  ///< of plug-ins, by --engine-check-every; 0: never
   // What a plug-in is told when it attaches (docs/engine.md, "How the layout is found").
   bool loader_tensors = false;
   bool second_instance = false;  ///< vllm

@@ -278,10 +278,6 @@ void AddStreamLimits(CLI::App& app, Options& o) {
       "Of bulk streams: auto (bbr from a round trip of 5 ms on, if the kernel allows it), system "
       "(what the kernel gives) or a name",
       &o.congestion_control, CheckCongestionControl);
-  AddSize(app, "--socket-buffer",
-          "Memory of each bulk stream's socket, as far as net.core.wmem_max and rmem_max allow; 0: "
-          "the kernel's own tuning, or more where a link needs it",
-          &o.socket_buffer);
   AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1000,
             &o.stream_timeout);
   app.add_option("--credentials", o.credentials,
@@ -346,8 +342,7 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddCodec(app, &o.codec);
   AddNumber(app, "--history",
             "Past deltas that the codec tight uses, 0 to 8; receivers keep as many in memory "
-            "(about a version's delta each, see their --history-bytes), and only while tight is "
-            "in use",
+            "(about a version's delta each, 256 MiB at most), and only while tight is in use",
             0, kMaxHistory, &o.history);
   AddScrub(app, &o.scrub_bytes_per_s);
   AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
@@ -422,9 +417,6 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
           &o.staging_bytes);
   AddReaders(app, o);
-  AddSize(app, "--history-bytes",
-          "Memory of each model for the past deltas that the codec tight uses; 0: none",
-          &o.history_bytes);
   AddSize(app, "--delta-files",
           "Keep each model's last committed deltas beside its weights, for engines; 0: none",
           &o.delta_file_bytes);

@@ -40,7 +40,6 @@ struct SenderOptions {
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
   std::string congestion_control = "auto";            ///< of bulk streams; "system": the kernel's
-  uint64_t socket_buffer = 0;                         ///< SO_SNDBUF of each; 0: as the link needs
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written, on the CPU
@@ -98,17 +97,14 @@ struct ReceiverOptions {
   std::chrono::milliseconds reader_grace{10000};  ///< wait this long for readers of the only file
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
   bool unsafe_in_place = false;                     ///< change bytes even while others read them
-  uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;   ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
   uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
-  uint32_t engine_check_every = kEngineCheckEvery;   ///< versions for all of the memory; 0: never
   std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
   std::string congestion_control = "auto";  ///< as the sender's
-  uint64_t socket_buffer = 0;               ///< SO_RCVBUF of each stream, SO_SNDBUF of those served
   uint32_t threads = 0;
   bool huge_pages = true;
   std::string credentials;

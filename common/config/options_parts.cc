@@ -8,7 +8,6 @@ namespace deltawire {
 namespace {
 
 constexpr uint32_t kMaxEngineRetries = 1000;
-constexpr uint32_t kMaxEngineCheckEvery = 1'000'000;
 constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                              EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 
@@ -40,9 +39,6 @@ void AddEngines(CLI::App& app, ReceiverOptions& o) {
       ->option_text(Shown("WHAT", ToString(o.engine_failure)));
   AddNumber(app, "--engine-retries", "Try a version again so many times on an engine", 0,
             kMaxEngineRetries, &o.engine_retries);
-  AddNumber(app, "--engine-check-every",
-            "Compare all of an engine's memory with its digests over so many versions; 0: never", 0,
-            kMaxEngineCheckEvery, &o.engine_check_every);
   AddMillis(app, "--engine-timeout-ms", "A request to an engine that takes longer has failed", 100,
             &o.engine_timeout);
 }

@@ -12,6 +12,9 @@
 
 namespace deltawire {
 
+/// The memory of a receiver for the past deltas of one model.
+constexpr uint64_t kHistoryBytes = uint64_t{256} << 20;
+
 class ChunkHistory {
  public:
   ChunkHistory() = default;

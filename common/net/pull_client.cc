@@ -310,8 +310,7 @@ class ClientStream {
       socket_->open(endpoint.protocol(), ec);
       if (ec && OutOfDescriptors()) co_return asio::error::operation_aborted;
       if (ec) continue;
-      FitSocket(socket_->native_handle(), SocketEnd::kReceiver, target_.sockets, target_.link,
-                target_.streams);
+      FitSocket(socket_->native_handle(), SocketEnd::kReceiver, target_.link, target_.streams);
       std::tie(ec) = co_await socket_->async_connect(endpoint, kAwait);
       if (!ec || watchdog_->fired()) break;
       if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) break;

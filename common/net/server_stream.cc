@@ -144,7 +144,7 @@ void ServerStream::FitToLink(uint16_t streams) {
   // The round trip is this connection's own; its handshake has just shown it.
   LinkFigures link = session_->link();
   link.round_trip_seconds = TcpFactsOf(socket_->native_handle()).round_trip_seconds;
-  FitSocket(socket_->native_handle(), SocketEnd::kSender, options_.sockets, link, streams);
+  FitSocket(socket_->native_handle(), SocketEnd::kSender, link, streams);
 }
 
 // A silent connection occupies a descriptor, so the timeouts are short until its Hello has arrived.

@@ -83,11 +83,9 @@ void TuneSocket(int socket, const SocketChoice& choice) {
   Set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSent);
 }
 
-void FitSocket(int socket, SocketEnd end, const SocketChoice& choice, const LinkFigures& link,
-               uint16_t streams) {
+void FitSocket(int socket, SocketEnd end, const LinkFigures& link, uint16_t streams) {
   const Reach& reach = ReachOf(end);
-  uint64_t bytes = choice.buffer_bytes;
-  if (bytes == 0 && IsFar(link)) bytes = ChooseBuffer(link, streams, reach.tuned, reach.asked);
+  const uint64_t bytes = IsFar(link) ? ChooseBuffer(link, streams, reach.tuned, reach.asked) : 0;
   if (bytes != 0) {
     const int name = end == SocketEnd::kSender ? SO_SNDBUF : SO_RCVBUF;
     Set(socket, SOL_SOCKET, name, static_cast<int>(std::min<uint64_t>(bytes, INT32_MAX / 2)));

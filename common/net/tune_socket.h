@@ -10,12 +10,11 @@
 
 namespace deltawire::net {
 
-/// What the options of a daemon say of bulk sockets.
+/// A daemon's options for bulk sockets.
 struct SocketChoice {
-  /// "auto": `bbr` on a far way, if the kernel lets this process have it; "system": what the kernel
-  /// gives; else the algorithm's name.
+  /// "auto": `bbr` on a far link, if the kernel lets this process have it; "system": the kernel's
+  /// choice; else the algorithm's name.
   std::string congestion_control = "auto";
-  uint64_t buffer_bytes = 0;  ///< SO_SNDBUF and SO_RCVBUF; 0: by the way
 };
 
 enum class SocketEnd : uint8_t { kSender, kReceiver };
@@ -27,7 +26,6 @@ void TuneSocket(int socket, const SocketChoice& choice);
 
 /// Fits the memory of a socket to its part in a pull of `streams`. A receiver's must not be
 /// connected yet, since the peer learns of the window's scale in the handshake.
-void FitSocket(int socket, SocketEnd end, const SocketChoice& choice, const LinkFigures& link,
-               uint16_t streams);
+void FitSocket(int socket, SocketEnd end, const LinkFigures& link, uint16_t streams);
 
 }  // namespace deltawire::net

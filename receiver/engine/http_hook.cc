@@ -428,12 +428,9 @@ class HttpHook : public EngineHook {
       case EngineCall::kProbe:
         return Get("/model_info");
       case EngineCall::kPrepare:
-      case EngineCall::kProve: {
-        const bool usual = options_.check_every == kEngineCheckEvery;
-        const std::string every = usual ? "" : fmt::format("&check_every={}", options_.check_every);
-        return Saying(Post("/weights_checker", {{"action", order("&prepare" + every + attach)}}),
-                      "success", true);
-      }
+      case EngineCall::kProve:
+        return Saying(Post("/weights_checker", {{"action", order("&prepare" + attach)}}), "success",
+                      true);
       case EngineCall::kCheck:
         return Saying(Post("/weights_checker", {{"action", order("&check")}}), "success", true);
       case EngineCall::kPause:

@@ -80,7 +80,6 @@ Json PluginBody(EngineCall call, const Identity& to, const EngineOptions& option
   switch (call) {
     case EngineCall::kAttach:
       kwargs["directory"] = model.directory.native();
-      kwargs["check_every"] = options.check_every;
       if (options.loader_tensors) kwargs["loader_tensors"] = true;
       if (options.second_instance) kwargs["second_instance"] = true;
       if (options.plans) kwargs["plans"] = true;

@@ -45,11 +45,10 @@ Status Run(const SenderOptions& options) {
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
   DW_RETURN_IF_ERROR(access->CheckExposure(
       !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
-  net::PullServer::Options bulk_options{
-      .stream_timeout = options.stream_timeout,
-      .cut_grace = sender::Halves::CloseAfter(options.grace),
-      .bytes_per_s = options.rate_limit,
-      .sockets = {options.congestion_control, options.socket_buffer}};
+  net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
+                                        .cut_grace = sender::Halves::CloseAfter(options.grace),
+                                        .bytes_per_s = options.rate_limit,
+                                        .sockets = {options.congestion_control}};
   if (access->credentials()->serves_tls()) {
     DW_ASSIGN_OR_RETURN(bulk_options.tls,
                         net::Tls::Create(access->credentials(), net::Tls::Side::kServer,

@@ -169,9 +169,7 @@ TEST_CASE("engines are named with their kind, and each once") {
                                 "--engine-retries",
                                 "0",
                                 "--engine-timeout-ms",
-                                "500",
-                                "--engine-check-every",
-                                "8"});
+                                "500"});
   CAPTURE(parsed.text);
   REQUIRE(parsed.run);
   const std::vector<EngineOptions> want = {
@@ -201,7 +199,6 @@ TEST_CASE("engines are named with their kind, and each once") {
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
   CHECK(parsed.options.engine_retries == 0);
-  CHECK(parsed.options.engine_check_every == 8);
   CHECK(parsed.options.engine_timeout == milliseconds(500));
   CHECK(NameOf(want[0]) == "127.0.0.1:8000");
   CHECK(NameOf(want[1]) == "[::1]:30000/a/b");
@@ -422,10 +419,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.rate_limit_per_receiver = 6000;
   want.streams = 64;
   want.congestion_control = "cubic";
-  want.socket_buffer = 7000;
   want.follow = false;
   want.staging_bytes = 1000;
-  want.history_bytes = 2000;
   want.delta_file_bytes = 3000;
   want.buffers = 2;
   want.reader_grace = milliseconds(7);
@@ -459,7 +454,6 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--rate-limit-per-receiver=6kB",
                                    "--streams=64",
                                    "--congestion-control=cubic",
-                                   "--socket-buffer=7000",
                                    "--no-follow",
                                    "--staging=1kB",
                                    "--stream-timeout-ms=5000",
@@ -472,7 +466,6 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--insecure-metrics",
                                    "--metrics-listen=:9",
                                    "--log-level=off",
-                                   "--history-bytes=2kB",
                                    "--delta-files=3kB",
                                    "--start-from=b=/base=1",
                                    "--scrub-bytes-per-s=0",
@@ -490,11 +483,11 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = 5000\n"
       "rate-limit-per-site = 7000\nrate-limit-per-receiver = 6000\nstreams = "
       "64\ncongestion-control = 'cubic'\n"
-      "socket-buffer = 7000\nfollow = false\nstaging = '1kB'\n"
+      "follow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"
-      "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
+      "metrics-listen = ':9'\nlog-level = 'off'\nscrub-bytes-per-s = 0\n"
       "delta-files = 3000\nstart-from = 'b=/base=1'\nbuffers = '2'\nreader-grace-ms = "
       "7\non-busy-reader = "
       "'copy'\nunsafe-in-place = true\n");

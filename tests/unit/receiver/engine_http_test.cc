@@ -278,7 +278,6 @@ TEST_CASE("a plug-in is told how to attach by the words after its engine's URL")
               {{"call", "attach"},
                {"nonce", "abc"},
                {"directory", "/dev/shm/m"},
-               {"check_every", 64},
                {"loader_tensors", true},
                {"second_instance", true},
                {"plans", true}}}});
