@@ -275,8 +275,11 @@ def _same_memory(
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if local.numel() == 0 or (address := local.data_ptr()) == 0:
         return None
+    if address not in places:
+        places[address] = [(meta, weakref.ref(tensor))]
+        return None
     # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
-    places[address] = [p for p in places.get(address, ()) if p[1]() is not None]
+    places[address] = [p for p in places[address] if p[1]() is not None]
     for first, held in places[address]:
         other = held()
         if other is None or (first.shape, first.dtype) != (meta.shape, meta.dtype):
