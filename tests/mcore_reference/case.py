@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .families import random_config
 from .hub import HubFile, hf_tensors, random_hub_file
-from .model import Model
+from .model import Model, language_of
 from .parallel import Parallel, random_parallel, why_invalid
 from .shards import mcore_shards
 from .values import hf_values
@@ -30,7 +30,7 @@ def random_case(family, seed, change=lambda language: None, parallel=None):
     layout, where it is not to be drawn."""
     rng = random.Random(f"{family} {seed}")
     config = random_config(family, rng)
-    change(config.get("text_config", config))
+    change(language_of(config))
     hub = random_hub_file(config, rng)
     if parallel is None:
         parallel = random_parallel(Model(config), rng)
@@ -45,7 +45,7 @@ def seeds_that_show(family, shows, count, change=lambda language: None):
     for seed in range(3000):
         rng = random.Random(f"{family} {seed}")
         config = random_config(family, rng)
-        change(config.get("text_config", config))
+        change(language_of(config))
         model = Model(config)
         model.hub = random_hub_file(config, rng)
         if shows(model, random_parallel(model, rng)):

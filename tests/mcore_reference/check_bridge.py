@@ -42,7 +42,7 @@ from megatron.core.transformer.module import MegatronModule  # noqa: E402
 from mcore_reference.case import random_case  # noqa: E402
 from mcore_reference.families import random_config  # noqa: E402
 from mcore_reference.hub import random_hub_file  # noqa: E402
-from mcore_reference.model import Model  # noqa: E402
+from mcore_reference.model import Model, language_of  # noqa: E402
 from mcore_reference.parallel import Parallel, Placement, random_parallel  # noqa: E402
 from mcore_reference.shards import mcore_shards  # noqa: E402
 from mcore_reference.values import PAD, add_one, round_to_bf16, widen  # noqa: E402
@@ -53,6 +53,7 @@ DEADLINE_S = 60
 # Fields that lead to parameters for which Bridge has no mapping: biases, dense layers among sparse ones.
 WITHOUT = {"llama": ("attention_bias", "mlp_bias"), "qwen3_moe": ("mlp_only_layers", "decoder_sparse_step"),
            "qwen3_vl_moe": ("mlp_only_layers", "decoder_sparse_step"),
+           "qwen3_omni_moe": ("mlp_only_layers", "decoder_sparse_step"),
            "qwen3_next": ("mlp_only_layers", "decoder_sparse_step")}
 FAMILIES = {  # -> where Bridge has its conversion
     "llama": ("llama.llama_bridge", "LlamaBridge"),
@@ -63,6 +64,7 @@ FAMILIES = {  # -> where Bridge has its conversion
     "qwen3_next": ("qwen.qwen3_next_bridge", "Qwen3NextBridge"),
     "qwen3_5_text": ("qwen.qwen35_bridge", "Qwen35Bridge"),
     "qwen3_5_moe_text": ("qwen.qwen35_bridge", "Qwen35MoEBridge"),
+    "qwen3_omni_moe": ("qwen_omni.qwen3_omni_bridge", "Qwen3OmniBridge"),
     "qwen2_vl": ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"),
     "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
     "qwen3_vl_moe": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"),
@@ -155,7 +157,8 @@ def tree(held, whole, config_at, first_layer):
                                {n: whole(full(n)) for n in own}) if own else None
                 part = (KINDS[kind] if kind else Part)(config_at(path))
                 if step.isdigit():
-                    language_layers = path.startswith(("decoder.layers.", "language_model.decoder.layers."))
+                    language_layers = path.removeprefix("thinker.").startswith(
+                        ("decoder.layers.", "language_model.decoder.layers."))
                     part.layer_number = int(step) + 1 + (first_layer if language_layers else 0)
                 at.add_module(step, part)
             at = at._modules[step]
@@ -237,7 +240,8 @@ def own_chunks(case, rank, edit):
     eyes, chunks, held = tower_config(model, config), [], []
     for v in range(x.vpp):
         own = {name.replace(".transformer_layer.", ".mtp_model_layer."): array
-               for name, array in shards[rank, v].items() if not name.startswith(("visual.", "vision_tower."))}
+               for name, array in shards[rank, v].items() if not name.startswith(
+                   ("visual.", "vision_tower.", "thinker.visual.", "thinker.audio_model."))}
         edit(own)
         whole = {name.replace(".transformer_layer.", ".mtp_model_layer."): shape
                  for name, shape in shapes[p, v].items()}
@@ -320,7 +324,7 @@ def not_read(case):
 
 def not_compared(case, name):
     """HF's own towers, which Bridge copies."""
-    return name.startswith(("visual.", "vision_tower."))
+    return name.startswith(("visual.", "vision_tower.", "thinker.visual.", "thinker.audio_tower."))
 
 
 def same(array, theirs):
@@ -365,7 +369,7 @@ def cases(family):
 def small_parallel(family, seed, rng):
     drawn = random.Random(f"{family} {seed}")
     config = random_config(family, drawn)
-    as_bridge_takes(family)(config.get("text_config", config))
+    as_bridge_takes(family)(language_of(config))
     model = Model(config)
     model.hub = random_hub_file(config, drawn)
     for _ in range(4000):

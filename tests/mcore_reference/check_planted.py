@@ -113,7 +113,7 @@ def one_more(case, shards):
 
 
 def stripped(name):
-    return name.removeprefix("language_model.")
+    return name.removeprefix("thinker.").removeprefix("language_model.")
 
 
 def another(shards, end):

@@ -17,11 +17,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mcore_reference.families import ARCHITECTURES, FAMILIES, random_config  # noqa: E402
 from mcore_reference.hub import HubFile, hf_tensors  # noqa: E402
-from mcore_reference.model import VISION_PREFIX, Model  # noqa: E402
+from mcore_reference.model import VISION_PREFIX, Model, language_of  # noqa: E402
 from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 
 # Models of others' code, or of a class that wants a vision part's every size.
-NOT_SAVED = ("llama_nemotron", "step3p5", "mimo", "bailing_moe_v2", "kimi_k25", "sarvam_moe")
+NOT_SAVED = ("qwen3_omni_moe", "llama_nemotron", "step3p5", "mimo", "bailing_moe_v2", "kimi_k25", "sarvam_moe")
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,
                    deepstack_visual_indexes=[0], embed_dim=8, mlp_ratio=1)
@@ -58,7 +58,7 @@ def saved_tensors(transformers, family, config):
     elif family == "qwen2_vl":
         config["vision_config"] = TINY_VISION | {"hidden_size": config["hidden_size"]}
     # Ids beyond a tiny vocabulary are refused.
-    for part in (config, config.get("text_config", config)):
+    for part in (config, language_of(config)):
         part.update(pad_token_id=0, bos_token_id=0, eos_token_id=0, max_position_embeddings=64)
         if part.get("head_dim", 0) is None:
             del part["head_dim"]  # published with null; transformers 5 wants it absent

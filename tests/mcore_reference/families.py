@@ -13,6 +13,7 @@ FAMILIES = [
     "hy_v3", "exaone_moe", "olmoe", "ernie4_5", "ernie4_5_moe", "mistral3", "starcoder2", "granite",
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
     "minimax_m3_vl", "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text",
+    "qwen3_omni_moe",
 ]
 
 ARCHITECTURES = {
@@ -40,7 +41,7 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "llama4": "Llama4ForConditionalGeneration",
     "mimo": "MiMoForCausalLM", "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
-    "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
+    "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration", "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM", "granite4_h": "GraniteMoeHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
@@ -73,9 +74,9 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_NESTED = ("qwen3_omni_moe", "minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _TIED_ONLY = ("gemma4_text", "gemma", "gemma2", "gemma3_text", "gemma3")
-_NEVER_TIED = ("minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
+_NEVER_TIED = ("qwen3_omni_moe", "minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
                "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h",
                "step3p5", "llama_nemotron")
 
@@ -106,6 +107,8 @@ def _nest(family, c, rng):
     if family.startswith("qwen3") and rng.random() < 0.5:
         c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
     vision = {}
+    if family == "qwen3_omni_moe":
+        return {**top, "thinker_config": {"text_config": c}}
     if family.startswith("qwen3"):
         vision = _tower(rng) | {"out_hidden_size": c["hidden_size"]}
         if family.startswith("qwen3_5"):
@@ -441,7 +444,7 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
-    "gemma4_text": _gemma4, "llama_nemotron": _llama_nemotron, "step3p5": _step3p5, "nemotron_h": _nemotron_h, "granite4_h": _granite4_h,
+    "qwen3_omni_moe": _qwen_moe, "gemma4_text": _gemma4, "llama_nemotron": _llama_nemotron, "step3p5": _step3p5, "nemotron_h": _nemotron_h, "granite4_h": _granite4_h,
     "minimax_m3_vl": _minimax_m3, "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
     "granitemoehybrid": _granite4, "llama4_text": _llama4, "llama4": _llama4,
     "seed_oss": _seed_oss, "glm4_moe_lite": _glm4_moe_lite, "deepseek_v32": _dsa, "glm_moe_dsa": _glm_moe_dsa,

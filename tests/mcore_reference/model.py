@@ -37,6 +37,7 @@ PUBLISHED = {
     "minimax_m2": ((".block_sparse_moe.gate.e_score_correction_bias",
                     ".block_sparse_moe.e_score_correction_bias"),),
     "kimi_k25": (("lm_head.", "language_model.lm_head."),),
+    "qwen3_omni_moe": (("lm_head.", "thinker.lm_head."),),
     "mistral3": (("lm_head.", "language_model.lm_head."),),
     "minimax_m3_vl": (("lm_head.", "language_model.lm_head."), (
         ".block_sparse_moe.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias")),
@@ -70,6 +71,7 @@ LANGUAGE_PART = {
     "minimax_m3_vl": "minimax_m3",
     "llama4": "llama4_text",
     "qwen2_vl": "qwen2",
+    "qwen3_omni_moe": "qwen3_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
     "qwen3_5": "qwen3_5_text",
@@ -81,6 +83,7 @@ HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
     "mistral3": "language_model.model.",
     "minimax_m3_vl": "language_model.model.",
     "llama4": "language_model.model.",
+    "qwen3_omni_moe": "thinker.model.",
     "qwen3_vl": "model.language_model.",
     "qwen3_vl_moe": "model.language_model.",
     "qwen3_5": "model.language_model.",
@@ -95,6 +98,7 @@ VISION_PREFIX = {
     "mistral3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
     "llama4": {"vision_model.": "vision_model.", "multi_modal_projector.": "multi_modal_projector."},
     "qwen2_vl": {"visual.": "visual."},
+    "qwen3_omni_moe": {"thinker.visual.": "thinker.visual.", "thinker.audio_tower.": "thinker.audio_model."},
     "qwen3_vl": {"model.visual.": "vision_model."},
     "qwen3_vl_moe": {"model.visual.": "vision_model."},
     "qwen3_5": {"model.visual.": "vision_model."},
@@ -118,7 +122,7 @@ class Model:
         self.config = config
         self.model_type = config["model_type"]
         self.has_vision = self.model_type in LANGUAGE_PART
-        self.text = text = config.get("text_config", config)
+        self.text = text = language_of(config)
         self.kind = kind = LANGUAGE_PART.get(self.model_type, self.model_type)
 
         self.pattern, self.mtp_pattern = _pattern(text, ""), _pattern(text, "mtp_")
@@ -143,6 +147,8 @@ class Model:
         self.has_projector = self.model_type == "gemma3" and "hidden_size" in self.vision
         self.hf_prefix = HF_PREFIX.get(self.model_type, "model.")
         self.mcore_prefix = "language_model." if self.has_vision else ""
+        if self.model_type == "qwen3_omni_moe":
+            self.mcore_prefix = "thinker." + self.mcore_prefix
 
         # Attention.
         self.mla = kind in MLA_TYPES
@@ -373,6 +379,12 @@ class Model:
     def fused_qkv_rows(self):
         per_group = (2 if self.gated_attention or self.head_gate else 1) * (self.heads // self.groups) + 2
         return self.groups * per_group * self.head_dim
+
+
+def language_of(config):
+    """The language part of a config."""
+    outer = config.get("thinker_config", config)
+    return outer.get("text_config", outer)
 
 
 def _pattern(text, which):

@@ -2,6 +2,8 @@
 
 import re
 
+from .model import language_of
+
 # name pattern (without prefix and layer) -> shape; the letters are those of sizes() below.
 TABLE = [
     (r"embedding\.word_embeddings\.weight|output_layer\.weight", "Vp/T, H"),
@@ -66,7 +68,7 @@ TABLE = [
 
 
 def sizes(config, parallel):
-    text = config.get("text_config", config)
+    text = language_of(config)
     get = lambda *keys: next((text[key] for key in keys if text.get(key) is not None), 0)
     H, nh = text["hidden_size"], text["num_attention_heads"]
     hd, mh = get("head_dim", "attention_head_dim") or H // nh, get("mamba_num_heads", "mamba_n_heads")
@@ -109,10 +111,10 @@ def sizes(config, parallel):
 
 def expected_shape(name, numbers):
     """The shape of a tensor by its mcore name; None for the vision part. Raises on unknown names."""
-    if name.startswith(("visual.", "vision_")) or name.startswith(("multi_modal_projector.", "mm_projector.",
+    if name.startswith(("visual.", "vision_", "thinker.visual.", "thinker.audio_model.")) or name.startswith(("multi_modal_projector.", "mm_projector.",
                                                                           "patch_merge_mlp.")):
         return None
-    name = name.removeprefix("language_model.")
+    name = name.removeprefix("thinker.").removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)
     name = re.sub(r"^mtp\.layers\.\d+\.(transformer_layer|mtp_model_layer)\.(layers\.\d+\.)?", "", name)
     name = re.sub(r"^mtp\.layers\.\d+\.", "mtp.", name)
