@@ -91,9 +91,9 @@ std::vector<RoundAgent> AgentLinks::Plan(const Follower::Target& target, const B
 void AgentLinks::RoundEnded(const PullRound& round, bool committed) {
   for (size_t i = 0; i < links_.size(); ++i) {
     Link& link = links_[i];
-    link.record.Pulled(round.links()[i]);
-    if (committed) link.round.held = round.ends()[i];
-    const PullGrant& grant = round.grants()[i];
+    link.record.Pulled(round.results()[i].link);
+    if (committed) link.round.held = round.results()[i].end;
+    const PullGrant& grant = round.results()[i].grant;
     if (grant.host.empty()) continue;
     link.round.bulk_host = grant.host;
     link.round.bulk_port = grant.port;

@@ -26,13 +26,15 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
     : env_(std::move(env)),
       agents_(std::move(agents)),
       wish_(std::move(wish)),
-      ends_(agents_.size()),
-      links_(agents_.size()),
-      grants_(agents_.size()),
-      side_files_(agents_.size()),
-      told_(agents_.size(), uint8_t{1}) {
+      results_(agents_.size()),
+      transfers_(agents_.size(), wish_.target.awaited) {
   if (wish_.force_full) env_.sink.Drop();
-  for (const size_t agent : wish_.target.awaited) told_[agent] = 0;
+}
+
+Identity PullRound::whole() const {
+  std::vector<Identity> ends;
+  for (const Result& result : results_) ends.push_back(result.end);
+  return Combine(ends);
 }
 
 Status PullRound::Advance() {
@@ -73,23 +75,6 @@ Status PullRound::Take(Step step) {
       break;
   }
   return absl::OkStatus();
-}
-
-void PullRound::Cancel() {
-  std::vector<std::shared_ptr<net::PullTransport>> running;
-  {
-    std::lock_guard lock(mu_);
-    cancelled_ = true;
-    running = running_;
-    cv_.notify_all();
-  }
-  for (const auto& transport : running) transport->Cancel();
-}
-
-void PullRound::Told(size_t agent) {
-  std::lock_guard lock(mu_);
-  told_[agent] = 1;
-  cv_.notify_all();
 }
 
 bool PullRound::Asked(size_t agent) const {
@@ -137,7 +122,7 @@ Status PullRound::OpenPart(Part& part, const PullWish& wish) {
     ahead->Connect();
   }
   DW_ASSIGN_OR_RETURN(part.grant, a.upstream->OpenPull(env_.model, wish));
-  grants_[part.agent] = part.grant;
+  results_[part.agent].grant = part.grant;
   const bool there = part.grant.host == a.bulk_host && part.grant.port == a.bulk_port;
   if (ahead != nullptr && there && SteadyClock::now() - began < kFresh) {
     part.transport = std::move(ahead);
@@ -217,23 +202,18 @@ Status PullRound::RunParts() {
   if (env_.forward != nullptr) env_.forward->Names(have.history);
   env_.sink.BeginRound(env_.history.view(), env_.history.recording(), env_.buffer.at_once(),
                        env_.forward);
-  {
-    std::lock_guard lock(mu_);
-    if (cancelled_) return absl::CancelledError("the pull was ended");
-    for (const Part& part : parts_) {
-      if (part.transport != nullptr) running_.push_back(part.transport);
-    }
-    moving_ = running_.size();
+  std::vector<RoundTransfers::Transport> opened;
+  for (const Part& part : parts_) {
+    if (part.transport != nullptr) opened.push_back(part.transport);
   }
+  DW_RETURN_IF_ERROR(transfers_.Begin(std::move(opened)));
   std::vector<Thread> threads;
   for (size_t n = 1; n < parts_.size(); ++n) {
     threads.emplace_back([this, &have, &part = parts_[n]] { RunPart(part, have); });
   }
   if (!parts_.empty()) RunPart(parts_.front(), have);
   for (Thread& thread : threads) thread.join();
-  std::lock_guard lock(mu_);
-  running_.clear();
-  return cancelled_ ? absl::CancelledError("the pull was ended") : absl::OkStatus();
+  return transfers_.End();
 }
 
 void PullRound::RunPart(Part& part, const wire::Have& have) {
@@ -255,55 +235,25 @@ void PullRound::RunPart(Part& part, const wire::Have& have) {
   part.end = part.transport->Run(own, *part.sink);
   // A failing part does not end the others, since what they bring is not fetched again. But the
   // others of an unwritten version would wait for the trainer.
-  if (!part.end.ok() && target.unwritten()) EndOthers(part);
-  std::lock_guard lock(mu_);
-  --moving_;
-  cv_.notify_all();
+  if (!part.end.ok() && target.unwritten()) transfers_.EndOthers(part.agent, part.transport);
+  transfers_.Leave();
 }
 
 Status PullRound::AwaitPart(Part& part) {
-  const auto over = [&] { return cancelled_ || broke_; };
-  const auto known = [&] { return over() || told_[part.agent] != 0; };
-  {
-    std::unique_lock lock(mu_);
-    while (!known()) {
-      cv_.wait(lock, [&] { return known() || moving_ == 0; });
-      // The others have published, so this one is about to, unless it has died.
-      const auto until = SteadyClock::now() + env_.stream_timeout;
-      cv_.wait_until(lock, until, [&] { return known() || moving_ > 0; });
-      if (moving_ == 0) break;
-    }
-    if (over()) return absl::CancelledError("the pull was ended");
-    if (told_[part.agent] == 0) {
-      return Errorf(StatusCode::kAborted, "{} has not published its part of {} yet",
-                    Name(part.agent), ToString(wish_.target.whole));
-    }
-    ++moving_;
+  const Status told = transfers_.Await(part.agent, env_.stream_timeout);
+  if (absl::IsAborted(told)) {
+    return Errorf(StatusCode::kAborted, "{} has not published its part of {} yet", Name(part.agent),
+                  ToString(wish_.target.whole));
   }
+  DW_RETURN_IF_ERROR(told);
   Status opened = OpenPart(part, WishFor(part.agent));
-  if (!opened.ok()) EndOthers(part);
-  std::lock_guard lock(mu_);
-  if (opened.ok() && over()) opened = absl::CancelledError("the pull was ended");
   if (opened.ok()) {
-    running_.push_back(part.transport);
+    opened = transfers_.Add(part.transport);
   } else {
-    --moving_;
-    cv_.notify_all();
+    transfers_.EndOthers(part.agent, part.transport);
   }
+  if (!opened.ok()) transfers_.Leave();
   return opened;
-}
-
-void PullRound::EndOthers(const Part& part) {
-  std::vector<std::shared_ptr<net::PullTransport>> others;
-  {
-    std::lock_guard lock(mu_);
-    if (broke_) return;
-    broke_ = part.agent;
-    others = running_;
-    cv_.notify_all();
-  }
-  std::erase(others, part.transport);
-  for (const auto& transport : others) transport->Cancel();
 }
 
 Status PullRound::Transfer() {
@@ -314,7 +264,7 @@ Status PullRound::Transfer() {
   if (env_.sink.history_misfit()) env_.history.Forget();
   for (const Part& part : parts_) {
     if (!ended.ok()) break;
-    if (broke_ && *broke_ != part.agent) continue;
+    if (transfers_.EndedByAnother(part.agent)) continue;
     ended = part.end.ok() ? CheckEnd(part) : part.end.status();
     if (!ended.ok() && agents_.size() > 1) {
       ended = Annotate(ended, fmt::format("agent {}", Name(part.agent)));
@@ -336,7 +286,7 @@ Status PullRound::Transfer() {
 }
 
 void PullRound::ForwardEnd() {
-  const net::PullEnd end{whole(), side_files_.front()};
+  const net::PullEnd end{whole(), results_.front().side_files};
   if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
   // An error is met again, and reported, when the version is to be committed.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
@@ -357,7 +307,7 @@ void PullRound::NoteLinks() {
   double trip = 0, rate = 0;
   for (const Part& part : parts_) {
     if (part.transport == nullptr) continue;
-    const net::LinkSample& link = links_[part.agent] = part.transport->link();
+    const net::LinkSample& link = results_[part.agent].link = part.transport->link();
     stats_.streams += static_cast<uint32_t>(agents_[part.agent].streams);
     trip = std::max(trip, link.link.round_trip_seconds);
     rate += link.link.bytes_per_s;
@@ -411,8 +361,8 @@ Status PullRound::CheckEnd(const Part& part) {
                     DescribeFully(at), DescribeFully(end));
     }
   }
-  ends_[part.agent] = end;
-  side_files_[part.agent] = part.end->side_files_hash;
+  results_[part.agent].end = end;
+  results_[part.agent].side_files = part.end->side_files_hash;
   return absl::OkStatus();
 }
 
@@ -446,13 +396,14 @@ Status PullRound::CheckRoots(bool staged) {
   }
   for (size_t i = 0; i < agents_.size(); ++i) {
     const uint64_t root = RootOf(digests, agents_[i].owned);
-    if (root == ends_[i].root) continue;
+    const Identity& end = results_[i].end;
+    if (root == end.root) continue;
     root_mismatch_ = true;
     return Blame(
         Errorf(StatusCode::kDataLoss,
                "sender {}: what it sent does not make up {}: the chunks here have root {:016x}; a "
                "chunk was left out, or is another version's; not committed",
-               Name(i), DescribeFully(ends_[i]), root));
+               Name(i), DescribeFully(end), root));
   }
   return absl::OkStatus();
 }
@@ -460,12 +411,13 @@ Status PullRound::CheckRoots(bool staged) {
 Status PullRound::FetchSideFiles() {
   for (size_t i = 0; i < agents_.size(); ++i) {
     // 0: the sender names no side files for this version; those of its description stay.
-    if (side_files_[i] == 0 || env_.side_files.Has(i, side_files_[i])) continue;
+    const uint64_t hash = results_[i].side_files;
+    if (hash == 0 || env_.side_files.Has(i, hash)) continue;
     DW_ASSIGN_OR_RETURN(std::vector<SideFile> files,
-                        agents_[i].upstream->SideFiles(env_.model, side_files_[i]));
+                        agents_[i].upstream->SideFiles(env_.model, hash));
     DW_RETURN_IF_ERROR(Annotate(CheckCodeFiles(files, env_.allow_code_files),
                                 fmt::format("sender {}: model \"{}\"", Name(i), env_.model)));
-    env_.side_files.Put(i, side_files_[i], std::move(files));
+    env_.side_files.Put(i, hash, std::move(files));
   }
   return absl::OkStatus();
 }

@@ -22,13 +22,14 @@
 #include "receiver/forwarding.h"
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
+#include "receiver/round_transfers.h"
 #include "receiver/upstream.h"
 
 namespace deltawire::receiver {
 
 using TransportFactory = std::function<std::unique_ptr<net::PullTransport>(net::PullTarget)>;
 
-/// What a pull needs to know of an agent.
+/// One agent, as a pull needs it.
 struct RoundAgent {
   Upstream* upstream = nullptr;
   Coverage owned;
@@ -118,6 +119,14 @@ class PullRound {
     Identity floor;
   };
 
+  /// The outcome of one agent's part.
+  struct Result {
+    Identity end;             ///< the state that its transfer ended at
+    uint64_t side_files = 0;  ///< the hash that its End frame named
+    net::LinkSample link;     ///< what the last transfer's connections showed of the way to it
+    PullGrant grant;          ///< its last one; without a host if it granted nothing
+  };
+
   /// `agents` are in the target's order. Several agents are asked for exactly the target, a single
   /// agent for its newest state, unless the target is exact.
   PullRound(Env env, std::vector<RoundAgent> agents, Wish wish);
@@ -129,23 +138,20 @@ class PullRound {
   /// Takes the next step. kCommit waits until no engine holds the directory.
   Status Advance();
   /// Ends a running transfer, and makes every later one fail.
-  void Cancel();
+  void Cancel() { transfers_.Cancel(); }
   /// An agent that was awaited says that it has its part, or that it is on its way.
-  void Told(size_t agent);
+  void Told(size_t agent) { transfers_.Tell(agent); }
 
-  // After kTransfer: the state that the buffer will have, as a whole and by agent.
-  Identity whole() const { return Combine(ends_); }
-  const std::vector<Identity>& ends() const { return ends_; }
+  // After kTransfer: the state that the buffer will have, as a whole.
+  Identity whole() const;
   const PullStats& stats() const { return stats_; }
   /// After kCommit: the delta from the state committed before, if it was recorded; else null.
   const std::shared_ptr<const Delta>& delta() const { return delta_; }
   const Identity& delta_from() const { return delta_from_; }
   const RoundTimes& times() const { return times_; }
-  /// What the last transfer's connections showed of the way to each agent.
-  const std::vector<net::LinkSample>& links() const { return links_; }
-  /// What each agent granted last; without a host where it granted nothing.
-  const std::vector<PullGrant>& grants() const { return grants_; }
-  /// What an agent did wrong, after an error of Advance: its stream broke, or it sent something
+  /// By agent.
+  const std::vector<Result>& results() const { return results_; }
+  /// An agent's fault, after an error of Advance: its stream broke, or it sent something
   /// else than it named. kCancelled: nothing that is known; a call that an agent refused is not
   /// here.
   const Status& fault() const { return fault_; }
@@ -183,8 +189,6 @@ class PullRound {
   /// Opens the part when its agent has told of it. kAborted: the other agents have sent all without
   /// that, so what is left can be pulled when it is published.
   Status AwaitPart(Part& part);
-  /// Asks for nothing more: `part` has failed, and what the others wait for may never come.
-  void EndOthers(const Part& part);
   /// Refuses a single agent's state that is older than the wish's floor.
   Status CheckFloor(size_t agent, const Identity& state) const;
   Status CheckEnd(const Part& part);
@@ -209,11 +213,8 @@ class PullRound {
   SteadyClock::time_point last_frame_ = start_;
   int repairs_ = 0;
   std::vector<uint32_t> bad_, suspects_;
-  std::vector<Part> parts_;  // of the next or running transfer
-  std::vector<Identity> ends_;
-  std::vector<net::LinkSample> links_;
-  std::vector<PullGrant> grants_;
-  std::vector<uint64_t> side_files_;  // hashes that the End frames named
+  std::vector<Part> parts_;      // of the next or running transfer
+  std::vector<Result> results_;  // by agent
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;
   Identity delta_from_;
@@ -225,14 +226,7 @@ class PullRound {
   Status fault_ = absl::CancelledError("no agent is at fault");
   uint64_t bytes_expected_ = 0;
   uint64_t ahead_bytes_ = 0;  // see PullWish; for each agent
-
-  Mutex mu_;
-  CondVar cv_;                 // for AwaitPart
-  std::vector<uint8_t> told_;  // by agent: its part need not be awaited
-  size_t moving_ = 0;          // parts that are open
-  bool cancelled_ = false;
-  std::optional<size_t> broke_;  // the agent whose part has ended all others
-  std::vector<std::shared_ptr<net::PullTransport>> running_;
+  RoundTransfers transfers_;
 };
 
 }  // namespace deltawire::receiver

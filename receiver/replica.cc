@@ -29,22 +29,8 @@ std::vector<std::string> Addresses(const std::vector<std::unique_ptr<Upstream>>&
   return addresses;
 }
 
-// After so many root mismatches in a row every chunk is fetched: a sender that leaves a chunk out
-// of its delta may do so every time.
-constexpr int kMismatchesBeforeFull = 2;
-
 // After so many failed pulls in a row the bytes of the next one are no sign of progress.
 constexpr uint32_t kFailuresInProgress = 3;
-
-// "5 fast, 3 tight, 0 dense".
-std::string CodecsText(const FormCounts& forms) {
-  std::string text;
-  for (size_t i = FormCounts::kRaw + 1; i < kernels::kForms; ++i) {
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : ", ", forms.chunks[i], kernels::kFormNames[i]);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -65,27 +51,34 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                  std::unique_ptr<BufferHome> home)
     : options_(options),
       agents_(upstreams.size()),
-      transport_(std::move(transport)),
       pool_(pool),
-      rates_(rates),
       gate_({.model = options.model,
              .unsafe_in_place = options.unsafe_in_place,
              .reader_grace = options.reader_grace,
              .copy_for_reader = options.copy_for_reader,
              .downstream = options.downstream},
-            [this] { answer_listeners_.Call(); }),
+            [this] { requests_.Notify(); }),
+      requests_(commits_),
       home_(std::move(home)),
       downstream_(options.downstream, options.served_delta_bytes),
       links_(Pointers(upstreams)),
-      history_(options.history_bytes, options.served_delta_bytes),
-      side_files_(upstreams.size()),
       upkeep_({.model = options.model,
                .scrub_bytes_per_s = options.scrub_bytes_per_s,
                .serves = options.downstream != nullptr}),
+      puller_({.options = options_,
+               .home = *home_,
+               .gate = gate_,
+               .commits = commits_,
+               .downstream = downstream_,
+               .links = links_,
+               .upkeep = upkeep_,
+               .pool = pool,
+               .rates = rates,
+               .owner = *this},
+              std::move(transport)),
       random_(options.seed),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       line_(options.model),
-      pull_(upstreams.size()),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
@@ -116,18 +109,16 @@ Replica::~Replica() {
 }
 
 void Replica::Stop() {
-  std::shared_ptr<PullRound> round;
   {
     MutexLock lock(mu_);
     stopping_ = true;
-    round = pull_.round();
     cv_.notify_all();
   }
   keeper_.Stop();
   gate_.Stop();
   commits_.Notify();
-  answer_listeners_.Call();
-  if (round != nullptr) round->Cancel();
+  requests_.Stop();
+  puller_.Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
 }
 
@@ -144,7 +135,7 @@ void Replica::Run() {
     if (DoNext(&again)) {
       // What was done may be what somebody waits for.
       lock.unlock();
-      answer_listeners_.Call();
+      requests_.Notify();
       lock.lock();
       continue;
     }
@@ -167,19 +158,19 @@ bool Replica::DoNext(Clock::time_point* again) {
   }
   const auto now = Clock::now();
   if (!follower_.attached()) {
-    if (!requests_.waiting()) return DoUpkeep(now, again) || VerifySome();
+    if (!requests_.wants_pull()) return DoUpkeep(now, again) || VerifySome();
     Answer(requests_.Take(), line_.WhyNoSender());
     return true;
   }
   if (describe_) {
     *again = describe_at_;
-    if (now < describe_at_ && !requests_.waiting()) return VerifySome();
+    if (now < describe_at_ && !requests_.wants_pull()) return VerifySome();
     Describe();
     return true;
   }
   const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
   if (between_pulls && VerifySome()) return true;
-  if (requests_.waiting()) {
+  if (requests_.wants_pull()) {
     Pull({});
     return true;
   }
@@ -192,8 +183,8 @@ bool Replica::DoNext(Clock::time_point* again) {
     CommitPrepared();
     return true;
   }
-  if (EarlyIsOver()) {
-    DropEarly();
+  if (follower_.GivenUp(puller_.unwritten_parts())) {
+    DiscardUnwritten();
     return true;
   }
   // What the trainer still writes can wait until the hidden file is where its deltas begin.
@@ -224,7 +215,7 @@ void Replica::Rest(const std::string& why) {
 
 ReceiverPhase Replica::RestingPhase() const {
   if (paused_) return ReceiverPhase::kPaused;
-  if (prepared_) return ReceiverPhase::kPrepared;
+  if (puller_.prepared()) return ReceiverPhase::kPrepared;
   return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
@@ -281,7 +272,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
     agent.view.owned_bytes = d.owned.bytes(buffer().chunks());
     agent.view.owned = std::move(d.owned);
     agent.described = d.lineage;
-    side_files_.Put(i, d.side_files_hash, std::move(d.side_files));
+    puller_.TakeSideFiles(i, d.side_files_hash, std::move(d.side_files));
   }
   gate_.Look(buffer());
   status_.model_bytes = buffer().layout().total_bytes();
@@ -310,11 +301,8 @@ void Replica::DropBuffer() {
     status_.fingerprint.clear();
   }
   home_->Drop();
-  early_ = {};
-  history_.Forget();
-  links_.ForgetHeld();
+  puller_.ForgetBuffer();
   MutexLock lock(mu_);
-  suspects_.clear();
   gate_.Forget();
   last_whole_ = {};
 }
@@ -334,9 +322,9 @@ Follower::Situation Replica::Situation() const {
   return {.committed = gate_.committed(),
           .last_whole = last_whole_,
           .paused = paused_ && !gate_.half_updated(),
-          .requested = requests_.waiting(),
-          .suspects = !suspects_.empty(),
-          .checking = verifies_.waiting(),
+          .requested = requests_.wants_pull(),
+          .suspects = puller_.has_corrupt(),
+          .checking = requests_.wants_check(),
           .member = member_.bound(),
           .one_file = status_.buffers == 1};
 }
@@ -356,23 +344,16 @@ ReceiverPhase Replica::ShownPhase() const {
   return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : line_.phase();
 }
 
-void Replica::SetPhase(ReceiverPhase phase) {
-  {
-    MutexLock lock(mu_);
-    if (!line_.Set(phase)) return;
-    cv_.notify_all();
-  }
-  SendAll();
-}
-
 ReplicaStatus Replica::status() const {
   MutexLock lock(mu_);
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.following = options_.follow && !paused_;
   s.committed = gate_.committed();
-  s.bytes_done = pull_.bytes_done();
-  s.bytes_total = pull_.bytes_expected();
+  static_cast<PullTotals&>(s) = puller_.totals();
+  const RunningPull pull = puller_.running();
+  s.bytes_done = pull.bytes_done();
+  s.bytes_total = pull.bytes_expected();
   s.phase = ShownPhase();
   s.message = line_.message();
   const BufferGate::Waits waits = gate_.waits();
@@ -404,39 +385,24 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
     if (!follower_.attached()) {
       return line_.WhyNoSender();
     }
-    request = requests_.Add(force_full);
+    request = requests_.AddSync(force_full);
     cv_.notify_all();
   }
-  EndEarlyPull();
+  puller_.CancelUnwritten();
   return request;
 }
 
-StatusOr<std::optional<Commit>> Replica::SyncAnswer(uint64_t request) {
-  MutexLock lock(mu_);
-  if (const auto answer = requests_.AnswerTo(request)) {
-    DW_RETURN_IF_ERROR(*answer);
-    return commits_.last();
-  }
-  if (stopping_) return Stopping("receiver");
-  return std::optional<Commit>();
-}
-
-void Replica::ForgetSync(uint64_t request) {
-  MutexLock lock(mu_);
-  requests_.Forget(request);
-}
-
 void Replica::SetPaused(bool paused) {
-  std::shared_ptr<PullRound> round;
+  bool ends = false;
   {
     MutexLock lock(mu_);
     SetPauseEnds(paused, round_requested_);
     cv_.notify_all();
     // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
     // and is made again if it fails: a half-updated file could not be loaded at all.
-    if (paused && !round_requested_ && !gate_.committed().empty()) round = pull_.round();
+    ends = paused && !round_requested_ && !gate_.committed().empty();
   }
-  if (round != nullptr) round->Cancel();
+  if (ends) puller_.Cancel();
 }
 
 bool Replica::Settled() const {
@@ -456,28 +422,19 @@ void Replica::Pull(Follower::Target target, bool hold) {
   SetPauseEnds(paused_, !batch.empty());
   hold = hold && batch.empty();
   using_buffer_ = true;
-  waited_before_ = gate_.waits().ended_seconds;
   mu_.unlock();
-  Status pulled;
-  fault_ = absl::CancelledError("not pulled");
   gate_.SetLimit(BufferGate::Limit::kNone);
+  Status pulled;
   if (!batch.empty()) {
     auto asked = AskNewest(batch.force_full);
     pulled = asked.status();
     if (asked.ok()) target = std::move(*asked);
   }
-  if (pulled.ok()) DropEarlyUnless(target.whole);
-  while (pulled.ok()) {
-    pulled = RunRound(target, batch.force_full, hold);
-    // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
-    // next round starts only when the buffer may be changed.
-    if (pulled.ok() || gate_.refusal() != BufferGate::Refusal::kReader) break;
-    pulled = gate_.WaitWritable(buffer());
+  if (pulled.ok()) {
+    pulled = puller_.Pull(target, {.force_full = batch.force_full, .hold = hold});
   }
-  if (pulled.ok()) early_ = {};
-  if (target.unwritten() && !pulled.ok()) early_ = target;
-  links_.PullEnded(fault_);
   mu_.lock();
+  if (puller_.prepared()) member_.Prepared(puller_.prepared_version(), target.incoming);
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, gate_.committed());
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
@@ -492,16 +449,17 @@ void Replica::Pull(Follower::Target target, bool hold) {
   if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
   NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
   Answer(batch, pulled);
-  mu_.unlock();
+  AfterPull(pulled.ok() && !hold);
+  slice_due_ = true;
+}
+
+void Replica::AfterPull(bool committed) {
+  const MutexUnlock unlocked(mu_);
   SendAll();
   TellNews();
-  // Nobody who waits for the commit waits for this.
-  if (pulled.ok() && !hold) {
-    home_->LeaveDelta();
-    gate_.MakeReady();
-  }
-  mu_.lock();
-  slice_due_ = true;
+  if (!committed) return;
+  home_->LeaveDelta();
+  gate_.MakeReady();
 }
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
@@ -533,18 +491,14 @@ void Replica::TellNews() {
   {
     MutexLock lock(mu_);
     news = upstream_news_;
-    if (pull_.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
-      news.fetching = pull_.target();
-      news.fetched_bytes = pull_.bytes_done();
+    const RunningPull pull = puller_.running();
+    if (pull.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
+      news.fetching = pull.target();
+      news.fetched_bytes = pull.bytes_done();
       news.applying = ShownPhase() == ReceiverPhase::kApplying;
     }
   }
   downstream_.News(news);
-}
-
-Identity Replica::Held() const {
-  MutexLock lock(mu_);
-  return Situation().held();
 }
 
 StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
@@ -575,235 +529,64 @@ StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
 }
 
-PullRound::Env Replica::RoundEnv() {
-  return {.model = options_.model,
-          .buffer = buffer(),
-          .gate = gate_,
-          .sink = *home_->sink(),
-          .history = history_,
-          .side_files = side_files_,
-          .pool = pool_,
-          .rates = rates_,
-          .transport = transport_,
-          .stream_timeout = options_.stream_timeout,
-          .sockets = options_.sockets,
-          .connect_ahead = options_.connect_ahead,
-          .allow_code_files = options_.allow_code_files,
-          .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
-          .published =
-              [this] {
-                MutexLock lock(mu_);
-                return pull_.published();
-              }};
-}
-
-void Replica::SayNewLineage(const Identity& target) {
-  const Identity held = buffer().last_whole();
-  const Hash128 before = std::exchange(lineage_, target.lineage);
-  if (held.empty() || target.lineage == Hash128{}) return;
-  if (held.lineage == target.lineage || before == target.lineage) return;
-  LogInfo("model {}: the sender has begun a new lineage, {}; leaving {} for {}", options_.model,
-          target.lineage.Hex().substr(0, 8), DescribeFully(held), ToString(target));
-}
-
-Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
-  fault_ = absl::CancelledError("the round has not ended");
-  gate_.SetLimit(hold ? BufferGate::Limit::kPrepare : BufferGate::Limit::kNone);
-  DW_RETURN_IF_ERROR(MarkSuspects());
-  // An interrupted update must begin again before the pull says what is held: if others had its
-  // file open, a fresh file would replace it, without the chunks that the pull has named.
-  if (buffer().updating() || buffer().interrupted()) {
-    DW_RETURN_IF_ERROR(gate_.WaitWritable(buffer()));
+StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
+  MutexLock lock(mu_);
+  if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
+  if (target.unwritten() && (requests_.wants_pull() || requests_.wants_check())) {
+    return absl::CancelledError("somebody asks for something else first");
   }
-  const bool whole = !buffer().committed().empty() && !home_->sink()->dirty();
-  std::vector<RoundAgent> agents = links_.Plan(target, buffer(), whole, options_.streams);
-  uint64_t delta_bytes = 0;
-  PullRound::Env env = RoundEnv();
-  const Identity floor = force_full ? Identity{} : Held();
-  if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
-  // A version held for a group's word may never be committed, and a forced pull may bring an older
-  // version: neither is for those who follow. Of several agents' parts only the whole is served on,
-  // and not before its name is known.
-  const bool named = agents_.size() == 1 || target.root_known || target.unwritten();
-  if (!force_full && !hold && named) env.forward = downstream_.forwarding();
-  const auto round = std::make_shared<PullRound>(
-      env, std::move(agents),
-      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold, .floor = floor});
+  // The agents that have published their parts since the target was chosen.
+  const auto round = puller_.running().round();
+  for (const size_t agent : target.awaited) {
+    if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
+  }
+  uint64_t bytes = 0;
+  for (const AgentLink& agent : agents_) bytes += agent.delta_bytes;
+  return bytes;
+}
+
+void Replica::OnPhase(ReceiverPhase phase) {
   {
     MutexLock lock(mu_);
-    if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
-    if (target.unwritten() && (requests_.waiting() || verifies_.waiting())) {
-      return absl::CancelledError("somebody asks for something else first");
-    }
-    for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
-    pull_.Begin(round, target, delta_bytes);
-    if (target.unwritten() && agents_.size() > 1 && !buffer().at_once()) {
-      gate_.SetLimit(BufferGate::Limit::kKeepName);
-    }
-    // The agents that have published their parts since the target was chosen.
-    for (const size_t agent : target.awaited) {
-      if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
-    }
+    if (!line_.Set(phase)) return;
   }
-  const auto began = Clock::now();
-  SayNewLineage(target.whole);
-  LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
-          ToString(buffer().committed()), ToString(TraceOf(target.whole)));
-  const Status ended = Drive(*round, hold);
-  if (hold && ended.ok()) {
-    KeepPrepared(round, began, target.incoming);
-    return ended;
-  }
-  gate_.EndLimit();
-  return EndRound(*round, began, ended);
+  OnProgress();
 }
 
-void Replica::KeepPrepared(const std::shared_ptr<PullRound>& round, Clock::time_point began,
-                           bool unasked) {
-  LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
-          HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
-  fault_ = absl::OkStatus();
-  root_mismatches_ = 0;
-  downstream_.Distrust(buffer().TakeLost());
-  MutexLock lock(mu_);
-  pull_.End();
-  gate_.EndLimit();
-  prepared_ = PreparedRound{round, began};
-  member_.Prepared(round->whole(), unasked);
-}
-
-Status Replica::Drive(PullRound& round, bool hold) {
-  Status ended;
-  while (ended.ok() && round.step() != PullRound::Step::kDone && !(hold && round.prepared())) {
-    SetPhase(round.step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
-                                                        : ReceiverPhase::kApplying);
-    TellNews();
-    const bool transfers = round.step() == PullRound::Step::kTransfer;
-    ended = round.Advance();
-    if (transfers && ended.ok()) {
-      gate_.EndKeepName();
-      LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
-              ToString(round.whole()), HumanBytes(round.stats().payload_bytes),
-              round.stats().chunks_full + round.stats().chunks_delta,
-              HumanSeconds(round.times().transfer), ToString(TraceOf(round.whole())));
-    }
-    MutexLock lock(mu_);
-    if (round.bytes_expected() > 0) pull_.Expect(round.bytes_expected());
-  }
-  return ended;
-}
-
-Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
-  links_.RoundEnded(round, ended.ok());
-  fault_ = ended.ok() ? ended : round.fault();
-  root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
-  if (ended.ok()) {
-    upkeep_.Committed(buffer());
-    Committed(round, began);
-    downstream_.Serve(buffer(), round.delta(), round.delta_from());
-  }
-  downstream_.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
-  downstream_.Distrust(buffer().TakeLost());
-  MutexLock lock(mu_);
-  pull_.End();
-  status_.root_mismatches += round.root_mismatch() ? 1 : 0;
-  return ended;
-}
-
-void Replica::TellStages(const CommitTimes& times) const {
-  if (!options_.stages) return;
-  options_.stages({Stage::kQueue, times.queue, options_.model});
-  options_.stages({Stage::kAhead, times.ahead, options_.model});
-  options_.stages({Stage::kTransfer, times.transfer, options_.model});
-  options_.stages({Stage::kStage, times.stage, options_.model});
-  options_.stages({Stage::kReaders, times.readers, options_.model});
-  options_.stages({Stage::kApply, times.apply, options_.model});
-  options_.stages({Stage::kCommit, times.commit, options_.model});
-}
-
-void Replica::Committed(const PullRound& round, Clock::time_point began) {
-  const PullStats& stats = round.stats();
-  const Identity id = buffer().committed();
-  CommitTimes times{round.times()};
-  MutexLock lock(mu_);
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
-  }
-  gate_.Look(buffer());
-  status_.last_pull = stats;
-  status_.bytes_received += stats.payload_bytes;
-  status_.repaired_chunks += stats.repaired_chunks;
-  status_.refused_chunks += stats.refused_chunks;
-  status_.forms += stats.forms;
-  status_.history_deltas = history_.deltas();
-  status_.history_bytes = history_.bytes();
-  // In a directory that was made anew the version that was there before is a new commit.
-  const bool same_buffer = std::exchange(committed_in_, home_->number()) == home_->number();
-  times.readers = gate_.waits().ended_seconds - waited_before_;
-  const auto added = commits_.Add(id, stats, times, began, !same_buffer);
-  if (!added) return;
-  ++status_.commits;
-  lock.unlock();
-  commits_.Notify();
-  LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired) {}",
-          options_.model, ToString(id), HumanBytes(stats.payload_bytes),
-          HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
-          CodecsText(stats.forms), stats.repaired_chunks, ToString(TraceOf(id)));
-  TellStages(*added);
-}
-
-void Replica::OnProgress(size_t agent, uint64_t bytes) {
-  {
-    MutexLock lock(mu_);
-    if (!pull_.Progress(agent, bytes, Clock::now())) return;
-  }
+void Replica::OnProgress() {
   SendAll();
   TellNews();
 }
 
-bool Replica::EarlyIsOver() const { return follower_.GivenUp(early_.parts); }
+void Replica::OnCommit(const std::vector<PullRound::Result>& results) {
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (IsLater(results[i].end, follower_.newest(i))) follower_.Learn(i, results[i].end);
+  }
+}
 
-void Replica::DropEarly() {
+void Replica::DiscardUnwritten() {
   using_buffer_ = true;
   mu_.unlock();
-  DropEarlyUnless({});
+  puller_.DiscardUnwritten();
   mu_.lock();
   using_buffer_ = false;
   cv_.notify_all();
 }
 
-void Replica::DropEarlyUnless(const Identity& next) {
-  const Identity& early = early_.whole;
-  if (early.empty() || IsOf(early, next)) return;
-  LogInfo("model {}: what came of {} before it was published is dropped {}", options_.model,
-          ToString(early), ToString(TraceOf(early)));
-  early_ = {};
-  home_->sink()->Discard();
-  buffer().Discard();
-  upkeep_.Look(buffer());
-}
-
-void Replica::EndEarlyPull() {
-  std::shared_ptr<PullRound> round;
-  {
-    MutexLock lock(mu_);
-    if (pull_.state() == RunningPull::State::kUnwritten) round = pull_.round();
-  }
-  if (round != nullptr) round->Cancel();
-}
-
-bool Replica::EarlyPullIsOver() const {
+bool Replica::UnwrittenIsOver() const {
   MutexLock lock(mu_);
-  if (!pull_.early()) return false;
+  const RunningPull pull = puller_.running();
+  if (!pull.early()) return false;
   if (agents_.size() > 1) {
     // An agent that is behind the others' incoming version may publish one between first.
     const auto common = follower_.Common();
     const bool overtaken = common && IsLater(common->whole, Situation().held());
-    return overtaken || follower_.GivenUp(pull_.parts());
+    return overtaken || follower_.GivenUp(pull.parts());
   }
   const GroupMember::Choice group = member_.Next(MemberSituation());
   if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
-  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull_.target(), group.goal);
+  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull.target(), group.goal);
   return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
 }
 
@@ -811,7 +594,7 @@ GroupMember::Situation Replica::MemberSituation() const {
   return {.committed = gate_.committed(),
           .last_whole = last_whole_,
           .paused = paused_ && !gate_.half_updated(),
-          .suspects = !suspects_.empty()};
+          .suspects = puller_.has_corrupt()};
 }
 
 Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
@@ -839,27 +622,18 @@ Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
 }
 
 void Replica::DropPrepared() {
-  if (!prepared_) return;
-  // The chunks that came stay in the buffer, and staged, as after a pull that broke off.
-  LogInfo("model {}: {} was prepared, and is not committed {}", options_.model,
-          ToString(member_.prepared()), ToString(TraceOf(member_.prepared())));
-  prepared_.reset();
+  if (!puller_.prepared()) return;
+  puller_.DropPrepared();
   member_.NotPrepared();
   cv_.notify_all();
 }
 
 void Replica::CommitPrepared() {
-  const PreparedRound prepared = *std::exchange(prepared_, std::nullopt);
   const Identity target = member_.prepared();
-  pull_.BeginCommit(prepared.round, target);
   SetPauseEnds(paused_, false);
-  gate_.SetLimit(BufferGate::Limit::kNone);
   using_buffer_ = true;
   mu_.unlock();
-  const Status ended =
-      EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));
-  // Chunks that came out wrong were pulled for.
-  links_.PullEnded(fault_);
+  const Status ended = puller_.Commit();
   mu_.lock();
   if (ended.ok()) member_.Committed();
   member_.NotPrepared();
@@ -867,14 +641,7 @@ void Replica::CommitPrepared() {
   const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
   if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
   NoteEnd(ended, target);
-  mu_.unlock();
-  SendAll();
-  TellNews();
-  if (ended.ok()) {
-    home_->LeaveDelta();
-    gate_.MakeReady();
-  }
-  mu_.lock();
+  AfterPull(ended.ok());
 }
 
 void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {
@@ -883,43 +650,21 @@ void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool ho
     return;
   }
   if (hold && CannotPrepare()) return member_.Refuse(std::string(MessageOf(pulled)));
-  // `fault_` is kCancelled when no byte that the sender sent was at fault, as when it refused to
+  // The fault is kCancelled when no byte that the sender sent was at fault, as when it refused to
   // open the pull.
-  member_.Failed(target, pulled, absl::IsCancelled(fault_));
+  member_.Failed(target, pulled, absl::IsCancelled(puller_.fault()));
 }
 
-uint64_t Replica::AskVerify(bool repair) {
+uint64_t Replica::AskCheck(bool repair) {
   uint64_t request = 0;
   {
     MutexLock lock(mu_);
-    request = verifies_.Add(repair);
+    request = requests_.AddCheck(repair);
     cv_.notify_all();
   }
   // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
-  EndEarlyPull();
+  puller_.CancelUnwritten();
   return request;
-}
-
-StatusOr<std::optional<VerifyResult>> Replica::VerifyAnswer(uint64_t request) {
-  MutexLock lock(mu_);
-  if (const uint64_t sync = verifies_.sync(request); sync != 0) {
-    if (const auto synced = requests_.AnswerTo(sync)) {
-      verifies_.Repaired(request, *synced, commits_.last().value_or(Commit{}).id);
-      cv_.notify_all();
-    }
-  }
-  if (auto answer = verifies_.AnswerTo(request)) {
-    if (!answer->ok()) return answer->status();
-    return std::optional<VerifyResult>(**std::move(answer));
-  }
-  if (stopping_) return Stopping("receiver");
-  return std::optional<VerifyResult>();
-}
-
-void Replica::ForgetVerify(uint64_t request) {
-  MutexLock lock(mu_);
-  requests_.Forget(verifies_.Forget(request));
-  cv_.notify_all();
 }
 
 Status Replica::MayVerify() const {
@@ -929,9 +674,9 @@ Status Replica::MayVerify() const {
 }
 
 bool Replica::VerifySome() {
-  if (pass_ && !verifies_.passes()) pass_.reset();  // its callers have gone
+  if (pass_ && !requests_.checking()) pass_.reset();  // its callers have gone
   if (!pass_) {
-    if (!verifies_.Begin()) return false;
+    if (!requests_.BeginCheck()) return false;
     pass_.emplace(home_->number());
   }
   if (const Status may = MayVerify(); !may.ok()) {
@@ -953,20 +698,13 @@ void Replica::EndVerify(const StatusOr<VerifyResult>& found) {
     LogError("model {}: verify: {} chunks disagree with their digest", options_.model,
              corrupt.size());
   }
-  const std::vector<uint64_t> repairs = verifies_.End(found);
-  if (!repairs.empty()) suspects_.insert(corrupt.begin(), corrupt.end());
-  for (const uint64_t call : repairs) {
-    if (follower_.attached()) {
-      verifies_.Repairs(call, requests_.Add(false));
-    } else {
-      verifies_.RepairFailed(call, line_.WhyNoSender());
-    }
-  }
+  if (!requests_.EndCheck(found)) return;
+  for (const uint32_t chunk : corrupt) puller_.AddCorrupt(chunk);
 }
 
 void Replica::Doubt(const std::vector<uint32_t>& chunks) {
   for (const uint32_t c : chunks) {
-    if (!suspects_.insert(c).second) continue;
+    if (!puller_.AddCorrupt(c)) continue;
     ++status_.scrub_mismatches;
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
@@ -980,40 +718,17 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
 
 void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
   MutexLock lock(mu_);
-  if (fingerprint != status_.fingerprint || !suspects_.insert(chunk).second) return;
+  if (fingerprint != status_.fingerprint || !puller_.AddCorrupt(chunk)) return;
   ++status_.scrub_mismatches;
   cv_.notify_all();
-}
-
-Status Replica::MarkSuspects() {
-  std::set<uint32_t> suspects;
-  {
-    MutexLock lock(mu_);
-    if (suspects_.empty()) return absl::OkStatus();
-  }
-  DW_RETURN_IF_ERROR(gate_.BeginChange());
-  {
-    MutexLock lock(mu_);
-    suspects.swap(suspects_);
-    gate_.LoseName();
-    status_.repaired_chunks += suspects.size();
-  }
-  const Status begun = buffer().Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
-  if (!begun.ok()) {
-    MutexLock lock(mu_);
-    suspects_.merge(suspects);
-    return begun;
-  }
-  downstream_.Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
-  return absl::OkStatus();
 }
 
 Upkeep::Situation Replica::UpkeepSituation() const {
   return {.committed = !gate_.committed().empty(),
           .paused = paused_,
-          .prepared = prepared_.has_value(),
-          .corrupt = !suspects_.empty(),
-          .verifying = verifies_.waiting()};
+          .prepared = puller_.prepared(),
+          .corrupt = puller_.has_corrupt(),
+          .verifying = requests_.wants_check()};
 }
 
 bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
@@ -1066,8 +781,8 @@ void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
 
 bool Replica::IsWanted(bool incoming) const {
   MutexLock lock(mu_);
-  if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
-  if (verifies_.waiting()) return true;
+  if (stopping_ || paused_ || requests_.wants_pull() || describe_) return true;
+  if (requests_.wants_check()) return true;
   const Follower::Choice next = NextPlan(Clock::now()).choice;
   return next.pull && (incoming || !next.target.unwritten());
 }
@@ -1089,10 +804,11 @@ Report Replica::MakeReport(size_t /*agent*/) {
   Report r;
   r.committed = gate_.committed();
   r.phase = ShownPhase();
-  r.bytes_done = pull_.bytes_done();
-  r.bytes_total = pull_.bytes_expected();
+  const RunningPull pull = puller_.running();
+  r.bytes_done = pull.bytes_done();
+  r.bytes_total = pull.bytes_expected();
   r.message = line_.message();
-  r.last_pull = status_.last_pull;
+  r.last_pull = puller_.totals().last_pull;
   r.group = member_.report(MemberSituation());
   r.engines = engines_;
   return r;
@@ -1116,7 +832,7 @@ bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   if (!TakeEvent(agent, attachment, event)) return;
-  if (event.sync_request != 0 || EarlyPullIsOver()) EndEarlyPull();
+  if (event.sync_request != 0 || UnwrittenIsOver()) puller_.CancelUnwritten();
   TellNews();
 }
 
@@ -1134,6 +850,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   if (agents_.size() == 1) upstream_news_ = event.relay;
   if (agents_.size() == 1) member_.Told(event.group);
   a.delta_bytes = event.delta_bytes;
+  const RunningPull pull = puller_.running();
   if (!event.newest.empty()) {
     const TraceId trace = TraceOf(event.newest);
     if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) {
@@ -1143,17 +860,12 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
-    if (pull_.state() == RunningPull::State::kUnwritten && follower_.Published(pull_.parts())) {
-      pull_.Published(Clock::now());
-      gate_.EndKeepName();
-    }
+    if (pull.early() && follower_.Published(pull.parts())) puller_.MarkPublished();
   }
   if (const Identity& coming = event.incoming.version; !coming.empty()) {
     if (!(TraceOf(coming) == TraceOf(before_coming))) commits_.Heard(coming, Clock::now());
   }
-  if (pull_.early() && follower_.Has(agent, pull_.parts()[agent])) {
-    pull_.round()->Told(agent);
-  }
+  if (pull.early() && follower_.Has(agent, pull.parts()[agent])) pull.round()->Told(agent);
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
@@ -1169,7 +881,7 @@ void Replica::OnEnded(size_t agent, const Status& why) {
   std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
   MutexLock lock(mu_);
   AgentLink& a = agents_[agent];
-  if (pull_.awaits_agents()) waits = pull_.round();
+  if (const RunningPull pull = puller_.running(); pull.awaits_agents()) waits = pull.round();
   const bool was_attached = follower_.attached(agent);
   a.heard.reset();
   follower_.Ended(agent);
@@ -1217,7 +929,7 @@ void Replica::SetEngines(const EnginesServe& engines) {
 
 void Replica::SendAll() {
   for (size_t i = 0; i < agents_.size(); ++i) keeper_.Send(i);
-  answer_listeners_.Call();
+  requests_.Notify();
 }
 
 void Replica::Answer(const RequestQueue::Batch& batch, const Status& status) {

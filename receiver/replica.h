@@ -1,6 +1,6 @@
 // One model on an inference node: keeps its Buffer in step with the sender, or with agents that
-// each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls, on
-// one thread; AttachmentKeeper has another, so that no pull silences it. The Daemon owns it. Public
+// each own a part. Follower decides what to do, RequestQueue knows who waits, Puller pulls, on one
+// thread; AttachmentKeeper has another, so that no pull silences it. The Daemon owns it. Public
 // methods may be called from any thread. Errors are shown in status() until the next success;
 // verified chunks of a broken pull are not fetched again.
 #pragma once
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "common/base/checked_mutex.h"
-#include "common/base/listeners.h"
 #include "common/base/log.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/stages.h"
@@ -37,17 +36,13 @@
 #include "receiver/downstream_link.h"
 #include "receiver/follower.h"
 #include "receiver/group_member.h"
-#include "receiver/pull_round.h"
-#include "receiver/pull_sink.h"
-#include "receiver/replica_history.h"
+#include "receiver/puller.h"
 #include "receiver/replica_line.h"
 #include "receiver/replica_options.h"
 #include "receiver/request_queue.h"
-#include "receiver/running_pull.h"
 #include "receiver/upkeep.h"
 #include "receiver/upstream.h"
 #include "receiver/verify_pass.h"
-#include "receiver/verify_queue.h"
 
 namespace deltawire::receiver {
 
@@ -61,7 +56,7 @@ struct AgentView {
   std::string in_use;  ///< of several addresses the one that is used now
 };
 
-struct ReplicaStatus {
+struct ReplicaStatus : PullTotals {
   bool attached = false;  ///< attached to every agent
   bool following = false;
   Identity committed;
@@ -71,12 +66,7 @@ struct ReplicaStatus {
   uint64_t model_bytes = 0;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
-  uint64_t commits = 0;
-  uint64_t pull_failures = 0;  ///< pulls that failed, and are tried again
-  uint64_t bytes_received = 0;
-  uint64_t repaired_chunks = 0;
-  uint64_t refused_chunks = 0;
-  uint64_t root_mismatches = 0;   ///< pulls whose chunks were not the state that the sender named
+  uint64_t pull_failures = 0;     ///< pulls that failed, and are tried again
   uint64_t lost_attachments = 0;  ///< attachments ended because of silence or lost events
   uint64_t scrubbed_bytes = 0;
   uint64_t scrub_mismatches = 0;
@@ -85,17 +75,13 @@ struct ReplicaStatus {
   std::string buffers_why;
   std::string readers;  ///< processes that hold up an update now
   double reader_wait_seconds = 0, worst_reader_wait_seconds = 0;
-  size_t history_deltas = 0;
-  uint64_t history_bytes = 0;
-  FormCounts forms;  ///< totals of all committed pulls
-  PullStats last_pull;
   std::string fingerprint;
   std::vector<AgentView> agents;
   std::string group;  ///< that it is a member of; empty: of none
   Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
 };
 
-class Replica : private AttachmentKeeper::Owner {
+class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
   /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
@@ -112,26 +98,16 @@ class Replica : private AttachmentKeeper::Owner {
   CommitLog& commits() { return commits_; }
   const CommitLog& commits() const { return commits_; }
 
-  // What callers ask for and wait for, without a thread of theirs.
-  /// `news` is called, without a lock, when one of the answers below may have come, or what is
-  /// waited for gets on; see Listeners. To be added before the question.
-  [[nodiscard]] Listeners::Listener OnAnswers(std::function<void()> news) {
-    return answer_listeners_.Add(std::move(news));
-  }
-  /// Asks for the newest version; returns the request's number. The answer waits at most for a pull
-  /// that already runs and one of its own.
+  // Requests of callers, which take no thread of theirs.
+  /// Where they get their answers, by the number of the request.
+  RequestQueue& requests() { return requests_; }
+  /// Asks for the newest version. The answer waits at most for a pull that already runs and one of
+  /// its own.
   StatusOr<uint64_t> AskSync(bool force_full);
-  /// nullopt: there is no answer yet. An error says how the sync failed. After an answer the
-  /// request is forgotten.
-  StatusOr<std::optional<Commit>> SyncAnswer(uint64_t request);
-  /// The caller has gone.
-  void ForgetSync(uint64_t request);
-  /// Asks to compare every chunk with its digest; with `repair` a sync then fetches bad ones.
-  /// Returns the request's number. The driving thread works in slices, so that a pull waits for
-  /// one slice at most; all who wait when it begins share one pass.
-  uint64_t AskVerify(bool repair);
-  StatusOr<std::optional<VerifyResult>> VerifyAnswer(uint64_t request);
-  void ForgetVerify(uint64_t request);
+  /// Asks to compare every chunk with its digest; with `repair` a sync then fetches corrupt ones.
+  /// The driving thread works in slices, so that a pull waits for one slice at most; all who wait
+  /// when it begins share one pass.
+  uint64_t AskCheck(bool repair);
   /// Pausing ends a pull that follows. If one has begun to change the only weight file, it goes on
   /// to the commit, however many pulls that takes; Settled tells when.
   void SetPaused(bool paused);
@@ -144,7 +120,7 @@ class Replica : private AttachmentKeeper::Owner {
 
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
-  /// What the senders hear of the engines from now on; at once, where it is news.
+  /// Sets what reports say of the engines from now on, and sends one if that is news.
   void SetEngines(const EnginesServe& engines);
 
   /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
@@ -190,48 +166,27 @@ class Replica : private AttachmentKeeper::Owner {
   void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// `or_older`: also a state that is older than what is held.
   StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
-  Identity Held() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The following concern versions that the trainer still writes.
-  /// Whether what came of an unwritten version is of one that is neither written any more nor
-  /// published.
-  bool EarlyIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Drops it.
-  void DropEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Drops it unless `next`, which is to be pulled, is the same version.
-  void DropEarlyUnless(const Identity& next) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Ends a pull of an unwritten version: it could take long, and somebody wants the buffer.
-  void EndEarlyPull() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Whether an agent says that its part of the version of a running pull will not come (the pull
-  /// from a single agent ends by itself), or its group wants something else.
-  bool EarlyPullIsOver() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// What a round works with, without Env::forward.
-  PullRound::Env RoundEnv();
-  /// Logs that `target` is of another lineage than what is held, once for each lineage.
-  void SayNewLineage(const Identity& target);
-  Status RunRound(const Follower::Target& target, bool force_full, bool hold)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes the round's steps until it is done, or prepared if it is to hold.
-  Status Drive(PullRound& round, bool hold) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Keeps a round that has made its target ready until the group's word; `unasked`: the group has
-  /// not asked for it yet.
-  void KeepPrepared(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began,
-                    bool unasked) ABSL_LOCKS_EXCLUDED(mu_);
-  /// What comes after the last step of a round that began at `began` and `ended`.
-  Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  /// Whether the agents have abandoned the version of a pull that began before its publish (the
+  /// pull from a single agent ends by itself), or its group wants something else.
+  bool UnwrittenIsOver() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// Discards what has come of an unwritten version.
+  void DiscardUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StatusOr<uint64_t> MayPull(const Follower::Target& target) override;
+  void OnPhase(ReceiverPhase phase) override;
+  void OnProgress() override;
+  void OnCommit(const std::vector<PullRound::Result>& results) override;
   /// Tells of what a pull, or the commit of what was prepared, came to.
   void NoteEnd(const Status& pulled, const Identity& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Committed(const PullRound& round, SteadyClock::time_point began) ABSL_LOCKS_EXCLUDED(mu_);
-  void TellStages(const CommitTimes& times) const;
+  /// Tells of the end of a pull or commit, and then does what nobody waits for.
+  void AfterPull(bool committed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Tells the downstream what goes on here and above.
   void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
-  Status MarkSuspects() ABSL_LOCKS_EXCLUDED(mu_);
   // As a member of a group.
   struct Plan {
     GroupMember::Do what = GroupMember::Do::kFollow;
     Follower::Choice choice;
   };
-  /// What is to be done next, if nobody asks for a sync.
+  /// Chooses what is done next, if nobody asks for a sync.
   Plan NextPlan(SteadyClock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GroupMember::Situation MemberSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -241,7 +196,6 @@ class Replica : private AttachmentKeeper::Owner {
   /// Takes note of how a pull of `target` for the group ended.
   void NoteForGroup(const Status& pulled, const Identity& target, bool hold)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void OnProgress(size_t agent, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // Checks of memory and files.
   bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -253,11 +207,11 @@ class Replica : private AttachmentKeeper::Owner {
   bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.
   bool VerifySome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Answers those who waited for the pass, and asks for the repair of what it found.
+  /// Answers those who waited for the pass, or has the next pull repair what it found.
   void EndVerify(const StatusOr<VerifyResult>& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// A lack of the buffer that keeps it from being checked.
   Status MayVerify() const;
-  // What the attachments bring and end.
+  // Attachments.
   Report MakeReport(size_t agent) override;
   /// Refuses the events of a relay that gets its versions from this daemon.
   bool Accepts(size_t agent, const UpstreamEvent& event) override;
@@ -270,7 +224,6 @@ class Replica : private AttachmentKeeper::Owner {
   void NoteEnded(AgentLink& a, bool was_attached, const Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void SetPhase(ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
   /// The phase, or the wait for readers that holds it up.
   ReceiverPhase ShownPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
@@ -296,39 +249,24 @@ class Replica : private AttachmentKeeper::Owner {
 
   const ReplicaOptions options_;
   std::vector<AgentLink> agents_;  // the number of agents is fixed
-  const TransportFactory transport_;
   ThreadPool& pool_;
-  CoderRates& rates_;
 
   // With locks of their own.
   BufferGate gate_;
   CommitLog commits_;
-  Listeners answer_listeners_;
+  RequestQueue requests_;
 
   // Used by the driving thread only.
   const std::unique_ptr<BufferHome> home_;
   DownstreamLink downstream_;
   AgentLinks links_;
-  ReplicaHistory history_;
-  SideFileCache side_files_;
   Upkeep upkeep_;
-  int root_mismatches_ = 0;  // consecutive ones
-  /// The unwritten version whose pull has brought something; no parts: none.
-  Follower::Target early_;
-  Hash128 lineage_;  // of the last pull; zero: there was none
-  Status fault_;     // what the upstream did wrong in the last round; see Upstream::PullEnded
+  Puller puller_;  // has a lock, too
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  struct PreparedRound {
-    std::shared_ptr<PullRound> round;
-    SteadyClock::time_point began;
-  };
-  std::optional<PreparedRound> prepared_;  // waits for its group's word
   std::optional<VerifyPass> pass_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{};
-  double waited_before_ = 0;   // for readers, when the pull began
-  uint64_t committed_in_ = 0;  // BufferHome::number at the last commit
 
   mutable CheckedMutex mu_;
   /// Notified when a member below changes.
@@ -343,18 +281,13 @@ class Replica : private AttachmentKeeper::Owner {
   /// The last answer to the sender since the phase changed.
   std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
   Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
-  RequestQueue requests_ ABSL_GUARDED_BY(mu_);
-  VerifyQueue verifies_ ABSL_GUARDED_BY(mu_);
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
   ReplicaLine line_ ABSL_GUARDED_BY(mu_);
-  RunningPull pull_ ABSL_GUARDED_BY(mu_);
   uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
   RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
   bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull
   /// A pull, upkeep or a replacement uses the buffer, or will.
   bool using_buffer_ ABSL_GUARDED_BY(mu_) = false;
-  /// Chunks that lack their digest: the next pull fetches them whole.
-  std::set<uint32_t> suspects_ ABSL_GUARDED_BY(mu_);
   AttachmentKeeper keeper_;
   Thread thread_;
 };

@@ -11,8 +11,7 @@ constexpr std::chrono::milliseconds kReportEvery{200};
 
 }  // namespace
 
-void RunningPull::Begin(std::shared_ptr<PullRound> round, const Follower::Target& target,
-                        uint64_t expected_bytes) {
+void RunningPull::Begin(std::shared_ptr<PullRound> round, const Follower::Target& target) {
   state_ = target.unwritten() ? State::kUnwritten
            : target.incoming  ? State::kIncoming
                               : State::kComplete;
@@ -21,8 +20,7 @@ void RunningPull::Begin(std::shared_ptr<PullRound> round, const Follower::Target
   parts_ = target.parts;
   published_.reset();
   std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
-  bytes_done_ = 0;
-  bytes_expected_ = expected_bytes;
+  bytes_done_ = bytes_expected_ = 0;
 }
 
 void RunningPull::BeginCommit(std::shared_ptr<PullRound> round, const Identity& target) {

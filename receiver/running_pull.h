@@ -1,5 +1,5 @@
 // The pull that a replica runs: its round, the version that it brings, whether the trainer still
-// writes that version, and its progress, which stays readable after the end. A Replica owns it,
+// writes that version, and its progress, which stays readable after the end. A Puller owns it,
 // under its lock.
 #pragma once
 
@@ -25,8 +25,7 @@ class RunningPull {
 
   explicit RunningPull(size_t agents) : part_bytes_(agents) {}
 
-  void Begin(std::shared_ptr<PullRound> round, const Follower::Target& target,
-             uint64_t expected_bytes);
+  void Begin(std::shared_ptr<PullRound> round, const Follower::Target& target);
   /// The commit of a round that was prepared before. It has no progress of its own.
   void BeginCommit(std::shared_ptr<PullRound> round, const Identity& target);
   /// All agents have published what was kUnwritten.

@@ -91,9 +91,11 @@ void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
 class SyncSource final : public WatchSource<v1::SyncUpdate> {
  public:
   SyncSource(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
-      : held_(std::move(held)), replica_(replica), listener_(replica.OnAnswers(std::move(news))) {}
+      : held_(std::move(held)),
+        replica_(replica),
+        listener_(replica.requests().OnAnswers(std::move(news))) {}
   ~SyncSource() override {
-    if (request_ != 0) replica_.ForgetSync(request_);
+    if (request_ != 0) replica_.requests().Forget(request_);
   }
   Status Ask(bool force_full) {
     DW_ASSIGN_OR_RETURN(request_, replica_.AskSync(force_full));
@@ -102,7 +104,7 @@ class SyncSource final : public WatchSource<v1::SyncUpdate> {
 
   StatusOr<Found> Next(v1::SyncUpdate* out) override {
     if (over_) return Found::kEnd;
-    DW_ASSIGN_OR_RETURN(const auto commit, replica_.SyncAnswer(request_));
+    DW_ASSIGN_OR_RETURN(const auto commit, replica_.requests().SyncAnswer(request_));
     v1::SyncUpdate now;
     if (commit) {
       over_ = true;
@@ -142,14 +144,14 @@ class VerifySource final : public WatchSource<v1::VerifyResponse> {
       : held_(std::move(held)),
         replica_(replica),
         engines_(engines),
-        listener_(replica.OnAnswers(news)),
+        listener_(replica.requests().OnAnswers(news)),
         engines_listener_(engines == nullptr ? nullptr : engines->OnCalled(news)),
-        request_(replica.AskVerify(repair)) {}
-  ~VerifySource() override { replica_.ForgetVerify(request_); }
+        request_(replica.AskCheck(repair)) {}
+  ~VerifySource() override { replica_.requests().Forget(request_); }
 
   StatusOr<Found> Next(v1::VerifyResponse* out) override {
     if (!found_) {
-      DW_ASSIGN_OR_RETURN(found_, replica_.VerifyAnswer(request_));
+      DW_ASSIGN_OR_RETURN(found_, replica_.requests().CheckAnswer(request_));
       if (!found_) return Found::kNothing;
       if (engines_ != nullptr) check_ = engines_->AskCheck();
     }
@@ -186,7 +188,9 @@ class VerifySource final : public WatchSource<v1::VerifyResponse> {
 class PauseSource final : public WatchSource<v1::PauseResponse> {
  public:
   PauseSource(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
-      : held_(std::move(held)), replica_(replica), listener_(replica.OnAnswers(std::move(news))) {
+      : held_(std::move(held)),
+        replica_(replica),
+        listener_(replica.requests().OnAnswers(std::move(news))) {
     replica_.SetPaused(true);
   }
   StatusOr<Found> Next(v1::PauseResponse*) override {

@@ -4,13 +4,25 @@
 
 #include <cstdint>
 #include <set>
+#include <string>
+#include <vector>
 
+#include "common/base/identity.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "receiver/buffer.h"
-#include "receiver/verify_queue.h"
 
 namespace deltawire::receiver {
+
+struct VerifyResult {
+  Identity committed;
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  double seconds = 0;
+  uint64_t bad_chunks = 0;
+  std::vector<std::string> bad_tensors;
+  bool repaired = false;
+};
 
 class VerifyPass {
  public:

@@ -19,7 +19,7 @@ inline bool AwaitAnswer(receiver::Replica& replica, const std::function<void()>&
                         const std::function<bool()>& look, const std::function<bool()>& gone) {
   constexpr std::chrono::milliseconds kSlice{50};  // how often `gone` is asked
   const auto bell = std::make_shared<Bell>();
-  const auto listener = replica.OnAnswers([bell] { bell->Ring(); });
+  const auto listener = replica.requests().OnAnswers([bell] { bell->Ring(); });
   ask();
   while (true) {
     if (gone()) return false;
@@ -34,12 +34,12 @@ inline StatusOr<receiver::Commit> SyncOf(receiver::Replica& replica, bool force_
   StatusOr<std::optional<receiver::Commit>> answer = std::optional<receiver::Commit>();
   const auto look = [&] {
     if (!request.ok()) return true;
-    answer = replica.SyncAnswer(*request);
+    answer = replica.requests().SyncAnswer(*request);
     return !answer.ok() || answer->has_value();
   };
   if (!AwaitAnswer(
           replica, [&] { request = replica.AskSync(force_full); }, look, gone)) {
-    if (request.ok()) replica.ForgetSync(*request);
+    if (request.ok()) replica.requests().Forget(*request);
     return CallerGone();
   }
   DW_RETURN_IF_ERROR(request.status());
@@ -52,12 +52,12 @@ inline StatusOr<receiver::VerifyResult> VerifyOf(receiver::Replica& replica, boo
   uint64_t request = 0;
   StatusOr<std::optional<receiver::VerifyResult>> answer = std::optional<receiver::VerifyResult>();
   const auto look = [&] {
-    answer = replica.VerifyAnswer(request);
+    answer = replica.requests().CheckAnswer(request);
     return !answer.ok() || answer->has_value();
   };
   if (!AwaitAnswer(
-          replica, [&] { request = replica.AskVerify(repair); }, look, gone)) {
-    replica.ForgetVerify(request);
+          replica, [&] { request = replica.AskCheck(repair); }, look, gone)) {
+    replica.requests().Forget(request);
     return CallerGone();
   }
   DW_RETURN_IF_ERROR(answer.status());

@@ -295,7 +295,7 @@ TEST_CASE("pull round: a repair that ends at a newer version commits that with i
   const auto round = s.Round(s.Newest());
   REQUIRE(s.Run(*round) == absl::OkStatus());
   CHECK(s.at().haves.size() == 2);
-  CHECK(round->ends()[0].id == StateId{1, 2});
+  CHECK(round->results()[0].end.id == StateId{1, 2});
   CHECK(s.Holds(s.at().agent.identity(), second));
   CHECK(s.config() == "{\"side\": 200}");
 }

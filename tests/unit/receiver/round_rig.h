@@ -216,7 +216,7 @@ struct RoundRig : RoundPlace {
   }
   Status Run(PullRound& round) {
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
-    for (size_t i = 0; i < stations.size(); ++i) at(i).held = round.ends()[i];
+    for (size_t i = 0; i < stations.size(); ++i) at(i).held = round.results()[i].end;
     if (!std::filesystem::exists(dir.path() / kDeltaFolder)) return absl::OkStatus();
     return delta_files.Put(*buffer, buffer->committed(), sink->Applied());
   }

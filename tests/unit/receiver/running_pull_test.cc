@@ -18,14 +18,14 @@ Follower::Target Target(bool incoming, uint64_t root) {
 TEST_CASE("running pull: its state is that of the version, until it ends") {
   RunningPull pull(1);
   CHECK(pull.state() == State::kNone);
-  pull.Begin(nullptr, Target(false, 7), 0);
+  pull.Begin(nullptr, Target(false, 7));
   CHECK(pull.state() == State::kComplete);
   CHECK_FALSE(pull.awaits_agents());
-  pull.Begin(nullptr, Target(true, 7), 0);
+  pull.Begin(nullptr, Target(true, 7));
   CHECK(pull.state() == State::kIncoming);
   CHECK(pull.awaits_agents());
   CHECK_FALSE(pull.early());
-  pull.Begin(nullptr, Target(true, 0), 0);
+  pull.Begin(nullptr, Target(true, 0));
   CHECK(pull.state() == State::kUnwritten);
   CHECK(pull.early());
   pull.Progress(0, 40, RunningPull::Time(std::chrono::hours(1)));
@@ -37,7 +37,8 @@ TEST_CASE("running pull: its state is that of the version, until it ends") {
   pull.End();
   CHECK(pull.state() == State::kNone);
   CHECK(pull.bytes_done() == 40);
-  pull.Begin(nullptr, Target(true, 0), 9);
+  pull.Begin(nullptr, Target(true, 0));
+  pull.Expect(9);
   CHECK_FALSE(pull.published());
   CHECK(pull.bytes_done() == 0);
   CHECK(pull.bytes_expected() == 9);
@@ -46,7 +47,8 @@ TEST_CASE("running pull: its state is that of the version, until it ends") {
 TEST_CASE("running pull: bytes of all agents count once, and a report is due now and then") {
   RunningPull pull(2);
   RunningPull::Time now{std::chrono::hours(1)};
-  pull.Begin(nullptr, Target(false, 7), 100);
+  pull.Begin(nullptr, Target(false, 7));
+  pull.Expect(100);
   CHECK(pull.Progress(0, 10, now));
   CHECK_FALSE(pull.Progress(1, 5, now));
   CHECK_FALSE(pull.Progress(0, 8, now));  // an older word came later
