@@ -139,7 +139,20 @@ Buffer::Buffer(fs::path dir, std::shared_ptr<DirLock> lock, Layout layout, Chunk
       buffers_(options.buffers != 0 ? options.buffers : ChooseBuffers(dir_, layout_.total_bytes())),
       lease_problem_(LeaseProblem(dir_)),
       side_files_(dir_),
+      slots_{{SlotsShare(), 0}, {SlotsShare(), 1}},
       touched_(chunks_.size()) {}
+
+BufferSlot::Of Buffer::SlotsShare() {
+  return {.layout = layout_,
+          .chunks = chunks_,
+          .state = state_,
+          .key = key_,
+          .backend = backend_,
+          .huge_pages = options_.huge_pages,
+          .pool = options_.pool,
+          .unsafe_in_place = options_.unsafe_in_place,
+          .leases = lease_problem_.empty()};
+}
 
 StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::shared_ptr<DirLock> lock,
                                                  Layout layout, uint64_t digest_seed,
@@ -209,28 +222,23 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Open(const fs::path& dir, std::shared_
 }
 
 Status Buffer::OpenFiles() {
-  const BufferOptions options{.huge_pages = options_.huge_pages, .pool = options_.pool};
   for (const std::string& name : WeightNames()) {
     const fs::path path = dir_ / name;
     struct stat file;
     if (::stat(path.c_str(), &file) != 0) continue;
-    for (uint32_t s = 0; s < 2; ++s) {
-      if (slots_[s].file || state_.inode(s) != file.st_ino) continue;
-      auto opened = BufferFile::Open(path, layout_, options);
-      if (opened.ok()) {
-        slots_[s].file = std::make_shared<BufferFile>(std::move(*opened));
-        slots_[s].lease = FileLease(slots_[s].file->fd());
-      } else if (absl::IsResourceExhausted(opened.status()) || absl::IsInternal(opened.status())) {
-        return opened.status();  // a fault of this process or machine, not of the file
-      } else {
-        LogWarn("{}", MessageOf(opened.status()));
+    for (BufferSlot& slot : slots_) {
+      if (slot.has_file() || slot.inode() != file.st_ino) continue;
+      const Status opened = slot.Open(path);
+      if (absl::IsResourceExhausted(opened) || absl::IsInternal(opened)) {
+        return opened;  // a fault of this process or machine, not of the file
       }
+      if (!opened.ok()) LogWarn("{}", MessageOf(opened));
     }
   }
-  for (int s = 0; s < 2; ++s) {
-    if (!slots_[s].file) ForgetSlot(s);
+  for (BufferSlot& slot : slots_) {
+    if (!slot.has_file()) slot.Forget();
   }
-  if (slots_[0].file || slots_[1].file) return absl::OkStatus();
+  if (slots_[0].has_file() || slots_[1].has_file()) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss, "{}: the state file is of other weight files",
                 dir_.native());
 }
@@ -240,34 +248,27 @@ Status Buffer::TakeUp() {
   bool whole[2];
   std::vector<uint32_t> bad[2];
   for (int s = 0; s < 2; ++s) {
-    const auto slot = static_cast<uint32_t>(s);
-    if (slots_[s].file) bad[s] = FindBad(s);
-    whole[s] = state_.phase(slot) == SlotPhase::kWhole && bad[s].empty() && HasItsRoot(slot);
+    if (slots_[s].has_file()) bad[s] = slots_[s].FindCorrupt();
+    whole[s] = slots_[s].IsWhole() && bad[s].empty() && slots_[s].HasItsRoot();
     if (!bad[s].empty()) {
       LogError("{}: {} chunks of {} changed while it was down: they are fetched anew",
-               dir_.native(), bad[s].size(), ToString(state_.identity(slot)));
+               dir_.native(), bad[s].size(), ToString(slots_[s].identity()));
     }
   }
   // A commit gives the name first, so the file that has it is the newest.
   int active = static_cast<int>(state_.active());
-  if (const LeasedFile& other = slots_[1 - active];
-      other.file && other.file->path() == dir_ / kWeights) {
-    active = 1 - active;
-  }
+  if (slots_[1 - active].IsAt(dir_ / kWeights)) active = 1 - active;
   const int front = whole[active] ? active : whole[1 - active] ? 1 - active : -1;
   // The weights' name is taken from a file that is not whole before anything else changes, so that
   // no loader finds a wrong file under it.
   for (int s = 0; s < 2; ++s) {
-    const bool named = slots_[s].file && slots_[s].file->path() == dir_ / kWeights;
-    if (named && s != front && front < 0) {
-      DW_RETURN_IF_ERROR(slots_[s].file->Rename(FreeHiddenName(s)));
+    if (front < 0 && slots_[s].IsAt(dir_ / kWeights)) {
+      DW_RETURN_IF_ERROR(slots_[s].file().Rename(FreeHiddenName(s)));
     }
-    const auto slot = static_cast<uint32_t>(s);
-    if (state_.phase(slot) == SlotPhase::kWhole && !whole[s]) state_.BeginWrite(slot);
-    for (const uint32_t c : bad[s]) state_.MarkUnknown(slot, c);
+    if (slots_[s].IsWhole() && !whole[s]) slots_[s].BeginWrite();
+    for (const uint32_t c : bad[s]) slots_[s].MarkUnknown(c);
   }
-  const Status side =
-      side_files_.Recover(front < 0 ? Identity{} : state_.identity(static_cast<uint32_t>(front)));
+  const Status side = side_files_.Recover(front < 0 ? Identity{} : slots_[front].identity());
   if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir_.native(), MessageOf(side));
   std::error_code ignored;
   if (front >= 0) {
@@ -278,86 +279,45 @@ Status Buffer::TakeUp() {
   }
   for (const std::string& name : WeightNames()) {
     const fs::path path = dir_ / name;
-    const bool ours = (slots_[0].file && slots_[0].file->path() == path) ||
-                      (slots_[1].file && slots_[1].file->path() == path);
-    if (!ours) fs::remove(path, ignored);
+    if (!slots_[0].IsAt(path) && !slots_[1].IsAt(path)) fs::remove(path, ignored);
   }
   front_ = front;
-  if (front >= 0) RememberFront();
-  if (buffers_ == 1 && slots_[0].file && slots_[1].file) {
-    DW_RETURN_IF_ERROR(DropFile(1 - (front >= 0 ? front : active)));
+  if (front >= 0) slots_[front].Remember();
+  if (buffers_ == 1 && slots_[0].has_file() && slots_[1].has_file()) {
+    DW_RETURN_IF_ERROR(slots_[1 - (front >= 0 ? front : active)].Drop());
   }
   if (front >= 0) ResumeUpdate(1 - front);
   return absl::OkStatus();
 }
 
 void Buffer::ResumeUpdate(int slot) {
-  const auto s = static_cast<uint32_t>(slot);
-  if (!slots_[slot].file || state_.phase(s) != SlotPhase::kWriting) return;
+  if (!slots_[slot].has_file() || !slots_[slot].IsWriting()) return;
   // Chunks at one of these versions are not from the update: the file's previous version, and the
   // committed one, to which CatchUp was bringing the file.
-  const std::set<uint64_t> older = {state_.identity(s).id.version, committed().id.version};
+  const std::set<uint64_t> older = {slots_[slot].identity().id.version, committed().id.version};
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (!Known(slot, i) || older.contains(state_.chunk_version(s, i))) continue;
+    if (!slots_[slot].Knows(i) || older.contains(slots_[slot].version(i))) continue;
     touched_[i] = 1;
     work_ = slot;
   }
 }
 
-bool Buffer::HasItsRoot(uint32_t slot) const {
-  uint64_t root = 0;
-  for (uint32_t i = 0; i < chunks_.size(); ++i) root += RootTerm(i, state_.chunk_digest(slot, i));
-  return root == state_.identity(slot).root;
-}
-
-std::vector<uint32_t> Buffer::FindBad(int slot) const {
-  Mutex mu;
-  std::vector<uint32_t> bad;
-  const auto s = static_cast<uint32_t>(slot);
-  ForEachChunk([&](uint32_t i) {
-    if (!Known(slot, i)) return;
-    if (backend_.digest(key_, ChunkOf(slot, i)) == state_.chunk_digest(s, i)) return;
-    std::lock_guard lock(mu);
-    bad.push_back(i);
-  });
-  std::sort(bad.begin(), bad.end());
-  return bad;
-}
-
-void Buffer::ForgetSlot(int slot) {
-  const auto s = static_cast<uint32_t>(slot);
-  if (state_.phase(s) != SlotPhase::kEmpty || state_.inode(s) != 0) state_.set_inode(s, 0);
-  slots_[slot].lease = FileLease();
-  slots_[slot].served.reset();  // who reads it keeps the mapping
-  slots_[slot].file.reset();
-}
-
-Status Buffer::DropFile(int slot) {
-  const fs::path path = slots_[slot].file->path();
-  const bool its = HasItsPath(slot);
-  ForgetSlot(slot);
-  if (its && ::unlink(path.c_str()) != 0 && errno != ENOENT)
-    return ErrnoError("remove " + path.native());
-  return absl::OkStatus();
-}
-
 void Buffer::RemoveFiles() {
   const Turn turn(*this);
-  for (const LeasedFile& slot : slots_) {
-    if (!slot.file) continue;
+  for (const BufferSlot& slot : slots_) {
+    if (!slot.has_file()) continue;
+    const std::string path = slot.file().path().native();
     // With the device: in another file system's directory a stranger's file may have this inode.
     struct stat ours, named;
-    const bool same = ::fstat(slot.file->fd(), &ours) == 0 &&
-                      ::lstat(slot.file->path().c_str(), &named) == 0 &&
+    const bool same = ::fstat(slot.file().fd(), &ours) == 0 && ::lstat(path.c_str(), &named) == 0 &&
                       ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
-    if (same) ::unlink(slot.file->path().c_str());
+    if (same) ::unlink(path.c_str());
   }
 }
 
 fs::path Buffer::FreeHiddenName(int slot) const {
-  const LeasedFile& other = slots_[1 - slot];
   const fs::path first = dir_ / kHidden[slot];
-  return other.file && other.file->path() == first ? dir_ / kHidden[1 - slot] : first;
+  return slots_[1 - slot].IsAt(first) ? dir_ / kHidden[1 - slot] : first;
 }
 
 Status Buffer::CheckPlace() const {
@@ -369,95 +329,52 @@ Status Buffer::CheckPlace() const {
 Status Buffer::MakeSpare(const std::function<bool()>& stop) {
   const Turn turn(*this);
   if (!lacks_spare()) return absl::OkStatus();
-  const int slot = slots_[0].file ? 1 : 0;
+  const int slot = slots_[0].has_file() ? 1 : 0;
   DW_RETURN_IF_ERROR(MakeFile(slot, stop));
-  slots_[slot].lease.Release();
+  slots_[slot].lease().Release();
   return absl::OkStatus();
 }
 
 Status Buffer::MakeFile(int slot, const std::function<bool()>& stop) {
   DW_RETURN_IF_ERROR(CheckPlace());
-  if (slots_[slot].file) DW_RETURN_IF_ERROR(DropFile(slot));
-  DW_ASSIGN_OR_RETURN(
-      BufferFile file,
-      BufferFile::Create(FreeHiddenName(slot), layout_,
-                         {.huge_pages = options_.huge_pages, .pool = options_.pool, .stop = stop}));
-  state_.set_inode(static_cast<uint32_t>(slot), file.inode());
-  slots_[slot].file = std::make_shared<BufferFile>(std::move(file));
-  slots_[slot].lease = FileLease(slots_[slot].file->fd());
-  if (lease_problem_.empty()) slots_[slot].lease.Try();
-  return absl::OkStatus();
-}
-
-void Buffer::RememberFront() {
-  struct stat file;
-  if (::fstat(slots_[front_].file->fd(), &file) != 0) return;
-  front_mtime_[0] = file.st_mtim.tv_sec;
-  front_mtime_[1] = file.st_mtim.tv_nsec;
-}
-
-bool Buffer::FrontIsTouched() const {
-  struct stat file;
-  return ::fstat(slots_[front_].file->fd(), &file) != 0 || file.st_mtim.tv_sec != front_mtime_[0] ||
-         file.st_mtim.tv_nsec != front_mtime_[1] ||
-         static_cast<uint64_t>(file.st_size) != slots_[front_].file->file_bytes();
+  if (slots_[slot].has_file()) DW_RETURN_IF_ERROR(slots_[slot].Drop());
+  return slots_[slot].Make(FreeHiddenName(slot), stop);
 }
 
 Identity Buffer::committed() const {
   const int front = front_;
-  return front < 0 ? Identity{} : state_.identity(static_cast<uint32_t>(front));
+  return front < 0 ? Identity{} : slots_[front].identity();
 }
 
 Identity Buffer::last_whole() const {
   const int front = front_;
-  return state_.identity(front < 0 ? state_.active() : static_cast<uint32_t>(front));
-}
-
-bool Buffer::Known(int slot, uint32_t i) const {
-  return slots_[slot].file &&
-         state_.chunk_version(static_cast<uint32_t>(slot), i) != kVersionUnknown;
+  return slots_[front < 0 ? static_cast<int>(state_.active()) : front].identity();
 }
 
 int Buffer::Base(uint32_t i) const {
   const int work = work_, front = front_;
   // A chunk that this update has touched is either new, or unknown and must be fetched whole; the
   // older bytes in the other file are not its base.
-  if (work >= 0 && touched_[i] != 0) return Known(work, i) ? work : -1;
+  if (work >= 0 && touched_[i] != 0) return slots_[work].Knows(i) ? work : -1;
   if (front >= 0) return front;
   const int first = static_cast<int>(state_.active());
-  if (Known(first, i)) return first;
-  return Known(1 - first, i) ? 1 - first : -1;
+  if (slots_[first].Knows(i)) return first;
+  return slots_[1 - first].Knows(i) ? 1 - first : -1;
 }
 
 uint64_t Buffer::digest(uint32_t i) const {
   const int base = Base(i);
-  return base < 0 ? 0 : state_.chunk_digest(static_cast<uint32_t>(base), i);
+  return base < 0 ? 0 : slots_[base].digest(i);
 }
 
 uint64_t Buffer::committed_digest(uint32_t i) const {
   const int front = front_;
-  return front < 0 ? 0 : state_.chunk_digest(static_cast<uint32_t>(front), i);
+  return front < 0 ? 0 : slots_[front].digest(i);
 }
 
 Bytes Buffer::base(uint32_t i) const {
   const int base = Base(i);
-  return base < 0 ? Bytes() : ChunkOf(base, i);
-}
-
-Bytes Buffer::ChunkOf(int slot, uint32_t i) const {
-  return slots_[slot].file->data().subspan(chunks_[i].offset, chunks_[i].bytes);
-}
-
-MutableBytes Buffer::ChunkOf(int slot, uint32_t i) {
-  return slots_[slot].file->data().subspan(chunks_[i].offset, chunks_[i].bytes);
-}
-
-void Buffer::ForEachChunk(const std::function<void(uint32_t)>& f) const {
-  if (options_.pool != nullptr) {
-    options_.pool->ParallelFor(chunks_.size(), [&](size_t i) { f(static_cast<uint32_t>(i)); });
-    return;
-  }
-  for (uint32_t i = 0; i < chunks_.size(); ++i) f(i);
+  return base < 0 ? Bytes() : slots_[base].bytes(i);
 }
 
 wire::Have Buffer::have() const {
@@ -467,8 +384,7 @@ wire::Have Buffer::have() const {
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const int base = Base(i);
     if (base < 0) continue;
-    const auto slot = static_cast<uint32_t>(base);
-    have.chunks[i] = {state_.chunk_version(slot, i), state_.chunk_digest(slot, i)};
+    have.chunks[i] = {slots_[base].version(i), slots_[base].digest(i)};
   }
   return have;
 }
@@ -488,17 +404,16 @@ Status Buffer::BeginUpdateInFreshFile() {
 StatusOr<bool> Buffer::Begin() {
   if (begun_) return true;
   const int slot = NextSlot();
-  const bool reusable = Reusable(slot);
-  if (slots_[slot].served != nullptr && slots_[slot].served->read()) {
+  const bool reusable = slots_[slot].Reusable();
+  if (slots_[slot].IsRead()) {
     if (buffers_ == 1 && reusable) return false;
     DW_RETURN_IF_ERROR(BeginFresh());
     return true;
   }
   if (reusable) {
     if (slot == front_) return BeginInPlace(slot);
-    const auto alone =
-        options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
-    if (alone == FileLease::Answer::kAlone && CloseServed(slot)) {
+    const auto alone = slots_[slot].TryAlone();
+    if (alone == FileLease::Answer::kAlone && slots_[slot].CloseServed()) {
       Begun(slot);
       return true;
     }
@@ -511,27 +426,20 @@ StatusOr<bool> Buffer::Begin() {
 
 StatusOr<bool> Buffer::BeginInPlace(int slot) {
   // Once the name is gone nobody opens the file anew, and the lease shows who has it open already.
-  BufferFile& file = *slots_[slot].file;
+  BufferFile& file = slots_[slot].file();
   DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
-  const auto alone =
-      options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
-  if (alone == FileLease::Answer::kAlone && CloseServed(slot)) {
+  const auto alone = slots_[slot].TryAlone();
+  if (alone == FileLease::Answer::kAlone && slots_[slot].CloseServed()) {
     front_ = -1;
     Begun(slot);
     return true;
   }
-  if (alone == FileLease::Answer::kAlone) slots_[slot].lease.Release();
+  if (alone == FileLease::Answer::kAlone) slots_[slot].lease().Release();
   DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
   if (alone != FileLease::Answer::kUnsupported) return false;
   // Leases worked when the receiver started, but do not now (fs.leases-enable).
   DW_RETURN_IF_ERROR(BeginFresh());
   return true;
-}
-
-bool Buffer::Reusable(int slot) const {
-  // A file whose path somebody removed or replaced is not reused: it might not get a name again.
-  return slots_[slot].file && HasItsPath(slot) && !HasAnotherName(slot) &&
-         (lease_problem_.empty() || options_.unsafe_in_place);
 }
 
 int Buffer::NextSlot() const {
@@ -540,73 +448,43 @@ int Buffer::NextSlot() const {
   return front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
 }
 
-bool Buffer::CloseServed(int slot) {
-  std::shared_ptr<ServedFile>& served = slots_[slot].served;
-  if (served != nullptr && !served->Close()) return false;
-  served = nullptr;
-  return true;
-}
-
 std::shared_ptr<ServedFile> Buffer::Serve() {
   const Turn turn(*this);
   const int front = front_;
-  if (front < 0) return nullptr;
-  std::shared_ptr<ServedFile>& served = slots_[front].served;
-  if (served == nullptr) served = std::make_shared<ServedFile>(slots_[front].file);
-  return served;
+  return front < 0 ? nullptr : slots_[front].Serve();
 }
 
 std::shared_ptr<ServedFile> Buffer::InTheWay() {
   const Turn turn(*this);
-  const int slot = NextSlot();
-  const std::shared_ptr<ServedFile>& served = slots_[slot].served;
-  if (begun_ || served == nullptr || !served->read() || !Reusable(slot)) return nullptr;
+  BufferSlot& slot = slots_[NextSlot()];
+  if (begun_ || !slot.IsRead() || !slot.Reusable()) return nullptr;
   // While others have it open, too, it would be of no use that those who are served leave it.
-  FileLease& lease = slots_[slot].lease;
-  const bool held = lease.held();
-  if (options_.unsafe_in_place) return served;
-  const auto answer = lease.Try();
-  if (!held) lease.Release();
-  return answer == FileLease::Answer::kInUse ? nullptr : served;
+  const bool held = slot.lease().held();
+  const auto answer = slot.TryAlone();
+  if (!held) slot.lease().Release();
+  return answer == FileLease::Answer::kInUse ? nullptr : slot.served();
 }
 
 void Buffer::Reopen(ServedFile& file) {
   const Turn turn(*this);
-  for (const LeasedFile& slot : slots_) {
-    if (slot.served.get() == &file) file.Open();  // a file that is changed is not served any more
+  for (const BufferSlot& slot : slots_) {
+    if (slot.served().get() == &file) file.Open();  // a file that is changed is not served any more
   }
 }
 
 std::string Buffer::Readers() const {
   const int front = front_;
-  const LeasedFile& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
-  if (!slot.file) return "nobody";
-  const std::vector<FileHolder> holders = WhoHas(slot.file->fd());
-  const bool served = slot.served != nullptr && slot.served->read();
-  return served && holders.empty() ? "receivers that this one serves" : DescribeHolders(holders);
-}
-
-bool Buffer::HasItsPath(int slot) const {
-  struct stat file;
-  const BufferFile& ours = *slots_[slot].file;
-  return ::stat(ours.path().c_str(), &file) == 0 && file.st_ino == ours.inode();
-}
-
-bool Buffer::HasAnotherName(int slot) const {
-  struct stat file;
-  return !options_.unsafe_in_place && ::fstat(slots_[slot].file->fd(), &file) == 0 &&
-         file.st_nlink > 1;
-}
-
-bool Buffer::HasItsDigest(int slot, uint32_t i) const {
-  return backend_.digest(key_, ChunkOf(slot, i)) ==
-         state_.chunk_digest(static_cast<uint32_t>(slot), i);
+  const BufferSlot& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
+  if (!slot.has_file()) return "nobody";
+  const std::vector<FileHolder> holders = WhoHas(slot.file().fd());
+  if (slot.IsRead() && holders.empty()) return "receivers that this one serves";
+  return DescribeHolders(holders);
 }
 
 bool Buffer::Intact(uint32_t i) const {
   const int front = front_, base = Base(i);
-  if (front >= 0 && !HasItsDigest(front, i)) return false;
-  return base < 0 || base == front || HasItsDigest(base, i);
+  if (front >= 0 && !slots_[front].HasItsDigest(i)) return false;
+  return base < 0 || base == front || slots_[base].HasItsDigest(i);
 }
 
 Status Buffer::BeginFresh() {
@@ -629,9 +507,7 @@ Status Buffer::BeginFresh() {
 }
 
 void Buffer::Begun(int slot) {
-  if (state_.phase(static_cast<uint32_t>(slot)) != SlotPhase::kWriting) {
-    state_.BeginWrite(static_cast<uint32_t>(slot));
-  }
+  slots_[slot].BeginWrite();
   if (work_ != slot) std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   work_ = slot;
   begun_ = true;
@@ -639,47 +515,27 @@ void Buffer::Begun(int slot) {
 
 void Buffer::MarkUnknown(uint32_t i) {
   assert(begun_);
-  state_.MarkUnknown(static_cast<uint32_t>(work_), i);
+  slots_[work_].MarkUnknown(i);
   touched_[i] = 1;
 }
 
 void Buffer::SetChunk(uint32_t i, uint64_t version, uint64_t digest) {
   assert(begun_);
-  state_.SetChunk(static_cast<uint32_t>(work_), i, version, digest);
+  slots_[work_].SetChunk(i, version, digest);
   touched_[i] = 1;
-}
-
-Status Buffer::CopyChunk(int from, int to, uint32_t i) {
-  const auto source = static_cast<uint32_t>(from), target = static_cast<uint32_t>(to);
-  const uint64_t digest = state_.chunk_digest(source, i);
-  state_.MarkUnknown(target, i);
-  const Bytes bytes = ChunkOf(from, i);
-  const MutableBytes copy = ChunkOf(to, i);
-  if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
-  if (backend_.digest(key_, copy) == digest) {
-    state_.SetChunk(target, i, state_.chunk_version(source, i), digest);
-    return absl::OkStatus();
-  }
-  return Errorf(
-      StatusCode::kDataLoss,
-      "{}: chunk {} of tensor {} has lost its digest; it must be fetched whole (check this "
-      "machine's memory)",
-      dir_.native(), i, layout_.tensor(chunks_[i].tensor).name);
 }
 
 StatusOr<MutableBytes> Buffer::PrepareChunk(uint32_t i, uint64_t digest) {
   const int base = Base(i);
   const int work = work_;
-  if (base < 0 || state_.chunk_digest(static_cast<uint32_t>(base), i) != digest) {
+  if (base < 0 || slots_[base].digest(i) != digest) {
     return Errorf(StatusCode::kDataLoss, "{}: chunk {} of tensor {} has other bytes than asked for",
                   dir_.native(), i, layout_.tensor(chunks_[i].tensor).name);
   }
-  const bool there =
-      base == work ||
-      (Known(work, i) && state_.chunk_digest(static_cast<uint32_t>(work), i) == digest);
-  if (!there) DW_RETURN_IF_ERROR(CopyChunk(base, work, i));
+  const bool there = base == work || (slots_[work].Knows(i) && slots_[work].digest(i) == digest);
+  if (!there) DW_RETURN_IF_ERROR(slots_[work].CopyChunk(slots_[base], i));
   MarkUnknown(i);
-  return ChunkOf(work, i);
+  return slots_[work].bytes(i);
 }
 
 StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit(const Identity& whole) const {
@@ -690,7 +546,7 @@ StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit(const Identity& whole) c
       return Errorf(StatusCode::kInternal, "{}: chunk {} (tensor {}) is not there", dir_.native(),
                     i, layout_.tensor(chunks_[i].tensor).name);
     }
-    digests[i] = state_.chunk_digest(static_cast<uint32_t>(base), i);
+    digests[i] = slots_[base].digest(i);
   }
   if (const uint64_t root = RootOf(digests, Coverage::All(chunks_.size())); root != whole.root) {
     return Errorf(StatusCode::kDataLoss, "{}: the chunks have root {:016x}, so they are not {}",
@@ -704,9 +560,9 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
   Mutex mu;
   Status failed;
   std::vector<uint32_t> lost;
-  ForEachChunk([&](uint32_t i) {
-    if (Known(work, i) && state_.chunk_digest(static_cast<uint32_t>(work), i) == digests[i]) return;
-    const Status copied = CopyChunk(Base(i), work, i);
+  ForEachChunk(chunks_, options_.pool, [&](uint32_t i) {
+    if (slots_[work].Knows(i) && slots_[work].digest(i) == digests[i]) return;
+    const Status copied = slots_[work].CopyChunk(slots_[Base(i)], i);
     if (copied.ok()) return;
     std::lock_guard lock(mu);
     failed.Update(copied);
@@ -723,14 +579,12 @@ void Buffer::Discard() {
   const int work = work_;
   if (buffers_ != 2 || front_ < 0 || work < 0) return;
   // The slot is whole if a commit of it failed behind the last byte.
-  if (state_.phase(static_cast<uint32_t>(work)) != SlotPhase::kWriting) {
-    state_.BeginWrite(static_cast<uint32_t>(work));
-  }
+  slots_[work].BeginWrite();
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (touched_[i] != 0) state_.MarkUnknown(static_cast<uint32_t>(work), i);
+    if (touched_[i] != 0) slots_[work].MarkUnknown(i);
   }
   std::fill(touched_.begin(), touched_.end(), uint8_t{0});
-  if (begun_) slots_[work].lease.Release();
+  if (begun_) slots_[work].lease().Release();
   begun_ = false;
   work_ = -1;
 }
@@ -762,17 +616,17 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   DW_RETURN_IF_ERROR(FillWork(digests));
   if (side_files != nullptr) DW_RETURN_IF_ERROR(side_files_.Stage(*side_files, whole));
   const int slot = work_;
-  const auto s = static_cast<uint32_t>(slot);
-  if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
-  for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(s, i, whole.id.version, digests[i]);
-  state_.FinishWrite(s, whole);
+  BufferSlot& work = slots_[slot];
+  work.BeginWrite();
+  for (uint32_t i = 0; i < chunks_.size(); ++i) work.SetChunk(i, whole.id.version, digests[i]);
+  work.FinishWrite(whole);
   begun_ = false;  // if a later step fails, changing the file again needs a new BeginUpdate
-  slots_[slot].lease.Release();
+  work.lease().Release();
   DW_RETURN_IF_ERROR(side_files_.Install());
   // The name says which version the directory has, and the state file follows: a reader of both
   // never opens an older file than the state file names.
   DW_RETURN_IF_ERROR(GiveName(slot));
-  state_.set_active(s);
+  state_.set_active(static_cast<uint32_t>(slot));
   front_ = slot;
   work_ = -1;
   AfterCommit(slot);
@@ -780,20 +634,16 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
 }
 
 Status Buffer::GiveName(int slot) {
-  BufferFile& file = *slots_[slot].file;
+  BufferFile& file = slots_[slot].file();
   const fs::path name = dir_ / kWeights;
-  if (!HasItsPath(slot)) DW_RETURN_IF_ERROR(file.Relink(FreeHiddenName(slot)));
+  if (!slots_[slot].HasItsPath()) DW_RETURN_IF_ERROR(file.Relink(FreeHiddenName(slot)));
   if (file.path() == name) return absl::OkStatus();
-  LeasedFile& other = slots_[1 - slot];
-  if (other.file && other.file->path() == name) {
-    struct stat named;
-    const bool still = ::stat(name.c_str(), &named) == 0 && named.st_ino == other.file->inode();
-    if (still) return file.Exchange(*other.file);
-  }
+  BufferSlot& other = slots_[1 - slot];
+  if (other.IsAt(name) && other.HasItsPath()) return file.Exchange(other.file());
   DW_RETURN_IF_ERROR(file.Rename(name));
   // Somebody removed or replaced the other file's name, so that file is given up. Not before: while
   // this one has no name, the other's bytes are the base.
-  if (other.file && other.file->path() == name) ForgetSlot(1 - slot);
+  if (other.IsAt(name)) other.Forget();
   return absl::OkStatus();
 }
 
@@ -801,12 +651,12 @@ void Buffer::AfterCommit(int slot) {
   // The version is committed, whatever fails here; Check tries it again.
   const Status recorded = side_files_.Finish();
   if (!recorded.ok()) LogWarn("{}: {}", dir_.native(), MessageOf(recorded));
-  RememberFront();
+  slots_[slot].Remember();
   // A fresh file has replaced one that others read; the dropped file's memory is free once they
   // close it.
-  if (buffers_ == 2 || !slots_[1 - slot].file) return;
-  const fs::path replaced = slots_[1 - slot].file->path();
-  const Status dropped = DropFile(1 - slot);
+  if (buffers_ == 2 || !slots_[1 - slot].has_file()) return;
+  const fs::path replaced = slots_[1 - slot].file().path();
+  const Status dropped = slots_[1 - slot].Drop();
   if (dropped.ok()) return;
   left_over_ = replaced;
   LogWarn("{}: {}", dir_.native(), MessageOf(dropped));
@@ -814,9 +664,7 @@ void Buffer::AfterCommit(int slot) {
 
 Status Buffer::RemoveLeftOver() {
   if (left_over_.empty()) return absl::OkStatus();
-  const bool taken = std::any_of(std::begin(slots_), std::end(slots_), [&](const LeasedFile& slot) {
-    return slot.file && slot.file->path() == left_over_;
-  });
+  const bool taken = slots_[0].IsAt(left_over_) || slots_[1].IsAt(left_over_);
   if (!taken && ::unlink(left_over_.c_str()) != 0 && errno != ENOENT) {
     return ErrnoError("remove " + left_over_.native());
   }
@@ -829,63 +677,41 @@ StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
   const Turn turn(*this);
   const int front = front_;
   if (buffers_ != 2 || front < 0 || begun_ || work_ >= 0) return CaughtUp{};
-  const int slot = 1 - front;
-  const auto s = static_cast<uint32_t>(slot);
-  if (!slots_[slot].file || HasAnotherName(slot)) {
-    DW_RETURN_IF_ERROR(MakeFile(slot));
-  } else if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
+  BufferSlot& hidden = slots_[1 - front];
+  if (!hidden.has_file() || hidden.HasAnotherName()) {
+    DW_RETURN_IF_ERROR(MakeFile(1 - front));
+  } else if (hidden.TryAlone() != FileLease::Answer::kAlone) {
     return CaughtUp{};
   }
-  if (!CloseServed(slot)) {
-    slots_[slot].lease.Release();
+  if (!hidden.CloseServed()) {
+    hidden.lease().Release();
     return CaughtUp{};
   }
-  if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
+  hidden.BeginWrite();
   std::map<uint32_t, std::vector<const AppliedDelta*>> by_chunk;
   for (const AppliedDelta& d : deltas) by_chunk[d.chunk].push_back(&d);
   Mutex mu;
   CaughtUp caught;
   std::atomic<bool> stopped{false};
-  ForEachChunk([&](uint32_t i) {
+  ForEachChunk(chunks_, options_.pool, [&](uint32_t i) {
     // A process may have looked up the name while this file had it, and be waiting to open it now;
     // it must find the file whole, so the catch-up does not stop then.
-    if (stopped || (stop() && !slots_[slot].lease.wanted())) {
+    if (stopped || (stop() && !hidden.lease().wanted())) {
       stopped = true;
       return;
     }
     const auto mine = by_chunk.find(i);
-    const Status done = CatchUpChunk(
-        slot, i, mine == by_chunk.end() ? std::span<const AppliedDelta* const>() : mine->second);
+    const Status done = hidden.CatchUpChunk(
+        slots_[front], i,
+        mine == by_chunk.end() ? std::span<const AppliedDelta* const>() : mine->second);
     if (done.ok()) return;
     std::lock_guard lock(mu);
     caught.lost_chunks.push_back(i);
   });
   caught.whole = caught.lost_chunks.empty() && !stopped;
-  if (caught.whole) state_.FinishWrite(s, committed());
-  slots_[slot].lease.Release();
+  if (caught.whole) hidden.FinishWrite(committed());
+  hidden.lease().Release();
   return caught;
-}
-
-Status Buffer::CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* const> deltas) {
-  const auto s = static_cast<uint32_t>(slot), front = static_cast<uint32_t>(front_.load());
-  const uint64_t version = state_.chunk_version(front, i), want = state_.chunk_digest(front, i);
-  uint64_t at = state_.chunk_digest(s, i);
-  bool known = Known(slot, i);
-  // Applies the chain of deltas that starts at the hidden file's bytes; if any step does not fit,
-  // the chunk is copied.
-  for (const AppliedDelta* d : deltas) {
-    if (!known || at == want) break;
-    if (d->digest_before != at) continue;
-    state_.MarkUnknown(s, i);
-    uint64_t after = 0;
-    known = backend_.decode_apply(key_, d->payload, ChunkOf(slot, i), chunks_[i].width, at,
-                                  &after) == kernels::DecodeStatus::kOk &&
-            after == d->digest_after;
-    at = after;
-  }
-  if (!known || at != want) return CopyChunk(static_cast<int>(front), slot, i);
-  state_.SetChunk(s, i, version, want);
-  return absl::OkStatus();
 }
 
 StatusOr<Buffer::Health> Buffer::Check() {
@@ -894,12 +720,12 @@ StatusOr<Buffer::Health> Buffer::Check() {
   Health health;
   const int front = front_;
   if (front < 0) return health;  // the next commit puts everything in place
-  if (FrontIsTouched()) {
+  if (BufferSlot& named = slots_[front]; named.IsTouched()) {
     // Restores the size first: reading beyond the end of a shortened file would give SIGBUS.
-    DW_RETURN_IF_ERROR(slots_[front].file->Restore(layout_));
-    const std::vector<uint32_t> bad = FindBad(front);
+    DW_RETURN_IF_ERROR(named.file().Restore(layout_));
+    const std::vector<uint32_t> bad = named.FindCorrupt();
     if (bad.empty()) {
-      RememberFront();
+      named.Remember();
     } else {
       DW_RETURN_IF_ERROR(Withdraw(bad));
       health.bad_chunks = bad;
@@ -914,7 +740,7 @@ StatusOr<Buffer::Health> Buffer::Check() {
 
 Status Buffer::PutNameBack(Health& health) {
   const int front = front_;
-  BufferFile& file = *slots_[front].file;
+  BufferFile& file = slots_[front].file();
   struct stat named;
   if (::stat((dir_ / kWeights).c_str(), &named) == 0 && named.st_ino == file.inode()) return {};
   if (file.Relink(FreeHiddenName(front)).ok()) {
@@ -943,17 +769,17 @@ Status Buffer::Withdraw(std::span<const uint32_t> chunks) {
   for (const int slot : {0, 1}) {
     std::vector<uint32_t> lost;
     for (const uint32_t c : chunks) {
-      if (Known(slot, c) && !HasItsDigest(slot, c)) lost.push_back(c);
+      if (slots_[slot].Knows(c) && !slots_[slot].HasItsDigest(c)) lost.push_back(c);
     }
     if (lost.empty()) continue;
     if (slot == front_) {
-      if (HasItsPath(slot)) DW_RETURN_IF_ERROR(slots_[slot].file->Rename(FreeHiddenName(slot)));
+      BufferSlot& named = slots_[slot];
+      if (named.HasItsPath()) DW_RETURN_IF_ERROR(named.file().Rename(FreeHiddenName(slot)));
       front_ = -1;
     }
-    const auto s = static_cast<uint32_t>(slot);
-    if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
+    slots_[slot].BeginWrite();
     for (const uint32_t c : lost) {
-      state_.MarkUnknown(s, c);
+      slots_[slot].MarkUnknown(c);
       if (slot == work_) touched_[c] = 0;  // the other file's bytes are the base again
     }
   }

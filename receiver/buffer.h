@@ -22,12 +22,11 @@
 #include "common/layout/chunks.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
-#include "common/shm/buffer_file.h"
 #include "common/shm/dir_lock.h"
-#include "common/shm/file_lease.h"
 #include "common/shm/state_file.h"
 #include "common/wire/messages.h"
 #include "kernels/kernels.h"
+#include "receiver/buffer_slot.h"
 #include "receiver/served_file.h"
 #include "receiver/side_files.h"
 
@@ -44,13 +43,6 @@ class Buffer {
         nullptr;  ///< for populating, checking and copying; null: the caller's thread
     /// Change bytes even while others read them.
     bool unsafe_in_place = false;
-  };
-  /// A fast payload that was applied to a chunk since the previous committed state.
-  struct AppliedDelta {
-    uint32_t chunk = 0;
-    uint64_t digest_before = 0;
-    uint64_t digest_after = 0;
-    Bytes payload;
   };
   struct CaughtUp {
     bool whole = false;                 ///< the hidden file equals the committed one
@@ -131,7 +123,7 @@ class Buffer {
   /// when the base has another digest, or other bytes than its digest.
   StatusOr<MutableBytes> PrepareChunk(uint32_t i, uint64_t digest);
   /// Chunk i of the file being updated, to be written whole. REQUIRES: MarkUnknown(i) before.
-  MutableBytes chunk(uint32_t i) { return ChunkOf(work_, i); }
+  MutableBytes chunk(uint32_t i) { return slots_[work_].bytes(i); }
   void MarkUnknown(uint32_t i);
   /// Records chunk i's new version and digest. REQUIRES: its bytes are whole and verified.
   void SetChunk(uint32_t i, uint64_t version, uint64_t digest);
@@ -151,7 +143,7 @@ class Buffer {
 
   /// True in two-file mode while no file has the name and the second file does not exist.
   bool lacks_spare() const {
-    return catches_up() && front_ < 0 && !(slots_[0].file && slots_[1].file);
+    return catches_up() && front_ < 0 && !(slots_[0].has_file() && slots_[1].has_file());
   }
   /// Makes the second file, which the update after the first would wait for. kCancelled when
   /// `stop`, which is called from any thread, returned true.
@@ -195,11 +187,6 @@ class Buffer {
   void RemoveFiles();
 
  private:
-  struct LeasedFile {
-    std::shared_ptr<BufferFile> file;
-    FileLease lease;
-    std::shared_ptr<ServedFile> served;  // null: nobody was given the file's present state
-  };
   /// Serialises calls of which only one may run at a time.
   class Turn;
 
@@ -212,11 +199,8 @@ class Buffer {
   Status TakeUp();
   /// An interrupted update of the slot, if there is one, goes on from the chunks that it brought.
   void ResumeUpdate(int slot);
+  BufferSlot::Of SlotsShare();
   Status OpenFiles();
-  void ForgetSlot(int slot);
-  Status DropFile(int slot);
-  std::vector<uint32_t> FindBad(int slot) const;
-  bool HasItsRoot(uint32_t slot) const;
   /// An error once another directory, or none, is where the buffer's was: nothing there is ours.
   Status CheckPlace() const;
   Status MakeFile(int slot, const std::function<bool()>& stop = nullptr);
@@ -224,30 +208,15 @@ class Buffer {
 
   /// The slot with chunk i's base; -1 when the chunk has none.
   int Base(uint32_t i) const;
-  bool Known(int slot, uint32_t i) const;
-  Bytes ChunkOf(int slot, uint32_t i) const;
-  MutableBytes ChunkOf(int slot, uint32_t i);
-  void ForEachChunk(const std::function<void(uint32_t)>& f) const;
 
   StatusOr<bool> Begin();
   /// The slot that an update would change now.
   int NextSlot() const;
-  /// Whether leases can show that nobody has the slot's file open, so that it may be changed.
-  bool Reusable(int slot) const;
-  /// False while somebody reads the slot's file as it was served.
-  bool CloseServed(int slot);
   StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);
-  /// True when the file's path still leads to that file.
-  bool HasItsPath(int slot) const;
-  /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put
-  /// back). Whoever knows that name may open the file at any time, so its bytes must not change.
-  bool HasAnotherName(int slot) const;
-  bool HasItsDigest(int slot, uint32_t i) const;
   /// Distrust for a caller that holds a Turn.
   Status Withdraw(std::span<const uint32_t> chunks);
-  Status CopyChunk(int from, int to, uint32_t i);
   /// With `side_files` null the installed ones stay.
   Status CommitWork(const Identity& whole, const std::vector<SideFile>* side_files);
   /// The chunks' digests, which make up the root of `whole`.
@@ -256,10 +225,7 @@ class Buffer {
   Status GiveName(int slot);
   void AfterCommit(int slot);
   Status RemoveLeftOver();
-  Status CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* const> deltas);
   Status PutNameBack(Health& health);
-  void RememberFront();
-  bool FrontIsTouched() const;
 
   const std::filesystem::path dir_;
   const std::shared_ptr<DirLock> lock_;
@@ -272,14 +238,13 @@ class Buffer {
   uint32_t buffers_ = 1;
   std::string lease_problem_;
   InstalledSideFiles side_files_;
-  LeasedFile slots_[2];
+  BufferSlot slots_[2];
   std::atomic<int> front_{-1};  // the slot whose file has the name and is whole; -1: none
   std::atomic<int> work_{-1};   // the slot that an update changes, or was changing at a crash
   std::atomic<bool> begun_{false};
   std::vector<uint8_t> touched_;     // chunks that the update in work_ has touched
   std::vector<uint32_t> lost_;       // for TakeLost
   std::filesystem::path left_over_;  // a file that a commit has replaced and could not remove
-  int64_t front_mtime_[2] = {0, 0};
 
   Mutex mu_;
   CondVar cv_;

@@ -23,8 +23,8 @@ std::vector<uint64_t> DigestsOf(const Buffer& buffer) {
 
 /// The last of `applied` (all of one chunk, in order) that lead from one digest to the other;
 /// empty when they do not.
-std::span<const Buffer::AppliedDelta* const> Leading(
-    std::span<const Buffer::AppliedDelta* const> applied, uint64_t before, uint64_t after) {
+std::span<const AppliedDelta* const> Leading(std::span<const AppliedDelta* const> applied,
+                                             uint64_t before, uint64_t after) {
   if (applied.empty() || applied.back()->digest_after != after) return {};
   for (size_t first = applied.size(); first-- > 0;) {
     if (applied[first]->digest_before == before) return applied.subspan(first);
@@ -84,24 +84,24 @@ void DeltaFiles::DropOldest() {
 }
 
 Status DeltaFiles::Put(const Buffer& buffer, const Identity& to,
-                       std::span<const Buffer::AppliedDelta> applied) {
+                       std::span<const AppliedDelta> applied) {
   if (!enabled()) return absl::OkStatus();
   std::vector<uint64_t> digests = DigestsOf(buffer);
   const Identity from = std::exchange(last_, to);
   const std::vector<uint64_t> before = std::exchange(digests_, std::move(digests));
   if (from.empty() || from == to || before.size() != digests_.size()) return absl::OkStatus();
 
-  std::map<uint32_t, std::vector<const Buffer::AppliedDelta*>> by_chunk;
-  for (const Buffer::AppliedDelta& d : applied) by_chunk[d.chunk].push_back(&d);
+  std::map<uint32_t, std::vector<const AppliedDelta*>> by_chunk;
+  for (const AppliedDelta& d : applied) by_chunk[d.chunk].push_back(&d);
   std::vector<DeltaFileEntry> entries;
   for (uint32_t i = 0; i < digests_.size(); ++i) {
     if (before[i] == digests_[i]) continue;
     const auto mine = by_chunk.find(i);
     const auto chain =
-        Leading(mine == by_chunk.end() ? std::span<const Buffer::AppliedDelta* const>()
-                                       : std::span<const Buffer::AppliedDelta* const>(mine->second),
+        Leading(mine == by_chunk.end() ? std::span<const AppliedDelta* const>()
+                                       : std::span<const AppliedDelta* const>(mine->second),
                 before[i], digests_[i]);
-    for (const Buffer::AppliedDelta* d : chain) {
+    for (const AppliedDelta* d : chain) {
       entries.push_back({i, d->digest_before, d->digest_after, d->payload});
     }
     if (chain.empty()) entries.push_back({i, before[i], digests_[i], {}});

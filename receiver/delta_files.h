@@ -31,8 +31,7 @@ class DeltaFiles {
   /// Writes what changed since the last state that was put. To be called after `buffer` was
   /// committed as `to`. A changed chunk that `applied` does not bring there gets no payload, so
   /// that engines read it whole.
-  Status Put(const Buffer& buffer, const Identity& to,
-             std::span<const Buffer::AppliedDelta> applied);
+  Status Put(const Buffer& buffer, const Identity& to, std::span<const AppliedDelta> applied);
 
  private:
   struct File {

@@ -84,8 +84,8 @@ void PullSink::Keep(Staged&& applied) {
   }
 }
 
-std::vector<Buffer::AppliedDelta> PullSink::Applied() const {
-  std::vector<Buffer::AppliedDelta> all;
+std::vector<AppliedDelta> PullSink::Applied() const {
+  std::vector<AppliedDelta> all;
   for (const Staged& s : applied_) {
     all.push_back({s.header.chunk, s.header.digest_before, s.header.digest_after,
                    Bytes(s.payload.get(), s.bytes)});

@@ -66,7 +66,7 @@ class PullSink : public net::ChunkSink {
   /// of more than the staging bound the newest. Their payloads live until the next delta is applied
   /// or ForgetApplied.
   void KeepApplied(bool keep) { keep_applied_ = keep; }
-  std::vector<Buffer::AppliedDelta> Applied() const;
+  std::vector<AppliedDelta> Applied() const;
   void ForgetApplied();
 
   StatusOr<MutableBytes> Begin(const wire::FrameHeader& header) override;

@@ -84,7 +84,7 @@ void Upkeep::Committed(const Buffer& buffer) {
 
 void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop,
                      Outcome& out) {
-  const std::vector<Buffer::AppliedDelta> deltas = sink.Applied();
+  const std::vector<AppliedDelta> deltas = sink.Applied();
   auto caught = buffer.CatchUp(deltas, stop);
   catch_up_at_ = SteadyClock::now() + (caught.ok() ? kCatchUpPause : kCatchUpFailedPause);
   const StatusCode code = caught.status().code();

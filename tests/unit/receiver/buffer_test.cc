@@ -183,7 +183,7 @@ TEST_CASE("two files: the deltas of a version bring the other file to it, or a c
   const auto encoded = kernels::Best().diff_encode(s.buffer->key(), old, now, 1, before, payload);
   payload.resize(encoded.bytes);
   REQUIRE(s.Update(3) == absl::OkStatus());
-  const Buffer::AppliedDelta delta{0, before, encoded.digest_after, payload};
+  const AppliedDelta delta{0, before, encoded.digest_after, payload};
   CHECK(s.buffer->CatchUp({&delta, 1}, [] { return false; })->whole);
   CHECK_FALSE(s.buffer->CatchUp({}, [] { return true; })->whole);
   // The second call stopped at once, but the first left nothing to copy: both files are equal.
