@@ -21,28 +21,16 @@ PullSink::PullSink(Buffer& buffer, BufferGate& gate, uint64_t staging_limit, Cod
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
       rates_(rates),
-      digest_(buffer.chunks().size()),
-      partial_(buffer.chunks().size()),
-      digested_(buffer.chunks().size()),
-      seen_(buffer.chunks().size()),
-      busy_(buffer.chunks().size()) {
+      digest_(buffer.chunks().size()) {
   BeginRound({}, nullptr, false);
 }
 
 void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
                           Forwarding* forward) {
-  decoder_.emplace(buffer_, rates_, std::move(history));
-  record_ = record;
-  forward_ = forward;
-  touched_ = touch_failed_ = history_misfit_ = false;
-  bytes_ = staged_bytes_ = 0;
-  stage_seconds_ = 0;
-  bad_.clear();
-  mismatched_.clear();
-  forms_ = {};
-  refusals_ = history_chunks_ = 0;
-  std::fill(busy_.begin(), busy_.end(), uint8_t{0});
-  std::fill(seen_.begin(), seen_.end(), uint8_t{0});
+  round_.emplace(buffer_, rates_, std::move(history));
+  round_->record = record;
+  round_->forward = forward;
+  staged_bytes_ = 0;
   for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer_.digest(i);
   for (auto it = staged_.begin(); it != staged_.end();) {
     std::vector<Staged>& list = it->second;
@@ -55,13 +43,13 @@ void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
     }
     for (const Staged& s : list) staged_bytes_ += s.bytes;
     digest_[it->first] = list.back().header.digest_after;
-    seen_[it->first] = 1;
+    round_->seen[it->first] = 1;
     ++it;
   }
   // Applied on arrival, deltas would hold up those that come after them on the same stream, and all
   // hops behind this one with them.
-  const bool waited_for = forward_ != nullptr && forward_->waited_for();
-  streaming_ = (at_once && !waited_for) || staged_bytes_ > staging_limit_;
+  const bool waited_for = round_->forward != nullptr && round_->forward->waited_for();
+  round_->streaming = (at_once && !waited_for) || staged_bytes_ > staging_limit_;
 }
 
 void PullSink::Overlay(wire::Have& have) const {
@@ -111,13 +99,13 @@ void PullSink::Discard() {
 }
 
 Status PullSink::Touch() {
-  if (touched_) return absl::OkStatus();
+  if (round_->touched) return absl::OkStatus();
   const Status begun = gate_.Touch(buffer_);
   if (!begun.ok()) {
-    touch_failed_ = true;
+    round_->touch_failed = true;
     return begun;
   }
-  touched_ = dirty_ = true;
+  round_->touched = dirty_ = true;
   return absl::OkStatus();
 }
 
@@ -128,14 +116,14 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   }
   {
     std::lock_guard lock(mu_);
-    if (std::exchange(busy_[header.chunk], uint8_t{1}) != 0) {
+    if (std::exchange(round_->busy[header.chunk], uint8_t{1}) != 0) {
       // An error ends the pull, and the next BeginRound clears the mark.
       return Errorf(StatusCode::kDataLoss,
                     "the sender sent two frames of chunk {} at once, on different streams",
                     header.chunk);
     }
   }
-  if (forward_ != nullptr) forward_->Begins(header);
+  if (round_->forward != nullptr) round_->forward->Begins(header);
   const Chunk& chunk = buffer_.chunks()[header.chunk];
   if (header.type == wire::FrameType::kChunkDelta) return BeginDelta(header);
   if (header.payload_bytes != chunk.bytes) {
@@ -150,8 +138,8 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
     DropStaged(header.chunk);
   }
   buffer_.MarkUnknown(header.chunk);
-  partial_[header.chunk] = 0;
-  digested_[header.chunk] = 0;
+  round_->partial[header.chunk] = 0;
+  round_->digested[header.chunk] = 0;
   return buffer_.chunk(header.chunk);
 }
 
@@ -159,15 +147,15 @@ void PullSink::Arrived(const wire::FrameHeader& header, size_t bytes) {
   if (header.type != wire::FrameType::kChunkFull) return;
   const auto start = SteadyClock::now();
   DigestUpTo(header.chunk, bytes / kDigestStep * kDigestStep);
-  stage_seconds_ += SecondsSince(start);
+  round_->stage_seconds += SecondsSince(start);
 }
 
 void PullSink::DigestUpTo(uint32_t chunk, size_t end) {
-  const size_t from = digested_[chunk];
+  const size_t from = round_->digested[chunk];
   if (end <= from) return;
   const Bytes piece = Bytes(buffer_.chunk(chunk)).subspan(from, end - from);
-  partial_[chunk] += backend_.digest_range(buffer_.key(), piece, from);
-  digested_[chunk] = static_cast<uint32_t>(end);
+  round_->partial[chunk] += backend_.digest_range(buffer_.key(), piece, from);
+  round_->digested[chunk] = static_cast<uint32_t>(end);
 }
 
 StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
@@ -192,8 +180,8 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   const MutableBytes to(staged.payload.get(), header.payload_bytes);
   std::lock_guard lock(mu_);
   staged_bytes_ += header.payload_bytes;
-  if (staged_bytes_ > staging_limit_ && !streaming_) {
-    streaming_ = true;
+  if (staged_bytes_ > staging_limit_ && !round_->streaming) {
+    round_->streaming = true;
     LogInfo("a delta outgrows the staging bound of {}: applying the rest as it arrives",
             HumanBytes(staging_limit_));
   }
@@ -204,7 +192,7 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
 Status PullSink::Finish(const wire::FrameHeader& header) {
   const auto start = SteadyClock::now();
   Status complete = Complete(header);
-  stage_seconds_ += SecondsSince(start);
+  round_->stage_seconds += SecondsSince(start);
   return complete;
 }
 
@@ -215,17 +203,17 @@ Status PullSink::Complete(const wire::FrameHeader& header) {
     FinishFull(header);
   }
   digest_[header.chunk] = header.digest_after;
-  seen_[header.chunk] = 1;
+  round_->seen[header.chunk] = 1;
   {
     std::lock_guard lock(mu_);
-    busy_[header.chunk] = 0;
+    round_->busy[header.chunk] = 0;
   }
-  bytes_ += header.payload_bytes;
+  round_->bytes += header.payload_bytes;
   return absl::OkStatus();
 }
 
 void PullSink::Forward(const wire::FrameHeader& header, const Staged* staged) {
-  if (forward_ == nullptr) return;
+  if (round_->forward == nullptr) return;
   IncomingVersion::Piece piece{.header = header};
   if (staged == nullptr) {
     piece.whole = buffer_.chunk(header.chunk);
@@ -236,19 +224,19 @@ void PullSink::Forward(const wire::FrameHeader& header, const Staged* staged) {
     piece.fast = staged->payload;
     piece.fast_bytes = staged->bytes;
   }
-  forward_->Came(std::move(piece));
+  round_->forward->Came(std::move(piece));
 }
 
 void PullSink::FinishFull(const wire::FrameHeader& header) {
   const uint32_t c = header.chunk;
   const Chunk& chunk = buffer_.chunks()[c];
   DigestUpTo(c, chunk.bytes);
-  const bool right = partial_[c] == header.digest_after;
+  const bool right = round_->partial[c] == header.digest_after;
   if (right) {
     buffer_.SetChunk(c, header.version, header.digest_after);
-    if (record_ != nullptr) {
-      record_->Add({.chunk = c, .digest_before = digest_[c], .digest_after = header.digest_after},
-                   {});
+    if (round_->record != nullptr) {
+      round_->record->Add(
+          {.chunk = c, .digest_before = digest_[c], .digest_after = header.digest_after}, {});
     }
     Forward(header, nullptr);
   }
@@ -257,15 +245,15 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
     refused_.erase(c);
   } else {
     refused_.insert(c);  // deltas that follow cannot be applied either
-    if (mismatched_.insert(c).second && mismatched_.size() <= kMostNamed) {
+    if (round_->mismatched.insert(c).second && round_->mismatched.size() <= kMostNamed) {
       LogError(
           "chunk {} of tensor {} came whole with other bytes than its digest: fetching it again "
           "(check the sender's memory, this machine's, and the way between them)",
           c, buffer_.layout().tensor(chunk.tensor).name);
     }
   }
-  ++forms_.chunks[FormCounts::kRaw];
-  forms_.bytes[FormCounts::kRaw] += header.payload_bytes;
+  ++round_->forms.chunks[FormCounts::kRaw];
+  round_->forms.bytes[FormCounts::kRaw] += header.payload_bytes;
 }
 
 StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
@@ -274,7 +262,8 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
   std::vector<Bytes> before;
   {
     std::lock_guard lock(mu_);
-    // The list's elements stay where they are: busy_ lets in only one frame per chunk at a time.
+    // The list's elements stay where they are: round_->busy lets in only one frame per chunk at a
+    // time.
     std::vector<Staged>& list = staged_.at(header.chunk);
     mine = &list.back();
     for (size_t i = 0; i + 1 < list.size(); ++i) {
@@ -286,24 +275,24 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
     }
   }
   DW_ASSIGN_OR_RETURN(PayloadDecoder::Payload payload,
-                      decoder_->ToFast(header.chunk, Bytes(mine->payload.get(), mine->bytes),
-                                       before, seen_[header.chunk] == 0));
+                      round_->decoder.ToFast(header.chunk, Bytes(mine->payload.get(), mine->bytes),
+                                             before, round_->seen[header.chunk] == 0));
   {
     std::lock_guard lock(mu_);
     const size_t form = kernels::FormOf(payload.codec);
-    ++forms_.chunks[form];
-    forms_.bytes[form] += header.payload_bytes;
-    history_chunks_ += payload.depth > 0;
+    ++round_->forms.chunks[form];
+    round_->forms.bytes[form] += header.payload_bytes;
+    round_->history_chunks += payload.depth > 0;
   }
   if (!payload.fits) {
-    history_misfit_ = true;
+    round_->history_misfit = true;
     Refuse(header.chunk);
     return false;
   }
   if (payload.decoded != nullptr) {
     std::lock_guard lock(mu_);
     staged_bytes_ += payload.bytes - mine->bytes;
-    if (forward_ != nullptr) mine->came = std::move(mine->payload);
+    if (round_->forward != nullptr) mine->came = std::move(mine->payload);
     mine->payload = std::move(payload.decoded);
     mine->bytes = payload.bytes;
   }
@@ -315,12 +304,12 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
                   header.chunk, buffer_.layout().tensor(chunk.tensor).name,
                   kernels::ToString(valid));
   }
-  if (record_ != nullptr) {
-    record_->Add({.chunk = header.chunk,
-                  .changed = changed,
-                  .digest_before = header.digest_before,
-                  .digest_after = header.digest_after},
-                 fast);
+  if (round_->record != nullptr) {
+    round_->record->Add({.chunk = header.chunk,
+                         .changed = changed,
+                         .digest_before = header.digest_before,
+                         .digest_after = header.digest_after},
+                        fast);
   }
   return true;
 }
@@ -329,7 +318,7 @@ void PullSink::Refuse(uint32_t chunk) {
   std::lock_guard lock(mu_);
   DropStaged(chunk);
   refused_.insert(chunk);
-  ++refusals_;
+  ++round_->refusals;
 }
 
 void PullSink::DropStaged(uint32_t chunk) {
@@ -350,7 +339,7 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
   Staged* staged = nullptr;
   {
     std::lock_guard lock(mu_);
-    staged = &staged_.at(header.chunk).back();  // busy_ keeps other frames of the chunk away
+    staged = &staged_.at(header.chunk).back();  // round_->busy keeps other frames of the chunk away
     staged->complete = true;
   }
   // Before it is applied: whoever is served compares the chunk with its digest itself.
@@ -358,7 +347,7 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
   staged->came.reset();
   {
     std::lock_guard lock(mu_);
-    if (!streaming_) return absl::OkStatus();
+    if (!round_->streaming) return absl::OkStatus();
     apply_now = std::move(staged_.at(header.chunk));
     staged_.erase(header.chunk);
     for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
@@ -371,7 +360,7 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
       Keep(std::move(s));
       continue;
     }
-    bad_.push_back(header.chunk);
+    round_->bad.push_back(header.chunk);
     break;
   }
   return absl::OkStatus();
@@ -417,7 +406,7 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
   if (!work.empty() || !refused_.empty()) DW_RETURN_IF_ERROR(Touch());
   for (const uint32_t c : refused_) {
     buffer_.MarkUnknown(c);
-    bad_.push_back(c);
+    round_->bad.push_back(c);
   }
   pool.ParallelFor(work.size(), [&](size_t i) {
     for (Staged& s : *work[i]) {
@@ -427,24 +416,24 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
         Keep(std::move(s));
         continue;
       }
-      bad_.push_back(s.header.chunk);
+      round_->bad.push_back(s.header.chunk);
       return;
     }
   });
   staged_.clear();
   refused_.clear();
   staged_bytes_ = 0;
-  return std::exchange(bad_, {});
+  return std::exchange(round_->bad, {});
 }
 
 void PullSink::AddTo(PullStats& stats) const {
-  stats.chunks_full += forms_.chunks[FormCounts::kRaw];
-  for (const uint64_t chunks : forms_.chunks) stats.chunks_delta += chunks;
-  stats.chunks_delta -= forms_.chunks[FormCounts::kRaw];
-  stats.payload_bytes += bytes_;
-  stats.refused_chunks += refusals_;
-  stats.history_chunks += history_chunks_;
-  stats.forms += forms_;
+  stats.chunks_full += round_->forms.chunks[FormCounts::kRaw];
+  for (const uint64_t chunks : round_->forms.chunks) stats.chunks_delta += chunks;
+  stats.chunks_delta -= round_->forms.chunks[FormCounts::kRaw];
+  stats.payload_bytes += round_->bytes;
+  stats.refused_chunks += round_->refusals;
+  stats.history_chunks += round_->history_chunks;
+  stats.forms += round_->forms;
 }
 
 StatusOr<MutableBytes> PartSink::Begin(const wire::FrameHeader& header) {

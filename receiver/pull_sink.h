@@ -50,7 +50,7 @@ class PullSink : public net::ChunkSink {
   /// True when a chunk must be fetched whole, since what came of it does not fit.
   bool refused() const { return !refused_.empty(); }
   /// True when every frame of the round has come out right so far.
-  bool clean() const { return refused_.empty() && bad_.empty(); }
+  bool clean() const { return refused_.empty() && round_->bad.empty(); }
   /// Forgets all staged deltas.
   void Drop();
   /// Forgets all that came since the last commit, with which Buffer::Discard does the same.
@@ -83,16 +83,16 @@ class PullSink : public net::ChunkSink {
   StatusOr<std::vector<uint32_t>> Apply(ThreadPool& pool);
   /// Chunks that came whole with another digest, even if a later frame was right: the sender should
   /// check its own bytes. Stable once the pull has ended.
-  const std::set<uint32_t>& mismatched() const { return mismatched_; }
+  const std::set<uint32_t>& mismatched() const { return round_->mismatched; }
 
-  uint64_t bytes() const { return bytes_; }
+  uint64_t bytes() const { return round_->bytes; }
   /// Time that all streams together took in this round to check and decode what came.
-  double stage_seconds() const { return stage_seconds_; }
+  double stage_seconds() const { return round_->stage_seconds; }
   /// True when the round failed since the buffer could not be made ready, which is not the sender's
   /// doing.
-  bool touch_failed() const { return touch_failed_; }
+  bool touch_failed() const { return round_->touch_failed; }
   /// True when a tight delta did not fit the receiver's history or bytes.
-  bool history_misfit() const { return history_misfit_; }
+  bool history_misfit() const { return round_->history_misfit; }
   /// Adds the round's counters to `stats`.
   void AddTo(PullStats& stats) const;
 
@@ -103,6 +103,36 @@ class PullSink : public net::ChunkSink {
     size_t bytes = 0;
     std::shared_ptr<std::byte[]> came;  ///< as received, if it was not fast and goes on
     bool complete = false;
+  };
+
+  /// The facts of one round, from BeginRound to the next.
+  struct Round {
+    Round(Buffer& buffer, CoderRates& rates, LogView history)
+        : decoder(buffer, rates, std::move(history)),
+          partial(buffer.chunks().size()),
+          digested(buffer.chunks().size()),
+          seen(buffer.chunks().size()),
+          busy(buffer.chunks().size()) {}
+
+    const PayloadDecoder decoder;
+    DeltaBuilder* record = nullptr;
+    Forwarding* forward = nullptr;
+    /// For a whole chunk that is arriving: the digest of its first `digested` bytes.
+    std::vector<uint64_t> partial;
+    std::vector<uint32_t> digested;
+    /// Chunks that have had a frame, or have staged deltas from an earlier round.
+    std::vector<uint8_t> seen;
+    std::atomic<bool> touched{false}, touch_failed{false}, history_misfit{false};
+    std::atomic<uint64_t> bytes{0};
+    std::atomic<double> stage_seconds{0};
+    // Under mu_.
+    /// Chunks of which a frame is arriving. Its memory must not move until the frame is finished.
+    std::vector<uint8_t> busy;
+    bool streaming = false;
+    std::vector<uint32_t> bad;
+    std::set<uint32_t> mismatched;
+    uint64_t refusals = 0, history_chunks = 0;
+    FormCounts forms;
   };
 
   Status Touch();
@@ -128,38 +158,18 @@ class PullSink : public net::ChunkSink {
   const kernels::Backend& backend_;
   const uint64_t staging_limit_;
   CoderRates& rates_;
-  std::optional<PayloadDecoder> decoder_;
-  DeltaBuilder* record_ = nullptr;
-  Forwarding* forward_ = nullptr;
   /// Each chunk's digest as it will be once its staged deltas are applied.
   std::vector<uint64_t> digest_;
-  /// For a whole chunk that is arriving: the digest of its first digested_ bytes.
-  std::vector<uint64_t> partial_;
-  std::vector<uint32_t> digested_;
-  /// Chunks that have had a frame in this round, or have staged deltas from an earlier one.
-  std::vector<uint8_t> seen_;
-  std::atomic<bool> touched_{false};
-  std::atomic<bool> touch_failed_{false};
   std::atomic<bool> dirty_{false};
-  std::atomic<bool> history_misfit_{false};
-  std::atomic<uint64_t> bytes_{0};
-  std::atomic<double> stage_seconds_{0};
+  std::optional<Round> round_;
 
   Mutex mu_;
-  /// Chunks of which a frame is arriving. Its memory must not move until the frame is finished.
-  std::vector<uint8_t> busy_;
   uint64_t staged_bytes_ = 0;
-  bool streaming_ = false;
   std::map<uint32_t, std::vector<Staged>> staged_;
   bool keep_applied_ = false;
   std::deque<Staged> applied_;
   uint64_t applied_bytes_ = 0;
-  std::vector<uint32_t> bad_;
   std::set<uint32_t> refused_;
-  std::set<uint32_t> mismatched_;
-  uint64_t refusals_ = 0;
-  uint64_t history_chunks_ = 0;
-  FormCounts forms_;
 };
 
 /// Passes one agent's frames to the PullSink, refuses chunks that are not in the agent's part, and
