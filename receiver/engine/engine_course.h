@@ -83,9 +83,9 @@ class EngineCourse {
 
   View view() const;
   /// An attempt is under way: the next Begin goes on with it.
-  bool in_attempt() const { return step_.has_value(); }
+  bool in_attempt() const { return attempt_.step.has_value(); }
   /// The engine is paused and the update goes on: a stop had better wait for the next calls.
-  bool in_pause() const { return paused_ && step_.has_value(); }
+  bool in_pause() const { return process_.paused && attempt_.step.has_value(); }
 
  private:
   EngineCall First() const;
@@ -93,10 +93,10 @@ class EngineCourse {
   /// The call has the engine read the directory.
   bool Reads(EngineCall call) const;
   /// The engine cannot be updated in place, and may be told to read the directory.
-  bool ReadsAlways() const { return reload_only_ && MayReload(); }
-  /// What was in its memory is gone, and a prepare would add to whatever is there now.
+  bool ReadsAlways() const { return known_.reload_only && MayReload(); }
+  /// Its weights are gone, and a prepare would add to whatever is in their memory now.
   bool ReadsAnew() const { return dropped_ && traits_.asks && MayReload(); }
-  bool MayReload() const { return !spoiled_ && !only_anew_ && !corrupts_; }
+  bool MayReload() const { return !process_.spoiled && !known_.only_anew && !process_.corrupts; }
   bool Holds(EngineCall call) const;
   /// Adds a call's time to the attempt's.
   void AddTime(EngineCall call, Time now);
@@ -108,9 +108,9 @@ class EngineCourse {
   std::optional<EngineCall> Reload(const std::string& why);
   bool CheckWanted() const;
   void EndCheck(std::string error, bool drifted = false);
-  /// What a load or reload whose answer is no yes leaves behind.
+  /// Notes how far a load or reload that was not done can be trusted.
   void Doubt(EngineCall call, const EngineAnswer& answer);
-  /// What an answer that is a yes shows.
+  /// Notes what the answer of a call that was done shows.
   void Learn(EngineCall call, const EngineAnswer& answer);
   /// False: the answer comes from another process than the last, or must not be believed, and all
   /// that follows from this was done.
@@ -153,7 +153,7 @@ class EngineCourse {
   void Resumed(bool repeated, Time now);
   /// It says what it holds, after a pause or a resume that was not answered.
   void Confirmed(const EngineAnswer& answer, Time now);
-  /// The engine goes on with weights_.
+  /// The engine goes on with Known::weights.
   void Goes(Time now);
   void Serves(Time now);
   Nanos NextPause(std::chrono::milliseconds longest);
@@ -162,73 +162,92 @@ class EngineCourse {
   const Policy policy_;
   std::mt19937_64 random_;
 
-  Identity target_;    // the newest version that is ready
-  Identity to_;        // the version of the attempt under way
-  Identity served_;    // what the engine answers from; empty: not known, or nothing
-  Identity given_up_;  // no further attempt to bring the engine to it
-  /// What the engine's weights wholly are; empty: not known, as at first, since a receiver may have
-  /// died in the middle of a load.
-  Identity weights_;
-  Identity undo_to_;                // what weights_ was before the load
-  std::optional<EngineCall> step_;  // the next call, or the one under way; none: between attempts
+  /// kCheck -> kCondemn (it has drifted, and stays paused), kUpdate -> kUndo or kCondemn.
+  enum class Aim : uint8_t {
+    kUpdate,
+    kCheck,
+    kUndo,     ///< back to the version before
+    kCondemn,  ///< to a pause that stays
+    kResume,   ///< a pause that was taken back has come late
+  };
+  /// The facts of one attempt, from its first call to its end; afterwards those of the last one.
+  struct Attempt {
+    Aim aim = Aim::kUpdate;
+    std::optional<EngineCall> step = {};  // the next call, or the one under way; none: it has ended
+    Identity to = {};
+    bool reloading = false;  // it is to read the directory
+    Identity undo_to = {};   // what Known::weights was before the load
+    Time call_began = {};
+    double prepare_seconds = 0, load_seconds = 0;
+    bool was_paused = false;  // before the call under way
+    bool unasked = false;     // the call to come was not made when it was due
+    bool repeating = false;   // the call to come was made before, and has failed
+    bool attach_tried = false;
+    bool reloaded = false;
+    bool prepared = false;        // kPrepare was done
+    bool loading = false;         // kLoad or kReload was begun
+    bool may_undo = false;        // undo_to is known, and the kind has a way back
+    bool repeats = false;         // after kUndo
+    bool confirms = false;        // it was resumed, and is asked what it holds
+    bool drifted = false;         // drift was found in it
+    std::string refusal = {};     // of kPrepare, for the message if kAttach is refused, too
+    std::string why_undone = {};  // the error after which it became kUndo
+  };
+  /// Facts that stand until the engine is lost, or wakes from a sleep.
+  struct Known {
+    bool unknown = true;  // it is asked first what it holds
+    Identity served;      // what it answers from; empty: not known, or nothing
+    /// The state that its weights wholly are; empty: not known, as at first, since a receiver may
+    /// have died in the middle of a load.
+    Identity weights;
+    Identity given_up;  // no further attempt to bring it to this version
+    uint32_t attempts = 0;
+    /// Attempts that ended since it last served because it holds another version, or cannot be
+    /// followed. A new version does not end them: one may come with each attempt.
+    uint32_t refusals = 0;
+    bool closing = false;      // the version was given up, and its update is to be closed
+    bool reload_only = false;  // it cannot be followed, so it reads the directory each time
+    std::string why_reload;    // why reload_only is set
+    /// The last that it has refused so says that no reload would help, as for another model's
+    /// shapes.
+    bool only_anew = false;
+    bool verified = false;  // all of its memory was compared, and loaded well since
+    bool asleep = false;
+    std::string why_asleep;
+    bool held_back = false;  // it sleeps, and is to be paused again when it wakes
+  };
+  /// Facts of the engine's process, of which another one inherits none.
+  struct Process {
+    std::string named;  // the version that it is expected to name; empty: not known
+    bool out = false;
+    bool paused = false;      // told to pause, and not resumed since
+    bool pause_lost = false;  // a pause that was taken back may still be under way
+    bool unproven = false;    // it has loaded, and no part of its memory was compared since
+    bool doubtful = false;    // a load may have left anything: all is compared before it goes on
+    bool corrupts = false;    // its own reload would leave wrong weights
+    /// The answer of a reload was lost: another one may follow, and only a kAttach shows that it is
+    /// whole.
+    bool doubted = false;
+    /// A reload has failed in it, or its answer was lost and nothing can show what it did: only a
+    /// kAttach, which compares all bytes, or another process brings it back.
+    bool spoiled = false;
+  };
+  bool Aims(Aim aim) const { return attempt_.step && attempt_.aim == aim; }
+
+  Identity target_;  // the newest version that is ready
+  Attempt attempt_;
+  Known known_;
+  Process process_;
   Time not_before_{}, probe_at_{}, pause_began_{};
-  Time call_began_{};
-  double prepare_seconds_ = 0, load_seconds_ = 0;  // of the attempt under way
-  std::chrono::milliseconds pause_{0};             // before the last retry
-  uint32_t attempts_ = 0;
-  /// Attempts that ended since it last served because it holds another version, or cannot be
-  /// followed. A new version does not end them: one may come with each attempt.
-  uint32_t refusals_ = 0;
+  std::chrono::milliseconds pause_{0};  // before the last retry
   bool unreachable_ = false;
-  bool asleep_ = false;
-  bool dropped_ = false;    // it sleeps, or has slept, without its weights: it is to read them anew
-  bool held_back_ = false;  // it sleeps, and is to be paused again when it wakes
-  bool out_ = false;
-  bool paused_ = false;      // told to pause, and not resumed since
-  bool was_paused_ = false;  // before the call under way
-  bool pause_lost_ = false;  // a pause that was taken back may still be under way
-  bool unasked_ = false;     // the call to come was not made when it was due
-  bool repeating_ = false;   // the call to come was made before, and has failed
-  bool unknown_ = true;      // it is asked first what it holds
-  bool verified_ = false;    // all of its memory was compared, and loaded well since
-  bool unproven_ = false;    // it has loaded, and no part of its memory was compared since
-  bool doubtful_ = false;  // a load may have left anything: all of it is compared before it goes on
-  bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
-  bool closing_ = false;      // the version was given up, and its update is to be closed
-  /// A reload has failed in it, or its answer was lost and nothing can show what it did: only a
-  /// kAttach, which compares all bytes, or another process brings it back.
-  bool spoiled_ = false;
-  /// The answer of a reload was lost: another one may follow, and only a kAttach shows that it is
-  /// whole.
-  bool doubted_ = false;
-  bool corrupts_ = false;  // its own reload would leave wrong weights
-  /// The last that it has refused so says that no reload would help, as for another model's shapes.
-  bool only_anew_ = false;
+  bool dropped_ = false;  // it sleeps, or has slept, without its weights: it is to read them anew
   uint64_t checks_asked_ = 0, checks_begun_ = 0;
-  // Of the attempt under way:
-  bool attach_tried_ = false;
-  bool reloading_ = false;  // it is to read the directory
-  bool reloaded_ = false;
-  bool prepared_ = false;   // kPrepare was done
-  bool loading_ = false;    // kLoad or kReload was begun
-  bool may_undo_ = false;   // undo_to_ is known, and the kind has a way back
-  bool undoing_ = false;    // on the way back to the version before
-  bool repeats_ = false;    // after undoing
-  bool resuming_ = false;   // it is no update: a pause that was taken back has come late
-  bool confirms_ = false;   // it was resumed, and is asked what it holds
-  bool checking_ = false;   // it is no update but a check
-  bool drifted_ = false;    // drift was found in it
-  bool condemned_ = false;  // on the way to a pause that stays, or in one
-  int denials_ = 0;         // probes that named another version than was expected
-  std::string process_;     // the name of the engine's process; empty: not known
-  std::vector<std::string> processes_;  // those before it
-  std::string named_;                   // the version that it is expected to name; empty: not known
-  std::string why_reload_;              // why reload_only_ is set
-  std::string why_undone_;              // the error after which undoing_ was set
+  int denials_ = 0;                     // probes that named another version than was expected
+  std::string process_name_;            // empty: not known
+  std::vector<std::string> processes_;  // the names of those before it
   std::string probe_error_;             // of the last probe
-  std::string why_asleep_;
-  std::string refusal_;  // of kPrepare, for the message if kAttach is refused, too
-  View totals_;          // all but state, served, paused and attempts
+  View totals_;                         // all but state, served, paused and attempts
 };
 
 }  // namespace deltawire::receiver
