@@ -46,7 +46,12 @@ Status PullRound::Advance() {
   Status ended = Take(step);
   env_.gate.EndChange(env_.buffer);
   const double seconds = SecondsSince(start) - waited_;
-  if (step == Step::kOpen || step == Step::kTransfer) times_.transfer += seconds;
+  // The publish of an unwritten version divides the first transfer, and moves start_.
+  if (step == Step::kTransfer && repairs_ == 0) {
+    times_.transfer = std::chrono::duration<double>(last_frame_ - start_).count();
+  } else if (step == Step::kOpen || step == Step::kTransfer) {
+    times_.transfer += seconds;
+  }
   if (step == Step::kApply || step == Step::kPrepare) times_.apply += seconds;
   if (step == Step::kCommit) times_.commit += seconds;
   return ended;
@@ -298,7 +303,6 @@ void PullRound::NoteAhead() {
   const auto at = said ? std::clamp(said->at, start_, last_frame_) : last_frame_;
   stats_.ahead_bytes = std::min(said ? said->bytes : env_.sink.bytes(), env_.sink.bytes());
   times_.ahead = stats_.ahead_seconds = std::chrono::duration<double>(at - start_).count();
-  waited_ += times_.ahead;
   start_ = at;
 }
 

@@ -185,6 +185,24 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
   }
 }
 
+TEST_CASE("pull round: what comes before its publish took no time to transfer after it") {
+  RoundRig s;
+  const auto first = FakeAgent::Make(s.layout, 1);
+  s.Publish({1, 1}, first);
+  REQUIRE(s.Pull() == absl::OkStatus());
+  s.Publish({1, 2}, Changed(first, 2));
+  Follower::Target target = s.Newest();
+  target.incoming = true;
+  target.root_known = false;
+  target.whole.root = target.parts[0].root = 0;
+  const auto round = s.Round(target);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // before its first step
+  REQUIRE(s.Run(*round) == absl::OkStatus());
+  CHECK(round->times().ahead >= 0.002);
+  CHECK(round->times().transfer == 0);
+  CHECK(round->stats().transfer_seconds == 0);
+}
+
 TEST_CASE("pull round: an end at nothing is no state") {
   RoundRig s;
   s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
