@@ -119,6 +119,12 @@ struct GpuChunk {
   uint32_t width = 1;
 };
 
+/// The bytes of a chunk in device memory, where a trainer has them.
+struct GpuLive {
+  uint32_t chunk = 0;
+  const std::byte* data = nullptr;
+};
+
 struct GpuOptions {
   GpuMode mode = GpuMode::kHostStaged;
   int device = 0;
@@ -161,6 +167,16 @@ class GpuDiffer {
   /// digests[i] = Backend::digest of chunk i of `half`, for the chunks `which`. In resident mode
   /// these chunks become the new base.
   GpuStatus Digest(Bytes half, std::span<const uint32_t> which, std::span<uint64_t> digests);
+
+  /// Resident mode, for bytes that lie on the device and in no half (the chunks' offsets do not
+  /// count). Add takes up further chunks, numbered from where those before end, and allocates their
+  /// base. Adopt makes live bytes the base: digests[i] is that of live[i]. DiffLive is a Diff from
+  /// the base to the live bytes, which become the base; kArgument, and nothing is done, for a chunk
+  /// whose base was never adopted, or was lost in an error. REQUIRES: each chunk once a call; all
+  /// work on the live bytes is complete, and they stay as they are until the call returns.
+  GpuStatus Add(std::span<const GpuChunk> chunks);
+  GpuStatus Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests);
+  GpuStatus DiffLive(std::span<const GpuLive> live, const GpuEncoded& encoded);
 
   /// Backend::decode_apply of the items (each chunk once) to `half`. In resident mode they are
   /// applied to the base on the device, and `half` stays as it is.

@@ -19,29 +19,41 @@ struct GpuDiffer::Impl {
   gpu::KeyView key_view;
   std::vector<std::unique_ptr<Slab>> slabs;
 
-  // Resident mode: chunk i's base is at base_at[i] in `base`, and has base_digest[i] if known[i].
-  gpu::DeviceArray<uint8_t> base;
-  std::vector<uint64_t> base_at;
+  // Resident mode: chunk i's base is at base_at[i] in one of `bases`, and has base_digest[i] if
+  // known[i].
+  std::vector<gpu::DeviceArray<uint8_t>> bases;
+  std::vector<uint8_t*> base_at;
   std::vector<uint64_t> base_digest;
   std::vector<uint8_t> known;
 
   bool resident() const { return options.mode == GpuMode::kResident; }
 
   GpuStatus Make(const DigestKey& digest_key);
+  /// Adds chunks, and in resident mode the memory of their base.
+  GpuStatus Add(std::span<const GpuChunk> added);
   GpuStatus CheckCall(size_t half_bytes, uint32_t chunk) const;
+  GpuStatus CheckLive(std::span<const GpuLive> live, bool with_base) const;
 
   /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` takes results.
   template <typename ChunkOf, typename Start, typename Finish>
   GpuStatus Run(size_t count, ChunkOf chunk_of, Start start, Finish finish);
 
-  /// Calls f(host offset, slab offset, base offset, bytes) for each stretch of pieces that are
-  /// adjacent on the host, in the slab and in the base.
+  /// Calls f(host offset, slab offset, base, bytes) for each stretch of pieces that are adjacent on
+  /// the host, in the slab and in the base. The base is null outside of resident mode.
   template <typename F>
   GpuStatus ForEachStretch(const std::vector<Piece>& pieces, F f) const;
 
-  GpuStatus StartDiff(Slab& slab, Bytes before, Bytes after, std::span<const uint64_t> digests);
+  /// `bring`: queues the copy of the new bytes into the slab.
+  template <typename Bring>
+  GpuStatus StartDiff(Slab& slab, Bytes before, std::span<const uint64_t> digests, Bring bring);
+  GpuStatus BringHalf(Slab& slab, const gpu::DeviceArray<uint8_t>& to, Bytes half);
+  GpuStatus BringLive(Slab& slab, std::span<const GpuLive> live);
   GpuStatus FinishDiff(Slab& slab, const GpuEncoded& encoded);
-  GpuStatus StartDigest(Slab& slab, Bytes half);
+  template <typename Bring>
+  GpuStatus StartDigest(Slab& slab, Bring bring);
+  /// The digests of a slab's pieces are there; digest_of(piece) is where one of them goes.
+  template <typename DigestOf>
+  GpuStatus FinishDigest(Slab& slab, DigestOf digest_of);
   /// Queues the digests of the slab's new bytes, which are on the device.
   GpuStatus QueueDigests(Slab& slab);
   GpuStatus StartApply(Slab& slab, Bytes half, std::span<GpuApplyItem> items);
@@ -53,7 +65,6 @@ struct GpuDiffer::Impl {
 };
 
 GpuStatus GpuDiffer::Impl::Make(const DigestKey& digest_key) {
-  DW_GPU_RETURN_IF_ERROR(Check(cudaSetDevice(options.device), "choosing the device"));
   constexpr size_t kWords = DigestKey::kWordsPerBlock, kBlocks = DigestKey::kMaxBlocks;
   std::vector<uint64_t> words(digest_key.words(), digest_key.words() + kWords);
   for (size_t b = 0; b < kBlocks; ++b) words.push_back(digest_key.multiplier(b));
@@ -62,20 +73,31 @@ GpuStatus GpuDiffer::Impl::Make(const DigestKey& digest_key) {
       cudaMemcpy(key.data(), words.data(), words.size() * sizeof(words[0]), cudaMemcpyDefault),
       "copying the digest key"));
   key_view = {key.data(), key.data() + kWords};
-  if (resident()) {
-    uint64_t bytes = 0;
-    for (const GpuChunk& chunk : chunks) {
-      base_at.push_back(bytes);
-      bytes += Aligned(chunk.bytes);
+  return {};
+}
+
+GpuStatus GpuDiffer::Impl::Add(std::span<const GpuChunk> added) {
+  for (const GpuChunk& chunk : added) {
+    if (chunk.bytes == 0 || !SizesAllowed(chunk.bytes, chunk.width)) {
+      return {GpuError::kArgument, "a chunk of " + std::to_string(chunk.bytes) +
+                                       " bytes in elements of " + std::to_string(chunk.width)};
     }
-    base_digest.resize(chunks.size());
-    known.resize(chunks.size());
-    DW_GPU_RETURN_IF_ERROR(base.Make(bytes + Slab::kSlack));
   }
-  for (size_t i = 0; i < options.slabs; ++i) {
-    slabs.push_back(std::make_unique<Slab>());
-    DW_GPU_RETURN_IF_ERROR(slabs.back()->Make(options.slab_bytes, !resident()));
+  if (resident()) {
+    uint64_t bytes = Slab::kSlack;
+    for (const GpuChunk& chunk : added) bytes += Aligned(chunk.bytes);
+    gpu::DeviceArray<uint8_t> base;
+    DW_GPU_RETURN_IF_ERROR(base.Make(bytes));
+    uint8_t* at = base.data();
+    for (const GpuChunk& chunk : added) {
+      base_at.push_back(at);
+      at += Aligned(chunk.bytes);
+    }
+    bases.push_back(std::move(base));
   }
+  chunks.insert(chunks.end(), added.begin(), added.end());
+  base_digest.resize(base_at.size());
+  known.resize(base_at.size());
   return {};
 }
 
@@ -91,9 +113,22 @@ GpuStatus GpuDiffer::Impl::CheckCall(size_t half_bytes, uint32_t chunk) const {
   return {};
 }
 
+GpuStatus GpuDiffer::Impl::CheckLive(std::span<const GpuLive> live, bool with_base) const {
+  if (!resident()) return {GpuError::kArgument, "there is no base on the device"};
+  for (const GpuLive& piece : live) {
+    DW_GPU_RETURN_IF_ERROR(CheckCall(SIZE_MAX, piece.chunk));
+    if (with_base && !known[piece.chunk]) {
+      return {GpuError::kArgument,
+              "the device does not hold the base of chunk " + std::to_string(piece.chunk)};
+    }
+  }
+  return {};
+}
+
 template <typename ChunkOf, typename Start, typename Finish>
 GpuStatus GpuDiffer::Impl::Run(size_t count, ChunkOf chunk_of, Start start, Finish finish) {
-  DW_GPU_RETURN_IF_ERROR(Check(cudaSetDevice(options.device), "choosing the device"));
+  const gpu::OnDevice here(options.device);
+  DW_GPU_RETURN_IF_ERROR(here.status());
   const auto drain = [&](Slab& slab) -> GpuStatus {
     if (slab.empty()) return {};
     DW_GPU_RETURN_IF_ERROR(slab.stream.Wait());
@@ -137,10 +172,11 @@ GpuStatus GpuDiffer::Impl::ForEachStretch(const std::vector<Piece>& pieces, F f)
       const uint32_t chunk = pieces[last].chunk;
       if (chunk != pieces[last - 1].chunk + 1 || chunks[chunk].offset != head.offset + bytes) break;
       if (pieces[last].at != pieces[first].at + bytes) break;
+      if (resident() && base_at[chunk] != base_at[pieces[first].chunk] + bytes) break;
       bytes += chunks[chunk].bytes;
     }
-    const uint64_t at_base = resident() ? base_at[pieces[first].chunk] : 0;
-    DW_GPU_RETURN_IF_ERROR(f(head.offset, pieces[first].at, at_base, bytes));
+    uint8_t* const base = resident() ? base_at[pieces[first].chunk] : nullptr;
+    DW_GPU_RETURN_IF_ERROR(f(head.offset, pieces[first].at, base, bytes));
     first = last;
   }
   return {};
@@ -152,7 +188,7 @@ void GpuDiffer::Impl::DescribeChunks(Slab& slab) {
     const Piece& piece = slab.pieces[i];
     const GpuChunk& chunk = chunks[piece.chunk];
     gpu::DeviceChunk d;
-    d.before = resident() ? base.data() + base_at[piece.chunk] : slab.before.data() + piece.at;
+    d.before = resident() ? base_at[piece.chunk] : slab.before.data() + piece.at;
     d.after = slab.after.data() + piece.at;
     d.slot = reinterpret_cast<uint32_t*>(slab.slots.data() + piece.at);
     d.bytes = chunk.bytes;
@@ -173,15 +209,38 @@ GpuStatus GpuDiffer::Impl::BringBase(Slab& slab, Bytes before, std::span<const u
       missing.push_back(piece);
     }
   }
-  return ForEachStretch(missing, [&](uint64_t host, uint64_t, uint64_t at_base, uint64_t bytes) {
-    return slab.stream.Copy(base.data() + at_base, before.data() + host, bytes);
+  return ForEachStretch(missing, [&](uint64_t host, uint64_t, uint8_t* base, uint64_t bytes) {
+    return slab.stream.Copy(base, before.data() + host, bytes);
   });
 }
 
 GpuStatus GpuDiffer::Impl::AdvanceBase(Slab& slab) {
-  return ForEachStretch(slab.pieces, [&](uint64_t, uint64_t at, uint64_t at_base, uint64_t bytes) {
-    return slab.stream.Copy(base.data() + at_base, slab.after.data() + at, bytes);
+  return ForEachStretch(slab.pieces, [&](uint64_t, uint64_t at, uint8_t* base, uint64_t bytes) {
+    return slab.stream.Copy(base, slab.after.data() + at, bytes);
   });
+}
+
+GpuStatus GpuDiffer::Impl::BringHalf(Slab& slab, const gpu::DeviceArray<uint8_t>& to, Bytes half) {
+  return ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint8_t*, uint64_t bytes) {
+    return slab.stream.Copy(to.data() + at, half.data() + host, bytes);
+  });
+}
+
+GpuStatus GpuDiffer::Impl::BringLive(Slab& slab, std::span<const GpuLive> live) {
+  const std::vector<Piece>& pieces = slab.pieces;
+  for (size_t first = 0; first < pieces.size();) {
+    const std::byte* const from = live[pieces[first].item].data;
+    uint64_t bytes = chunks[pieces[first].chunk].bytes;
+    size_t last = first + 1;
+    for (; last < pieces.size(); ++last) {
+      if (live[pieces[last].item].data != from + bytes) break;
+      if (pieces[last].at != pieces[first].at + bytes) break;
+      bytes += chunks[pieces[last].chunk].bytes;
+    }
+    DW_GPU_RETURN_IF_ERROR(slab.stream.Copy(slab.after.data() + pieces[first].at, from, bytes));
+    first = last;
+  }
+  return {};
 }
 
 GpuStatus GpuDiffer::Impl::QueueDigests(Slab& slab) {
@@ -197,8 +256,9 @@ GpuStatus GpuDiffer::Impl::QueueDigests(Slab& slab) {
   return stream.Copy(slab.host_digests.data(), slab.digests.data(), n * sizeof(uint64_t));
 }
 
-GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, Bytes after,
-                                     std::span<const uint64_t> digests) {
+template <typename Bring>
+GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, std::span<const uint64_t> digests,
+                                     Bring bring) {
   DescribeChunks(slab);
   for (size_t i = 0; i < slab.pieces.size(); ++i) {
     slab.host_chunks[i].digest_before = digests[slab.pieces[i].chunk];
@@ -206,13 +266,8 @@ GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, Bytes after,
   const size_t n = slab.pieces.size();
   const auto& stream = slab.stream;
   if (resident()) DW_GPU_RETURN_IF_ERROR(BringBase(slab, before, digests));
-  const auto bring = [&](const gpu::DeviceArray<uint8_t>& to, Bytes half) {
-    return ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint64_t, uint64_t bytes) {
-      return stream.Copy(to.data() + at, half.data() + host, bytes);
-    });
-  };
-  if (!resident()) DW_GPU_RETURN_IF_ERROR(bring(slab.before, before));
-  DW_GPU_RETURN_IF_ERROR(bring(slab.after, after));
+  if (!resident()) DW_GPU_RETURN_IF_ERROR(BringHalf(slab, slab.before, before));
+  DW_GPU_RETURN_IF_ERROR(bring(slab));
   DW_GPU_RETURN_IF_ERROR(
       stream.Copy(slab.chunks.data(), slab.host_chunks.data(), n * sizeof(gpu::DeviceChunk)));
   DW_GPU_RETURN_IF_ERROR(stream.Copy(slab.blocks.data(), slab.host_blocks.data(),
@@ -259,18 +314,26 @@ GpuStatus GpuDiffer::Impl::FinishDiff(Slab& slab, const GpuEncoded& encoded) {
   return {};
 }
 
-GpuStatus GpuDiffer::Impl::StartDigest(Slab& slab, Bytes half) {
+template <typename Bring>
+GpuStatus GpuDiffer::Impl::StartDigest(Slab& slab, Bring bring) {
   DescribeChunks(slab);
-  const size_t n = slab.pieces.size();
-  const auto& stream = slab.stream;
-  DW_GPU_RETURN_IF_ERROR(
-      ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint64_t, uint64_t bytes) {
-        return stream.Copy(slab.after.data() + at, half.data() + host, bytes);
-      }));
-  DW_GPU_RETURN_IF_ERROR(
-      stream.Copy(slab.chunks.data(), slab.host_chunks.data(), n * sizeof(gpu::DeviceChunk)));
+  DW_GPU_RETURN_IF_ERROR(bring(slab));
+  DW_GPU_RETURN_IF_ERROR(slab.stream.Copy(slab.chunks.data(), slab.host_chunks.data(),
+                                          slab.pieces.size() * sizeof(gpu::DeviceChunk)));
   DW_GPU_RETURN_IF_ERROR(QueueDigests(slab));
   return resident() ? AdvanceBase(slab) : GpuStatus{};
+}
+
+template <typename DigestOf>
+GpuStatus GpuDiffer::Impl::FinishDigest(Slab& slab, DigestOf digest_of) {
+  for (size_t i = 0; i < slab.pieces.size(); ++i) {
+    const uint32_t chunk = slab.pieces[i].chunk;
+    digest_of(slab.pieces[i]) = slab.host_digests[i];
+    if (!resident()) continue;
+    base_digest[chunk] = slab.host_digests[i];
+    known[chunk] = 1;
+  }
+  return {};
 }
 
 void GpuDiffer::Impl::QueueBlocks(Slab& slab, const Piece& piece, const GpuApplyItem& item,
@@ -300,7 +363,7 @@ GpuStatus GpuDiffer::Impl::StartApply(Slab& slab, Bytes half, std::span<GpuApply
   for (size_t i = 0; i < slab.pieces.size(); ++i) {
     const Piece& piece = slab.pieces[i];
     if (resident()) {
-      slab.host_chunks[i].after = base.data() + base_at[piece.chunk];
+      slab.host_chunks[i].after = base_at[piece.chunk];
       known[piece.chunk] = 0;
     }
     const GpuApplyItem& item = items[piece.item];
@@ -309,10 +372,7 @@ GpuStatus GpuDiffer::Impl::StartApply(Slab& slab, Bytes half, std::span<GpuApply
     at += Aligned(item.payload.size());
   }
   if (!resident()) {
-    DW_GPU_RETURN_IF_ERROR(
-        ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t to, uint64_t, uint64_t bytes) {
-          return stream.Copy(slab.after.data() + to, half.data() + host, bytes);
-        }));
+    DW_GPU_RETURN_IF_ERROR(BringHalf(slab, slab.after, half));
   }
   DW_GPU_RETURN_IF_ERROR(stream.Copy(slab.payloads.data(), slab.host_payloads.data(), at));
   DW_GPU_RETURN_IF_ERROR(stream.Copy(slab.chunks.data(), slab.host_chunks.data(),
@@ -350,7 +410,7 @@ GpuStatus GpuDiffer::Impl::FinishApply(Slab& slab, MutableBytes half,
   }
   if (resident()) return {};
   DW_GPU_RETURN_IF_ERROR(
-      ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint64_t, uint64_t bytes) {
+      ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint8_t*, uint64_t bytes) {
         return slab.stream.Copy(half.data() + host, slab.after.data() + at, bytes);
       }));
   return slab.stream.Wait();
@@ -367,16 +427,16 @@ GpuStatus GpuDiffer::Create(const GpuOptions& options, const DigestKey& key,
       options.slab_bytes % gpu::kAlign != 0) {
     return {GpuError::kArgument, "a slab must hold the largest chunk and be a multiple of 16"};
   }
-  for (const GpuChunk& chunk : chunks) {
-    if (chunk.bytes == 0 || !SizesAllowed(chunk.bytes, chunk.width)) {
-      return {GpuError::kArgument, "a chunk of " + std::to_string(chunk.bytes) +
-                                       " bytes in elements of " + std::to_string(chunk.width)};
-    }
-  }
+  const gpu::OnDevice here(options.device);
+  DW_GPU_RETURN_IF_ERROR(here.status());
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  impl->chunks.assign(chunks.begin(), chunks.end());
   DW_GPU_RETURN_IF_ERROR(impl->Make(key));
+  DW_GPU_RETURN_IF_ERROR(impl->Add(chunks));
+  for (size_t i = 0; i < options.slabs; ++i) {
+    impl->slabs.push_back(std::make_unique<Slab>());
+    DW_GPU_RETURN_IF_ERROR(impl->slabs.back()->Make(options.slab_bytes, !impl->resident()));
+  }
   differ->reset(new GpuDiffer(std::move(impl)));
   return {};
 }
@@ -391,7 +451,10 @@ GpuStatus GpuDiffer::Diff(Bytes before, Bytes after, std::span<const uint32_t> w
   }
   return impl_->Run(
       which.size(), [&](size_t item) { return which[item]; },
-      [&](Slab& slab) { return impl_->StartDiff(slab, before, after, digests_before); },
+      [&](Slab& slab) {
+        return impl_->StartDiff(slab, before, digests_before,
+                                [&](Slab& to) { return impl_->BringHalf(to, to.after, after); });
+      },
       [&](Slab& slab) { return impl_->FinishDiff(slab, encoded); });
 }
 
@@ -403,17 +466,47 @@ GpuStatus GpuDiffer::Digest(Bytes half, std::span<const uint32_t> which,
   for (const uint32_t chunk : which) DW_GPU_RETURN_IF_ERROR(impl_->CheckCall(half.size(), chunk));
   return impl_->Run(
       which.size(), [&](size_t item) { return which[item]; },
-      [&](Slab& slab) { return impl_->StartDigest(slab, half); },
-      [&](Slab& slab) -> GpuStatus {
-        for (size_t i = 0; i < slab.pieces.size(); ++i) {
-          const uint32_t chunk = slab.pieces[i].chunk;
-          digests[chunk] = slab.host_digests[i];
-          if (!impl_->resident()) continue;
-          impl_->base_digest[chunk] = digests[chunk];
-          impl_->known[chunk] = 1;
-        }
-        return {};
+      [&](Slab& slab) {
+        return impl_->StartDigest(slab,
+                                  [&](Slab& to) { return impl_->BringHalf(to, to.after, half); });
+      },
+      [&](Slab& slab) {
+        return impl_->FinishDigest(
+            slab, [&](const Piece& piece) -> uint64_t& { return digests[piece.chunk]; });
       });
+}
+
+GpuStatus GpuDiffer::Add(std::span<const GpuChunk> chunks) {
+  const gpu::OnDevice here(impl_->options.device);
+  DW_GPU_RETURN_IF_ERROR(here.status());
+  return impl_->Add(chunks);
+}
+
+GpuStatus GpuDiffer::Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests) {
+  DW_GPU_RETURN_IF_ERROR(impl_->CheckLive(live, false));
+  if (digests.size() != live.size()) {
+    return {GpuError::kArgument, "room for one digest of each live chunk is needed"};
+  }
+  return impl_->Run(
+      live.size(), [&](size_t item) { return live[item].chunk; },
+      [&](Slab& slab) {
+        return impl_->StartDigest(slab, [&](Slab& to) { return impl_->BringLive(to, live); });
+      },
+      [&](Slab& slab) {
+        return impl_->FinishDigest(
+            slab, [&](const Piece& piece) -> uint64_t& { return digests[piece.item]; });
+      });
+}
+
+GpuStatus GpuDiffer::DiffLive(std::span<const GpuLive> live, const GpuEncoded& encoded) {
+  DW_GPU_RETURN_IF_ERROR(impl_->CheckLive(live, true));
+  return impl_->Run(
+      live.size(), [&](size_t item) { return live[item].chunk; },
+      [&](Slab& slab) {
+        return impl_->StartDiff(slab, {}, impl_->base_digest,
+                                [&](Slab& to) { return impl_->BringLive(to, live); });
+      },
+      [&](Slab& slab) { return impl_->FinishDiff(slab, encoded); });
 }
 
 GpuStatus GpuDiffer::Apply(MutableBytes half, std::span<GpuApplyItem> items) {
@@ -444,18 +537,20 @@ GpuStatus GpuDiffer::Apply(MutableBytes half, std::span<GpuApplyItem> items) {
 
 GpuStatus GpuDiffer::ReadBase(MutableBytes half, std::span<const uint32_t> which) {
   if (!impl_->resident()) return {GpuError::kArgument, "there is no base on the device"};
-  DW_GPU_RETURN_IF_ERROR(Check(cudaSetDevice(impl_->options.device), "choosing the device"));
+  const gpu::OnDevice here(impl_->options.device);
+  DW_GPU_RETURN_IF_ERROR(here.status());
   for (const uint32_t i : which) {
     DW_GPU_RETURN_IF_ERROR(impl_->CheckCall(half.size(), i));
     const GpuChunk& chunk = impl_->chunks[i];
-    const auto* from = reinterpret_cast<const std::byte*>(impl_->base.data() + impl_->base_at[i]);
+    const auto* from = reinterpret_cast<const std::byte*>(impl_->base_at[i]);
     DW_GPU_RETURN_IF_ERROR(GpuCopy(half.subspan(chunk.offset, chunk.bytes), {from, chunk.bytes}));
   }
   return {};
 }
 
 uint64_t GpuDiffer::device_bytes() const {
-  uint64_t bytes = impl_->base.size();
+  uint64_t bytes = 0;
+  for (const auto& base : impl_->bases) bytes += base.size();
   for (const auto& slab : impl_->slabs) bytes += slab->device_bytes();
   return bytes;
 }

@@ -47,6 +47,9 @@ GpuStatus GpuDiffer::Diff(Bytes, Bytes, std::span<const uint32_t>, std::span<con
 GpuStatus GpuDiffer::Digest(Bytes, std::span<const uint32_t>, std::span<uint64_t>) {
   return NotBuilt();
 }
+GpuStatus GpuDiffer::Add(std::span<const GpuChunk>) { return NotBuilt(); }
+GpuStatus GpuDiffer::Adopt(std::span<const GpuLive>, std::span<uint64_t>) { return NotBuilt(); }
+GpuStatus GpuDiffer::DiffLive(std::span<const GpuLive>, const GpuEncoded&) { return NotBuilt(); }
 GpuStatus GpuDiffer::Apply(MutableBytes, std::span<GpuApplyItem>) { return NotBuilt(); }
 GpuStatus GpuDiffer::ReadBase(MutableBytes, std::span<const uint32_t>) { return NotBuilt(); }
 uint64_t GpuDiffer::device_bytes() const { return 0; }

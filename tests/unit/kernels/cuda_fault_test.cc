@@ -51,6 +51,42 @@ TEST_CASE("A CUDA error anywhere in a diff is reported and the next diff is righ
   }
 }
 
+TEST_CASE("A CUDA error in a diff of live bytes loses the base, which is then adopted anew") {
+  const uint64_t seed = 52;
+  CAPTURE(seed);
+  Random random(seed);
+  GpuModel model = GpuModel::Crumbs(300, random);
+  const auto all = model.AllChunks();
+  std::unique_ptr<GpuDiffer> differ;
+  REQUIRE(GpuDiffer::Create(Options(GpuMode::kResident), model.key(), {}, &differ).ok());
+  REQUIRE(differ->Add(model.chunks()).ok());
+  std::vector<uint64_t> digests(all.size());
+  const auto adopt = [&](const GpuModel::Version& version) {
+    const GpuModel::LiveBytes live(model, version, all);
+    return differ->Adopt(live.pieces, digests);
+  };
+  REQUIRE(adopt(model.current()).ok());
+  size_t failures = 0;
+  for (int at = 0;; at += 1 + at / 6) {
+    CAPTURE(at);
+    const GpuModel::Version next = model.Mutated(0.05, Change::kSmall, random);
+    const GpuModel::LiveBytes live(model, next, all);
+    const auto ignore = [](uint32_t, const EncodeResult&, Bytes) {};
+    FailCudaCallIn(at);
+    const GpuStatus status = differ->DiffLive(live.pieces, ignore);
+    FailCudaCallIn(-1);
+    if (status.ok()) break;
+    ++failures;
+    CHECK(status.error == GpuError::kDevice);
+    CHECK(differ->DiffLive(live.pieces, ignore).error == GpuError::kArgument);
+    REQUIRE(adopt(model.current()).ok());
+    CHECK(digests == model.current().digests);
+    model.CheckDiffLive(*differ, next, all);
+    model.Become(next);
+  }
+  CHECK(failures > 5);
+}
+
 TEST_CASE("After a CUDA error that sticks, every call is answered by it, and nothing hangs") {
   const unsigned seed = GENERATE(1u, 2u);
   CAPTURE(seed);

@@ -45,6 +45,7 @@ unsigned times_on = 0;  // since SeedCuda
 Wrong wrong = Wrong::kNothing;
 unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0, device_allocations = 0;
+size_t free_memory = 0;         // of each device; 0: 3 GiB
 volatile uint8_t unpinned = 0;  // what was read last of memory that was unregistered
 int driver_version = CUDART_VERSION;
 std::atomic<bool> pinning_held = false;
@@ -393,6 +394,7 @@ bool CudaRegistered(const void* memory, size_t bytes) {
   return after != registered.begin() && begin < std::prev(after)->first + std::prev(after)->second;
 }
 int CudaPlacements() { return placements; }
+void PretendFreeMemory(size_t bytes) { free_memory = bytes; }
 int CudaDeviceAllocations() { return device_allocations; }
 bool HasCudaContext(int device) { return used[device]; }
 void EndCudaContexts() { std::ranges::fill(used, false); }
@@ -526,7 +528,7 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const std::lock_guard lock(mu);
-  *free_bytes = size_t{3} << 30;
+  *free_bytes = free_memory == 0 ? size_t{3} << 30 : free_memory;
   *total_bytes = size_t{8} << 30;
   return Outcome();
 }

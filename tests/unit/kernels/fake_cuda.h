@@ -33,6 +33,8 @@ int CudaRegistrations();
 /// Whether any of these bytes is registered now.
 bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
+/// From now on so much of a device's 8 GiB is free; 0: 3 GiB, as at the start.
+void PretendFreeMemory(size_t bytes);
 /// How many blocks of device memory were allocated so far.
 int CudaDeviceAllocations();
 /// The machine's driver: the newest CUDA that it knows, as 1000 * major + 10 * minor; 0: there is

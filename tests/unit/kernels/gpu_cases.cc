@@ -108,6 +108,49 @@ TEST_CASE("GPU digests are the oracle's and leave a base behind") {
   }
 }
 
+TEST_CASE("GPU diffs from a base of its own to bytes that lie on the device") {
+  if (NoGpu()) return;
+  const uint64_t seed = 41;
+  CAPTURE(seed);
+  Random random(seed);
+  GpuModel model = GpuModel::Mixed(random);
+  GpuOptions options;
+  options.mode = GpuMode::kResident;
+  options.slab_bytes = kMaxChunkBytes;
+  options.slabs = 2;
+  std::unique_ptr<GpuDiffer> differ;
+  RequireOk(GpuDiffer::Create(options, model.key(), {}, &differ));
+  const auto all = model.AllChunks();
+  const auto ignore = [](uint32_t, const EncodeResult&, Bytes) { FAIL("nothing to encode"); };
+  const GpuLive early[] = {{0, nullptr}};
+  CHECK(differ->DiffLive(early, ignore).error == GpuError::kArgument);  // there is no chunk yet
+  // A trainer's tensors come one after the other.
+  const std::span chunks(model.chunks());
+  for (size_t first = 0; first < chunks.size();) {
+    const size_t count = std::min<size_t>(1 + random.Below(9), chunks.size() - first);
+    RequireOk(differ->Add(chunks.subspan(first, count)));
+    first += count;
+  }
+  CHECK(differ->DiffLive(early, ignore).error == GpuError::kArgument);  // it has no base
+  {
+    const GpuModel::LiveBytes live(model, model.current(), all);
+    std::vector<uint64_t> digests(all.size());
+    RequireOk(differ->Adopt(live.pieces, digests));
+    CHECK(digests == model.current().digests);
+  }
+  for (const double density : {0.0, 0.001, 0.05, 1.0, 0.01}) {
+    CAPTURE(density);
+    const GpuModel::Version next = model.Mutated(density, Change::kAny, random);
+    std::vector<uint32_t> which;
+    for (const uint32_t i : all) {
+      if (random.Chance(0.8)) which.push_back(i);
+    }
+    if (random.Chance(0.5)) std::reverse(which.begin(), which.end());
+    model.CheckDiffLive(*differ, next, which);
+    model.Become(next, which);
+  }
+}
+
 TEST_CASE("GPU applies payloads as the oracle does in both modes") {
   if (NoGpu()) return;
   const uint64_t seed = 35;

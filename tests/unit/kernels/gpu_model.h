@@ -78,18 +78,51 @@ class GpuModel {
 
   /// Diffs current() against `next` and compares each chunk with the oracle.
   void CheckDiff(GpuDiffer& differ, const Version& next, const std::vector<uint32_t>& which) const {
+    CheckEncoded(next, which, [&](const GpuEncoded& encoded) {
+      return differ.Diff(current_.data, next.data, which, current_.digests, encoded);
+    });
+  }
+  /// The same of a base on the device, and of `next`'s bytes there.
+  void CheckDiffLive(GpuDiffer& differ, const Version& next,
+                     const std::vector<uint32_t>& which) const {
+    const LiveBytes live(*this, next, which);
+    CheckEncoded(next, which,
+                 [&](const GpuEncoded& encoded) { return differ.DiffLive(live.pieces, encoded); });
+  }
+  /// A version's chunks in one block of device memory, at odd multiples of their widths.
+  struct LiveBytes {
+    LiveBytes(const GpuModel& model, const Version& version, const std::vector<uint32_t>& which) {
+      constexpr size_t kStep = 16;
+      std::vector<std::byte> host;
+      std::vector<size_t> at;
+      for (const uint32_t i : which) {
+        at.push_back((host.size() + kStep - 1) / kStep * kStep + model.chunks_[i].width);
+        host.resize(at.back());
+        const Bytes bytes = model.At(version, i);
+        host.insert(host.end(), bytes.begin(), bytes.end());
+      }
+      REQUIRE(GpuBuffer::Create(host.size(), &memory).ok());
+      REQUIRE(GpuCopy(memory->bytes(), host).ok());
+      for (size_t k = 0; k < which.size(); ++k) {
+        pieces.push_back({which[k], memory->bytes().data() + at[k]});
+      }
+    }
+    std::unique_ptr<GpuBuffer> memory;
+    std::vector<GpuLive> pieces;
+  };
+  template <typename Diff>
+  void CheckEncoded(const Version& next, const std::vector<uint32_t>& which, Diff diff) const {
     std::vector<int> seen(chunks_.size());
-    const GpuStatus status = differ.Diff(
-        current_.data, next.data, which, current_.digests,
-        [&](uint32_t i, const EncodeResult& result, Bytes payload) {
-          ++seen[i];
-          const Buffer expected = Payload(i, next);
-          CAPTURE(i, chunks_[i].bytes, chunks_[i].width);
-          REQUIRE(result.digest_after == next.digests[i]);
-          REQUIRE(result.bytes == payload.size());
-          REQUIRE(result.changed == CountChanged(At(current_, i), At(next, i), chunks_[i].width));
-          REQUIRE(Equal(payload, expected));
-        });
+    const GpuStatus status = diff([&](uint32_t i, const EncodeResult& result, Bytes payload) {
+      ++seen[i];
+      const Buffer expected = Payload(i, next);
+      CAPTURE(i, chunks_[i].bytes, chunks_[i].width);
+      REQUIRE(result.digest_before == current_.digests[i]);
+      REQUIRE(result.digest_after == next.digests[i]);
+      REQUIRE(result.bytes == payload.size());
+      REQUIRE(result.changed == CountChanged(At(current_, i), At(next, i), chunks_[i].width));
+      REQUIRE(Equal(payload, expected));
+    });
     CAPTURE(status.message);
     REQUIRE(status.ok());
     std::vector<int> wanted(chunks_.size());
