@@ -171,6 +171,11 @@ uint64_t Model::damaged_chunks() const {
   return n;
 }
 
+std::string Model::diffs_on() const {
+  MutexLock lock(mu_);
+  return trainer_diffs_on_.empty() ? gpu_.where() : trainer_diffs_on_;
+}
+
 void Model::Stop(const Status& why) {
   home_->halves().Stop(why);
   {

@@ -43,7 +43,8 @@ struct OffloadGrant {
   double waited_seconds = 0;
   uint64_t lease = 0;
   uint64_t attempt = 0;
-  Identity published;  ///< while ranks write, no other version is published
+  Identity published;           ///< while ranks write, no other version is published
+  bool takes_payloads = false;  ///< of changes of `published`
 };
 
 /// Sums over this process's publishes of one model.
@@ -180,8 +181,8 @@ class Model : public StateSource {
   /// The same of incoming versions.
   EncodedCache::Counts early_encoded() const { return incoming_.encoded(); }
   GpuDiff::Counts gpu_counts() const { return gpu_.counts(); }
-  /// What its versions are diffed on, if a GPU was asked for; else empty.
-  std::string diffs_on() const { return gpu_.where(); }
+  /// What its versions are diffed on, if the trainer does it or a GPU was asked for; else empty.
+  std::string diffs_on() const;
 
   /// Whether its files are still in its directory; see ModelHome.
   bool IsInPlace() const { return home_->IsInPlace(); }
@@ -263,6 +264,7 @@ class Model : public StateSource {
   VersionHistory history_;
   IncomingSlot incoming_;
   GpuSlot gpu_;  // destroyed before the halves, whose memory it has pinned
+  std::atomic<bool> payloads_trusted_{true};  // none of the trainer's was wrong
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
 
@@ -275,6 +277,7 @@ class Model : public StateSource {
   // Publishes the session's offload, or has published one that ended.
   std::shared_ptr<PublishJob> job_ ABSL_GUARDED_BY(mu_);
   uint64_t job_lease_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string trainer_diffs_on_ ABSL_GUARDED_BY(mu_);  // of the last offload; as ReadyNotice's
   PublishTotals totals_ ABSL_GUARDED_BY(mu_);
   Thread publisher_;
 };

@@ -68,6 +68,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     if (ready.ok()) {
       job_lease_ = begun.lease;
       job_ = MakeJob(half, BeginIncoming());
+      trainer_diffs_on_.clear();
     }
     if (session_.writing(begun.lease)) {
       LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}", name(),
@@ -104,9 +105,13 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
   home_->halves().Granted(half, {lease, request.rank, request.client, request.publisher});
   const auto newest = store_.newest();
   return OffloadGrant{
-      home_->halves().path(half), home_->halves().data_offset(),
-      session_.waited_seconds(),  lease,
-      session_.attempt(),         newest == nullptr ? Identity{} : newest->info.identity};
+      .half_path = home_->halves().path(half),
+      .data_offset = home_->halves().data_offset(),
+      .waited_seconds = session_.waited_seconds(),
+      .lease = lease,
+      .attempt = session_.attempt(),
+      .published = newest == nullptr ? Identity{} : newest->info.identity,
+      .takes_payloads = newest != nullptr && payloads_trusted_ && damaged_chunks() == 0};
 }
 
 Status Model::PrepareHalf(uint32_t half, double* waited) {
@@ -257,6 +262,8 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
     TidyAfterSession();
     if (noted.ok()) {
       final = std::move(*noted);
+      // Under the lock, so that the last rank is not ready before.
+      if (job_ != nullptr) job_->AddPayloads(notice.payloads);
     } else {
       refused = noted.status();
     }
@@ -289,6 +296,10 @@ StatusOr<bool> Model::NoteReady(const ReadyNotice& notice) {
     LogInfo("model {}: {}: written by {}, in {} {}", name(), ToString(NextState(notice.version)),
             notice.world == 1 ? "its rank" : fmt::format("all {} ranks", notice.world),
             HumanSeconds(SecondsSince(granted)), ToString(trace));
+  }
+  // The longest text has the reasons for what went whole.
+  if (last.ok() && notice.diffed_on.size() > trainer_diffs_on_.size()) {
+    trainer_diffs_on_ = notice.diffed_on;
   }
   // Whether or not Ready failed, the rank writes no more.
   home_->halves().LetGo(notice.lease, notice.rank);

@@ -85,6 +85,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   // The next offload drains this very half, and may begin before all receivers have been told.
   base = {};
   info.diff_seconds = SecondsSince(start);
+  if (what.job->payload_was_wrong()) payloads_trusted_ = false;
   const Status made = diffed.ok()
                           ? home_->side_files().Keep(ModelHome::UseOf(what.half), what.side_files)
                           : diffed.status();

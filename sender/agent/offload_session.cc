@@ -367,6 +367,21 @@ StatusOr<bool> OffloadSession::Count(uint32_t c, uint32_t bytes, uint32_t rank) 
   return bytes > 0 && sum == chunks_[c].bytes;
 }
 
+Status OffloadSession::MarkPayload(const DiffedChunk& payload, const WrittenNotice& n) {
+  const bool known = payload.chunk < chunks_.size() && owned_.contains(payload.chunk);
+  if (!known || payload.bytes >= chunks_[payload.chunk].bytes || (now_.world > 1 && !n.sole)) {
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "model \"{}\", version {}: rank {} gives a payload of {} bytes for chunk {}, which "
+        "this agent does not have, which is no larger, or which other ranks may write",
+        options_.model, now_.version, n.rank, payload.bytes, payload.chunk);
+  }
+  const uint32_t tensor = chunks_[payload.chunk].tensor;
+  if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(tensor, n.rank));
+  now_.marks[tensor] |= kEarly;
+  return absl::OkStatus();
+}
+
 StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const WrittenNotice& n) {
   if (!writing(lease)) return Over(lease);
   if (!now_.ranks.contains(n.rank)) {
@@ -384,6 +399,10 @@ StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const Wr
                   options_.model, now_.version, n.rank);
   }
   Final final;
+  for (const DiffedChunk& payload : n.payloads) {
+    DW_RETURN_IF_ERROR(MarkPayload(payload, n));
+    final.chunks.push_back(payload.chunk);
+  }
   for (const uint32_t t : n.tensors) {
     if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(t, n.rank));
     // With several ranks, none knows whether the others have written their shares of a tensor.

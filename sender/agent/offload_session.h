@@ -18,6 +18,7 @@
 #include "common/base/sync.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
+#include "common/layout/diffed_chunk.h"
 #include "common/layout/layout.h"
 #include "common/serving/version_info.h"
 
@@ -52,6 +53,8 @@ struct WrittenNotice {
   bool sole = false;  ///< no other rank writes any part of `tensors`
   /// Chunks, and how many bytes of each this rank has finished since its last notice; equally long.
   std::vector<uint32_t> chunks, chunk_bytes;
+  /// Chunks that hold payloads: of the only rank, or `sole`.
+  std::vector<DiffedChunk> payloads;
 };
 
 struct ReadyNotice {
@@ -62,6 +65,7 @@ struct ReadyNotice {
   bool wrote_all = false;
   std::vector<uint32_t> written;
   std::vector<uint32_t> unchanged;
+  std::string diffed_on;  ///< for people; empty: nothing was diffed at this rank
 };
 
 class OffloadSession {
@@ -225,6 +229,7 @@ class OffloadSession {
   Status CheckTensors(const std::vector<uint32_t>& tensors) const;
   Status ClaimSole(uint32_t tensor, uint32_t rank);
   StatusOr<bool> Count(uint32_t chunk, uint32_t bytes, uint32_t rank);
+  Status MarkPayload(const DiffedChunk& payload, const WrittenNotice& notice);
   Status Mark(const ReadyNotice& notice);
   Status CheckComplete(const Identity& published) const;
   std::string LateRanks() const;

@@ -34,13 +34,15 @@ PublishJob::PublishJob(Inputs inputs)
     : in_(std::move(inputs)),
       n_(in_.chunks->size()),
       builder_(in_.payload_limit),
-      taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
+      turns_(std::make_unique<std::atomic<Turn>[]>(n_)),
+      given_(in_.active.empty() ? 0 : n_),
       digests_(std::make_shared<std::vector<uint64_t>>(n_)),
       counts_(std::make_unique<Counts[]>(in_.chunks->tensors())),
       root_(in_.active_root) {
   // Chunks that other agents own count as taken, so that no thread touches them.
   for (uint32_t i = 0; i < n_; ++i) {
-    taken_[i] = in_.owned != nullptr && !in_.owned->contains(i);
+    const bool other = in_.owned != nullptr && !in_.owned->contains(i);
+    turns_[i] = other ? Turn::kTaken : Turn::kFree;
   }
 }
 
@@ -66,34 +68,91 @@ void PublishJob::SetDigest(uint32_t i, uint64_t digest) {
   root_.fetch_add(change, std::memory_order_relaxed);
 }
 
-bool PublishJob::Diff(uint32_t i) {
-  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return false;
+void PublishJob::Diff(uint32_t i) {
+  if (Take(i, Turn::kPayload)) return Apply(i);
+  if (!Take(i)) return;
   const Chunk& chunk = (*in_.chunks)[i];
   const MutableBytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
   if (in_.active.empty()) {
     SetDigest(i, in_.backend->digest(*in_.key, now));
     Count(chunk, chunk.bytes / chunk.width, 0, true);
-    return true;
+    return;
   }
   const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
   const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
   const uint64_t digest_before = (*in_.active_digests)[i];
-  if (ActiveDamaged(i)) {
-    DigestAnew(i, digest_before);
-    return true;
-  }
+  if (ActiveDamaged(i)) return DigestAnew(i, digest_before);
   const auto r = in_.backend->diff_encode_checked(*in_.key, before, now, chunk.width, out);
   if (r.digest_before == digest_before) {
     Record(i, r, out.first(r.bytes));
-    if (in_.diffed && r.changed != 0) {
-      const bool sent = WorthSending(r.bytes, chunk.bytes);
-      in_.diffed(i, digest_before, r.digest_after, sent ? out.first(r.bytes) : Bytes());
-    }
+    Tell(i, r, out.first(r.bytes));
   } else {
     Lost(i, true);
     DigestAnew(i, digest_before);
   }
-  return true;
+}
+
+void PublishJob::Tell(uint32_t i, const kernels::EncodeResult& found, Bytes payload) const {
+  if (!in_.diffed || found.changed == 0) return;
+  const bool sent = WorthSending(found.bytes, (*in_.chunks)[i].bytes);
+  in_.diffed(i, found.digest_before, found.digest_after, sent ? payload : Bytes());
+}
+
+void PublishJob::AddPayloads(std::span<const DiffedChunk> payloads) {
+  for (const DiffedChunk& payload : payloads) {
+    const uint32_t i = payload.chunk;
+    if (in_.active.empty()) return Fail(i, "there is no version that it could be a change of");
+    if (!Take(i, Turn::kFree, Turn::kFilling)) {
+      return Fail(i, "the chunk was written or given before");
+    }
+    given_[i] = payload;
+    turns_[i].store(Turn::kPayload, std::memory_order_release);
+  }
+}
+
+void PublishJob::Apply(uint32_t i) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  const DiffedChunk& given = given_[i];
+  const MutableBytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
+  const MutableBytes payload =
+      EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width)).first(given.bytes);
+  std::memcpy(payload.data(), now.data(), payload.size());
+  kernels::EncodeResult made;
+  made.bytes = given.bytes;
+  made.digest_before = made.digest_after = (*in_.active_digests)[i];
+  if (ActiveDamaged(i) || !BringBase(i, given.bytes == 0)) {
+    if (!ActiveDamaged(i)) Lost(i, false);
+    return Fail(i, "the bytes that it changes have lost their digest in this machine's memory");
+  }
+  using kernels::DecodeStatus;
+  const bool valid =
+      given.bytes == 0 ||
+      (in_.backend->validate(payload, chunk.bytes, chunk.width, &made.changed) ==
+           DecodeStatus::kOk &&
+       in_.backend->decode_apply(*in_.key, payload, now, chunk.width, made.digest_before,
+                                 &made.digest_after) == DecodeStatus::kOk);
+  if (!valid || made.digest_after != given.digest_after) {
+    payload_was_wrong_ = true;
+    return Fail(i, "it does not lead to the bytes that the GPU has");
+  }
+  ++applied_;
+  Record(i, made, payload);
+  Tell(i, made, payload);
+}
+
+void PublishJob::Fail(uint32_t i, std::string_view why) {
+  const size_t tensor = (*in_.chunks)[i].tensor;
+  {
+    MutexLock lock(mu_);
+    if (failure_.ok()) {
+      failure_ = Errorf(
+          StatusCode::kAborted,
+          "chunk {} of tensor {}: the trainer's GPU has handed over a delta, and {}; offload "
+          "the weights as a newer version, which goes whole",
+          i, in_.layout == nullptr ? std::to_string(tensor) : in_.layout->tensor(tensor).name, why);
+    }
+  }
+  GiveUp();
 }
 
 void PublishJob::Lost(uint32_t i, bool whole) {
@@ -124,7 +183,7 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
   std::vector<uint32_t> which;
   for (uint32_t i = 0; i < n_; ++i) {
     if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
-    if (taken_[i].exchange(1, std::memory_order_acq_rel) == 0) which.push_back(i);
+    if (Take(i)) which.push_back(i);
   }
   // Nothing counts before the CPU has agreed to a part of it.
   std::vector<GpuResult> results;
@@ -165,7 +224,7 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
     });
   }
   for (const uint32_t i : which) {
-    if (done[i] == 0) taken_[i].store(0, std::memory_order_release);
+    if (done[i] == 0) turns_[i].store(Turn::kFree, std::memory_order_release);
   }
 }
 
@@ -173,11 +232,7 @@ void PublishJob::Accept(const GpuResult& result) {
   const uint32_t i = result.chunk;
   if (result.whole) return DigestAnew(i, result.found.digest_before);
   Record(i, result.found, result.payload);
-  if (in_.diffed && result.found.changed != 0) {
-    const bool sent = WorthSending(result.found.bytes, (*in_.chunks)[i].bytes);
-    in_.diffed(i, result.found.digest_before, result.found.digest_after,
-               sent ? Bytes(result.payload) : Bytes());
-  }
+  Tell(i, result.found, result.payload);
 }
 
 bool PublishJob::CpuAgrees(GpuResult& claim) {
@@ -213,16 +268,23 @@ void PublishJob::DigestAnew(uint32_t i, uint64_t digest_before) {
 }
 
 void PublishJob::CarryOver(uint32_t i) {
-  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return;
-  const Chunk& chunk = (*in_.chunks)[i];
-  const uint64_t digest = (*digests_)[i] = (*in_.active_digests)[i];
-  const Bytes there = Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes);
-  // Saves the copy, and keeps right bytes in case those of the active half are damaged.
-  if (MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) return;
-  if (CopyOver(chunk) == digest) return;
+  if (!Take(i)) return;
+  (*digests_)[i] = (*in_.active_digests)[i];
+  if (BringBase(i, true)) return;
   if (!ActiveDamaged(i)) Lost(i, false);
   MutexLock lock(mu_);
   damaged_.push_back(i);
+}
+
+bool PublishJob::BringBase(uint32_t i, bool may_have_bytes) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  const uint64_t digest = (*in_.active_digests)[i];
+  const Bytes there = Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes);
+  // Saves the copy, and keeps right bytes in case those of the active half are damaged.
+  if (may_have_bytes && MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) {
+    return true;
+  }
+  return CopyOver(chunk) == digest;
 }
 
 bool PublishJob::MayHaveBytes(uint32_t i) const {
@@ -291,8 +353,12 @@ StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
   // All chunks are taken, but early threads may still be diffing their last ones.
   Cancel();
   Join();
-  if (given_up_) return absl::AbortedError("the publish was given up");
+  if (given_up_) {
+    MutexLock lock(mu_);
+    return failure_.ok() ? absl::AbortedError("the publish was given up") : failure_;
+  }
   Result result;
+  result.payloads = applied_;
   if (!in_.active.empty()) result.delta = builder_.Finish(from, to);
   result.digests = digests_;
   result.root = root_;

@@ -1,8 +1,8 @@
 // The diff of one offload: inactive half against active half, chunk by chunk, on many threads. A
-// chunk may be diffed while the trainer still writes others (MarkWritten); Finish diffs the rest.
-// The Model and the pool's tasks share it, and the halves outlive it. Any thread may call
-// MarkWritten and Cancel, one calls Finish once. Inputs::lost and Result::damaged name damaged
-// chunks.
+// chunk may be diffed while the trainer still writes others (MarkWritten); Finish diffs the rest. A
+// chunk that the trainer's GPU has diffed (AddPayloads) is made from its payload instead. The Model
+// and the pool's tasks share it; the halves outlive it. Any thread may call all but Finish, which
+// one calls once. Inputs::lost and Result::damaged name damaged chunks.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include "common/delta/delta.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
+#include "common/layout/diffed_chunk.h"
 #include "common/serving/version_store.h"
 #include "kernels/kernels.h"
 #include "sender/agent/gpu_diff.h"
@@ -67,6 +68,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     uint64_t delta_bytes = 0;  ///< of payloads that are smaller than their chunks
     std::shared_ptr<const std::vector<TensorChange>> tensors;
     std::vector<uint32_t> damaged;  ///< chunks carried over although they lack their digest
+    uint32_t payloads = 0;          ///< chunks that were made from the trainer's payloads
   };
 
   explicit PublishJob(Inputs inputs);
@@ -76,8 +78,15 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   void MarkWritten(std::span<const uint32_t> tensors, std::span<const uint32_t> chunks,
                    ThreadPool& pool);
 
+  /// The chunks hold payloads, which become their bytes once they are marked as written, or in
+  /// Finish. A payload that does not lead to the digest that goes with it fails the publish. Does
+  /// not block. REQUIRES: chunks that are neither marked nor given yet, whose bytes are final.
+  void AddPayloads(std::span<const DiffedChunk> payloads);
+  /// True once a payload was wrong although its base was right.
+  bool payload_was_wrong() const { return payload_was_wrong_; }
+
   /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead. kAborted
-  /// after GiveUp.
+  /// after GiveUp, and when a payload failed.
   StatusOr<Result> Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
                           ThreadPool& pool);
 
@@ -91,8 +100,21 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   void Join();
 
  private:
-  /// Diffs the chunk unless another thread has taken it; returns whether this call did.
-  bool Diff(uint32_t chunk);
+  /// kFree -> kTaken, or kFree -> kFilling -> kPayload -> kTaken.
+  enum class Turn : uint8_t { kFree, kTaken, kFilling, kPayload };
+  /// Whether this call, of all threads', has moved the chunk from `from` to `to`.
+  bool Take(uint32_t chunk, Turn from = Turn::kFree, Turn to = Turn::kTaken) {
+    return turns_[chunk].compare_exchange_strong(from, to, std::memory_order_acq_rel);
+  }
+  /// Diffs the chunk, or applies its payload, unless another thread has taken it.
+  void Diff(uint32_t chunk);
+  /// Replaces the payload in the chunk's place by the chunk's bytes.
+  void Apply(uint32_t chunk);
+  /// Copies the chunk from the active half unless its bytes are there; false: that half lacks them.
+  bool BringBase(uint32_t chunk, bool may_have_bytes);
+  /// Ends the publish: no further chunk is begun.
+  void Fail(uint32_t chunk, std::string_view why);
+  void Tell(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload) const;
   /// Diffs on the GPU the chunks that no thread has taken; after an error, those without a result
   /// are free to be taken again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
@@ -127,7 +149,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   const Inputs in_;
   const uint32_t n_;
   DeltaBuilder builder_;
-  std::unique_ptr<std::atomic<uint8_t>[]> taken_;
+  std::unique_ptr<std::atomic<Turn>[]> turns_;
+  std::vector<DiffedChunk> given_;  // by chunk, of those that are kPayload; empty without a base
+  std::atomic<uint32_t> applied_{0};
+  std::atomic<bool> payload_was_wrong_{false};
   std::shared_ptr<std::vector<uint64_t>> digests_;
   struct Counts {
     std::atomic<uint64_t> changed{0}, delta_bytes{0}, full_bytes{0};
@@ -143,6 +168,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks given to the pool that have not ended
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;        // early threads that are diffing a chunk
   std::vector<uint32_t> damaged_ ABSL_GUARDED_BY(mu_);
+  Status failure_ ABSL_GUARDED_BY(mu_);  // the first
 };
 
 }  // namespace deltawire::sender

@@ -8,6 +8,8 @@
 namespace deltawire::sender {
 namespace {
 
+constexpr size_t kMaxDiffedOn = 512;
+
 /// A rank attends its offload: one message when it does, and the end when it is ready. If the call
 /// ends before that, the rank has gone.
 class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
@@ -153,6 +155,7 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   response->set_lease(grant->lease);
   response->set_attempt(grant->attempt);
   deltawire::ToProto(grant->published, response->mutable_published());
+  response->set_takes_payloads(grant->takes_payloads);
   return grpc::Status::OK;
 }
 
@@ -185,6 +188,14 @@ grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
   notice.tensors.assign(request->tensors().begin(), request->tensors().end());
   notice.chunks.assign(request->chunks().begin(), request->chunks().end());
   notice.chunk_bytes.assign(request->chunk_bytes().begin(), request->chunk_bytes().end());
+  const int payloads = request->payload_chunks_size();
+  if (request->payload_bytes_size() != payloads || request->payload_digests_size() != payloads) {
+    return ToGrpc(absl::InvalidArgumentError("payloads need one size and one digest each"));
+  }
+  for (int i = 0; i < payloads; ++i) {
+    notice.payloads.push_back(
+        {request->payload_chunks(i), request->payload_bytes(i), request->payload_digests(i)});
+  }
   return ToGrpc((*model)->MarkWritten(request->lease(), notice));
 }
 
@@ -201,6 +212,7 @@ grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
   notice.wrote_all = request->wrote_all();
   notice.written.assign(request->written().begin(), request->written().end());
   notice.unchanged.assign(request->unchanged().begin(), request->unchanged().end());
+  notice.diffed_on = request->diffed_on().substr(0, kMaxDiffedOn);
   auto last = (*model)->NotifyReady(notice);
   if (!last.ok()) return ToGrpc(last.status());
   response->set_publishing(*last);

@@ -490,4 +490,33 @@ TEST_CASE("an incomplete version ends, and names what nobody wrote") {
   CHECK(f->idle());
 }
 
+TEST_CASE("payloads are of chunks that the agent has and that one rank alone writes") {
+  const bool part = GENERATE(false, true), sole = GENERATE(false, true);
+  const uint32_t world = GENERATE(1u, 2u);
+  CAPTURE(part, world, sole);
+  Fixture f(part);
+  f.SetPublished({1, 1});
+  const uint64_t lease = f.Begin(Fixture::Request(2, 0, world, "", 5));
+  const auto give = [&](uint32_t rank, bool alone, DiffedChunk payload) {
+    WrittenNotice notice;
+    notice.rank = rank;
+    notice.sole = alone;
+    notice.payloads = {payload};
+    return f->Written(lease, notice);
+  };
+  const bool alone = world == 1 || sole;
+  const auto noted = give(0, sole, {2, 99, 7});
+  CHECK(noted.ok() == alone);
+  if (alone) CHECK(noted->chunks == std::vector<uint32_t>{2});
+  CHECK(give(0, sole, {1, 0, 7}).ok() == alone);
+  CHECK(give(0, sole, {3, 3, 7}).ok() == (alone && !part));
+  CHECK_FALSE(give(0, sole, {2, 100, 7}).ok());  // as large as its chunk
+  CHECK_FALSE(give(0, sole, {4, 1, 7}).ok());
+  REQUIRE(f->writing(lease));
+  if (world == 1) return;
+  // Two ranks that both say that they alone write a tensor end the offload.
+  f.Begin(Fixture::Request(2, 1, 2, "", 5));
+  CHECK(give(1, true, {2, 9, 7}).ok() == !sole);
+}
+
 }  // namespace deltawire::sender::offload_session_test

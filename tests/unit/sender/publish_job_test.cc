@@ -177,6 +177,120 @@ kernels::EncodeResult GiveUpFirst(const kernels::DigestKey& key, Bytes old_data,
   return kernels::Best().diff_encode_checked(key, old_data, new_data, width, out);
 }
 
+/// Puts payloads of the changes into the places of some chunks, as the trainer's GPU does. What is
+/// behind them is of an older version.
+std::vector<DiffedChunk> DiffAsTrainer(Halves& halves, const std::vector<uint32_t>& which,
+                                       Random& random) {
+  std::vector<DiffedChunk> given;
+  const PublishJob::Inputs in = halves.Inputs();
+  for (const uint32_t i : which) {
+    const Chunk& chunk = (*in.chunks)[i];
+    const MutableBytes place = MutableBytes(halves.inactive).subspan(chunk.offset, chunk.bytes);
+    const Bytes before = Bytes(halves.active).subspan(chunk.offset, chunk.bytes);
+    const kernels::test::Buffer payload =
+        kernels::test::Encode(kernels::Scalar(), *in.key, before, place, chunk.width);
+    REQUIRE(payload.size() < chunk.bytes);
+    given.push_back({i, static_cast<uint32_t>(payload.size()), halves.Digest(halves.inactive, i)});
+    for (std::byte& b : place) b = static_cast<std::byte>(random.Next());
+    std::ranges::copy(Bytes(payload), place.begin());
+  }
+  return given;
+}
+
+TEST_CASE("a publish from payloads of the trainer's GPU is one from the bytes") {
+  for (uint64_t seed = 200; seed < 220; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    Halves halves(random);
+    const bool same = random.Chance(0.3);  // the first tensor has not changed
+    if (same) std::memcpy(halves.inactive.data(), halves.active.data(), 1'400'000);
+    if (random.Chance(0.5)) halves.Log();
+    const std::vector<std::byte> written = halves.inactive;
+    const PublishJob::Result wanted = halves.Publish();
+    halves.inactive = written;
+    std::vector<uint32_t> which, early;
+    for (uint32_t i = 0; i < halves.FirstOf(3); ++i) {
+      if (random.Chance(0.7)) which.push_back(i);
+      if (random.Chance(0.5)) early.push_back(i);
+    }
+    PublishJob::Inputs in = halves.Inputs();
+    Mutex mu;
+    std::map<uint32_t, uint64_t> told;
+    bool once = true;
+    in.diffed = [&](uint32_t chunk, uint64_t, uint64_t after, Bytes) {
+      std::lock_guard lock(mu);
+      once &= told.emplace(chunk, after).second;
+    };
+    const auto job = std::make_shared<PublishJob>(in);
+    job->AddPayloads(DiffAsTrainer(halves, which, random));
+    ThreadPool pool(2);
+    job->MarkWritten({}, early, pool);
+    const auto found = halves.Finish(*job);
+    REQUIRE(found.ok());
+    CHECK(found->payloads == which.size());
+    CHECK(halves.inactive == written);
+    CHECK(*found->digests == *wanted.digests);
+    CHECK(found->root == wanted.root);
+    CHECK(found->changed_elements == wanted.changed_elements);
+    CHECK(found->delta_bytes == wanted.delta_bytes);
+    CHECK(found->full_bytes == wanted.full_bytes);
+    const auto &a = found->delta->chunks(), &b = wanted.delta->chunks();
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      CHECK(a[i].chunk == b[i].chunk);
+      CHECK(a[i].full == b[i].full);
+      CHECK(a[i].changed == b[i].changed);
+      CHECK(a[i].digest_after == b[i].digest_after);
+      CHECK(std::ranges::equal(a[i].payload, b[i].payload));
+      CHECK(told[a[i].chunk] == a[i].digest_after);
+    }
+    CHECK(once);
+    CHECK(told.size() == a.size());
+    halves.Receive(*found);
+    CHECK(halves.receiver == written);
+  }
+}
+
+TEST_CASE(
+    "a payload that does not lead to the GPU's bytes, or has no right base, is not published") {
+  const bool early = GENERATE(false, true);
+  const uint64_t seed = 98;
+  CAPTURE(early, seed);
+  Random random(seed);
+  Halves halves(random);
+  const uint32_t chunk = halves.FirstOf(random.Below(3));
+  std::vector<DiffedChunk> given = DiffAsTrainer(halves, {chunk}, random);
+  const auto job = std::make_shared<PublishJob>(halves.Inputs());
+  ThreadPool pool(2);
+  bool wrong = true;
+  std::byte& middle = halves.inactive[halves.offset(chunk) + given[0].bytes / 2];
+  SECTION("its digest is another") { given[0].digest_after ^= 1; }
+  SECTION("its bits are others") { middle ^= std::byte{4}; }
+  SECTION("it is longer") { ++given[0].bytes; }
+  SECTION("it is shorter") { --given[0].bytes; }
+  SECTION("it says that nothing changed") { given[0].bytes = 0; }
+  SECTION("it was given before") {
+    given.push_back(given[0]);
+    wrong = false;
+  }
+  SECTION("the chunk was written before") {
+    job->MarkWritten({}, std::vector{chunk}, pool);
+    (void)halves.Finish(*job);
+    wrong = false;
+  }
+  SECTION("its base has lost its digest") {
+    halves.active[halves.offset(chunk) + 77] ^= std::byte{8};
+    wrong = false;
+  }
+  job->AddPayloads(given);
+  if (early) job->MarkWritten({}, std::vector{chunk}, pool);
+  const Status failed = halves.Finish(*job).status();
+  CHECK(absl::IsAborted(failed));
+  CHECK(MessageOf(failed).find("the trainer's GPU") != std::string::npos);
+  CHECK(job->payload_was_wrong() == wrong);
+  CHECK(halves.published().damaged[chunk] == halves.carried.size());
+}
+
 TEST_CASE("a publish that is given up has no result, and begins no chunk after that") {
   Random random(97);
   Halves halves(random);
