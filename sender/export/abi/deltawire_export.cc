@@ -130,6 +130,24 @@ Status CopyFromDevice(dw_offload& offload, uint32_t tensor, const StridedSource&
                                        offload.offload->tensor(tensor), half);
 }
 
+/// Lets the device diff the block where it can, and copies what goes whole.
+Status DiffOnDevice(dw_offload& offload, uint32_t tensor, const StridedSource& source, int device,
+                    Share share) {
+  deltawire::TrainerClient::Offload& to = *offload.offload;
+  DW_ASSIGN_OR_RETURN(const auto written, to.DiffOnGpu(tensor, source, device, share));
+  if (!written) return CopyFromDevice(offload, tensor, source, device);
+  const auto mapping = to.whole_mapping();
+  const deltawire::MutableBytes place = to.tensor(tensor);
+  for (const deltawire::ByteRange& range : written->whole) {
+    deltawire::kernels::StridedCopy copy;
+    copy.src_offset = copy.dst_offset = static_cast<int64_t>(range.first);
+    copy.run_bytes = range.last - range.first;
+    DW_RETURN_IF_ERROR(offload.client->devices.Place(device, copy, {source.data, place.size()},
+                                                     place, {mapping->bytes(), mapping}));
+  }
+  return to.Diffed(written->payloads);  // last: after an error the caller writes all of the tensor
+}
+
 void Return(deltawire::MutableBytes from, void** data, uint64_t* bytes) {
   if (data != nullptr) *data = from.data();
   if (bytes != nullptr) *bytes = from.size();
@@ -273,6 +291,19 @@ int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block
   return Guard([&]() -> Status {
     return Write(offload, tensor, block, share, [&](const StridedSource& source) {
       return CopyFromDevice(*offload, tensor, source, device);
+    });
+  });
+}
+
+int dw_offload_diff_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
+                           int32_t device, int share) {
+  return Guard([&]() -> Status {
+    return Write(offload, tensor, block, share, [&](const StridedSource& source) -> Status {
+      if (IsEmpty(source) || share == DW_SHARE_NONE) {
+        return CopyFromDevice(*offload, tensor, source, device);
+      }
+      DW_ASSIGN_OR_RETURN(const Share said, ToShare(share));
+      return DiffOnDevice(*offload, tensor, source, device, said);
     });
   });
 }

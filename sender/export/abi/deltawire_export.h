@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 11
+#define DW_ABI_VERSION 12
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -213,6 +213,13 @@ DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block
  * DW_ABI_VERSION 6. */
 DW_API int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
                                    int32_t device, int share);
+/* The same, except that a device which has diffed the block hands over only what has changed. For a
+ * contiguous block that is a whole tensor which this rank alone writes; any other is written as
+ * dw_offload_write_device does. The device keeps a copy of the tensor for that, where an eighth of
+ * its memory stays free. Once a tensor and offload. dw_offload_tensor's memory has no bytes to read
+ * then. Since DW_ABI_VERSION 12. */
+DW_API int dw_offload_diff_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
+                                  int32_t device, int share);
 /* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
 DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
                                    int share);

@@ -95,6 +95,17 @@ grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& go
   return *done;
 }
 
+// Whether the source is all of a row-major tensor, without gaps.
+bool IsWhole(const TensorMeta& meta, const StridedSource& source) {
+  if (!std::ranges::equal(source.shape, meta.shape)) return false;
+  if (source.strides.empty()) return true;
+  const std::vector<int64_t> dense = DenseStrides(meta.shape, source.element_bytes);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    if (meta.shape[i] > 1 && source.strides[i] != dense[i]) return false;
+  }
+  return true;
+}
+
 /// Shows the agent that this rank lives while it writes. Dropping it ends the offload if the rank
 /// was not ready.
 using Attendance = HeldStream<v1::AttendOffloadRequest, v1::AttendOffloadEvent>;
@@ -135,6 +146,8 @@ struct TrainerClient::Impl {
   uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
   /// The last version that this client made ready, unless it has been told that it was abandoned.
   uint64_t ready_version = 0, ready_attempt = 0;
+  std::unique_ptr<GpuBase> base;  // of `chunks`; made when first used
+  Hash128 based_on;               // the layout's fingerprint
   size_t copy_threads = 0;
   std::unique_ptr<ThreadPool> copiers;  // made when first used
   std::once_flag copiers_made;
@@ -148,6 +161,7 @@ struct TrainerClient::Impl {
     (void)use.release();
     (void)stub.release();
     (void)copiers.release();
+    (void)base.release();
   }
 
   void Prepare(grpc::ClientContext& context) const {
@@ -243,11 +257,13 @@ struct TrainerClient::Offload::State {
   uint64_t lease = 0;
   uint64_t attempt = 0;
   std::optional<Identity> published;  // from which tensors are carried over; null: not told
+  bool takes_payloads = false;        // of changes of `published`
   MutableBytes data;
   double waited = 0;
   std::shared_ptr<HalfMapping> half;
   std::unique_ptr<Attendance> attendance;
   std::unique_ptr<WrittenMarks> marks;
+  bool on_gpu = false;  // DiffOnGpu was called
   std::mutex mu;
   std::vector<uint32_t> written, unchanged;
   std::set<uint32_t> uncounted;   // of `written`, those with bytes that Finished is not told of
@@ -318,6 +334,8 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   impl_->layout = layout;
   impl_->owned.clear();
   if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
+  if (impl_->base != nullptr && impl_->based_on != layout.fingerprint()) impl_->base.reset();
+  impl_->based_on = layout.fingerprint();
   impl_->chunks = std::move(chunks);
   // Anew each time, since the agent may have another model under this name now.
   DW_RETURN_IF_ERROR(impl_->ShowUse(std::min(impl_->timeout, kNotedWithin)));
@@ -359,6 +377,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   state->version = version;
   state->lease = response.lease();
   state->attempt = response.attempt();
+  state->takes_payloads = response.takes_payloads();
   if (response.has_published()) state->published = FromProto(response.published());
   state->waited = response.waited_seconds();
   const Status attended = impl_->MapAndAttend(response, *state);
@@ -543,6 +562,31 @@ StatusOr<BlockCopy> TrainerClient::Offload::CopyFor(size_t t, const StridedSourc
   return block;
 }
 
+StatusOr<std::optional<GpuBase::Written>> TrainerClient::Offload::DiffOnGpu(
+    size_t t, const StridedSource& source, int device, Share share) {
+  DW_RETURN_IF_ERROR(Check());
+  Impl& client = *state_->client;
+  const TensorMeta& meta = client.layout->tensor(t);
+  DW_RETURN_IF_ERROR(CheckSource(meta, source));
+  const MutableBytes place = tensor(t);
+  const bool alone = share == Share::kWhole || (share == Share::kPart && client.world == 1);
+  if (!alone || !client.owned.empty() || place.empty() || !IsWhole(meta, source)) {
+    return std::nullopt;
+  }
+  if (client.base == nullptr) {
+    client.base = std::make_unique<GpuBase>(*client.chunks, client.layout->fingerprint().lo);
+  }
+  if (!std::exchange(state_->on_gpu, true)) {
+    client.base->Begin(state_->takes_payloads ? state_->published : std::nullopt, state_->version,
+                       state_->attempt);
+  }
+  return client.base->Write(static_cast<uint32_t>(t), device, {source.data, place.size()}, place);
+}
+
+Status TrainerClient::Offload::Diffed(std::span<const DiffedChunk> payloads) {
+  return state_->client->Check(state_->marks->AddPayloads(payloads), "MarkWritten");
+}
+
 Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
   const Impl& client = *state_->client;
   const std::vector<WrittenBytes> counted = CountWrittenBytes(*client.chunks, t, bytes);
@@ -643,16 +687,21 @@ Status TrainerClient::Offload::Ready() {
   DW_RETURN_IF_ERROR(CheckCounted());
   DW_RETURN_IF_ERROR(CheckCarried());
   v1::NotifyBufferReadyRequest request;
+  if (state_->on_gpu) request.set_diffed_on(state_->client->base->Describe());
   {
     std::lock_guard lock(state_->mu);
+    if (state_->on_gpu) {
+      for (const uint32_t t : state_->unchanged) state_->client->base->Carry(t);
+    }
     std::vector<uint32_t>& written = state_->written;
     std::sort(written.begin(), written.end());
     written.erase(std::unique(written.begin(), written.end()), written.end());
     request.mutable_written()->Assign(written.begin(), written.end());
     request.mutable_unchanged()->Assign(state_->unchanged.begin(), state_->unchanged.end());
   }
-  // The agent must know this rank's claims (kWhole) before the other ranks are ready.
-  if (state_->client->world > 1) {
+  // The agent must know this rank's claims (kWhole) before the other ranks are ready, and what its
+  // GPU has diffed.
+  if (state_->client->world > 1 || state_->on_gpu) {
     DW_RETURN_IF_ERROR(state_->client->Check(state_->marks->Flush(), "MarkWritten"));
   }
   request.set_model(state_->client->model);

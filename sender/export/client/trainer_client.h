@@ -19,6 +19,7 @@
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
+#include "sender/export/client/gpu_base.h"
 #include "sender/export/client/strided_copy.h"
 #include "sender/export/client/written_bytes.h"
 
@@ -122,6 +123,15 @@ class TrainerClient {
     Status Copy(size_t t, const StridedSource& source);
     /// The same copy, to tensor(t), for a device that runs it itself. REQUIRES: no dimension is 0.
     StatusOr<BlockCopy> CopyFor(size_t t, const StridedSource& source) const;
+    /// Diffs tensor `t`, which `source` on CUDA device `device` has, there, against a copy that the
+    /// device keeps. Copy the ranges that go whole, then call Diffed and Written. nullopt, and
+    /// nothing done: it is not a whole contiguous tensor that this rank alone writes, or the agent
+    /// owns a part. REQUIRES: once a tensor; one call at a time; all work on the source is
+    /// complete.
+    StatusOr<std::optional<GpuBase::Written>> DiffOnGpu(size_t t, const StridedSource& source,
+                                                        int device, Share share);
+    /// These chunks hold payloads. Returns before the agent is told.
+    Status Diffed(std::span<const DiffedChunk> payloads);
     /// These bytes of tensor `t` are final, and no other rank writes them. Call Written(kCounted)
     /// as well. kFailedPrecondition, and the offload is over, when the ranks report more bytes than
     /// there are. From any thread; returns before the agent is told.

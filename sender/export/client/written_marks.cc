@@ -21,6 +21,7 @@ WrittenMarks::~WrittenMarks() {
   std::unique_lock lock(mu_);
   tensors_.clear();
   chunks_.clear();
+  payloads_.clear();
   if (call_ != nullptr) call_->context.TryCancel();
   cv_.wait(lock, [this] { return call_ == nullptr; });
 }
@@ -43,6 +44,14 @@ grpc::Status WrittenMarks::AddChunks(std::span<const WrittenBytes> chunks) {
   return failure_;
 }
 
+grpc::Status WrittenMarks::AddPayloads(std::span<const DiffedChunk> payloads) {
+  std::lock_guard lock(mu_);
+  payloads_.insert(payloads_.end(), payloads.begin(), payloads.end());
+  for (const DiffedChunk& p : payloads) bytes_ += p.bytes;
+  SendSome(false);
+  return failure_;
+}
+
 grpc::Status WrittenMarks::Flush() {
   std::unique_lock lock(mu_);
   flushing_ = true;
@@ -53,7 +62,7 @@ grpc::Status WrittenMarks::Flush() {
 }
 
 void WrittenMarks::SendSome(bool all) {
-  const size_t entries = tensors_.size() + chunks_.size();
+  const size_t entries = tensors_.size() + chunks_.size() + payloads_.size();
   const bool enough = bytes_ >= kBatchBytes || entries >= kBatchEntries || (all && entries > 0);
   if (call_ != nullptr || !enough || !failure_.ok()) return;
   // It is the call under way only once nothing can fail any more that would keep it from ending.
@@ -68,7 +77,13 @@ void WrittenMarks::SendSome(bool all) {
     request.add_chunks(chunk);
     request.add_chunk_bytes(bytes);
   }
+  for (const DiffedChunk& p : payloads_) {
+    request.add_payload_chunks(p.chunk);
+    request.add_payload_bytes(p.bytes);
+    request.add_payload_digests(p.digest_after);
+  }
   prepare_(call->context);
+  payloads_.clear();
   tensors_.clear();
   chunks_.clear();
   bytes_ = 0;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/layout/diffed_chunk.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "sender/export/client/written_bytes.h"
 
@@ -42,6 +43,8 @@ class WrittenMarks {
   grpc::Status AddTensors(std::span<const uint32_t> tensors, uint64_t bytes);
   /// Adds bytes of chunks. Returns before the agent is told.
   grpc::Status AddChunks(std::span<const WrittenBytes> chunks);
+  /// Adds payloads in the half, of tensors that are added later. Returns before the agent is told.
+  grpc::Status AddPayloads(std::span<const DiffedChunk> payloads);
   /// Sends the rest, and returns when the agent knows everything added.
   grpc::Status Flush();
 
@@ -62,6 +65,7 @@ class WrittenMarks {
   std::condition_variable cv_;
   std::vector<uint32_t> tensors_;
   std::unordered_map<uint32_t, uint32_t> chunks_;
+  std::vector<DiffedChunk> payloads_;
   uint64_t bytes_ = 0;
   std::unique_ptr<Call> call_;  // under way
   bool flushing_ = false;

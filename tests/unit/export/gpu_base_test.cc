@@ -1,0 +1,269 @@
+// A trainer's tensors that are diffed on their GPUs, over random histories: what is handed over
+// must be the scalar oracle's payloads, and lead to the trainer's bytes. On the fake CUDA runtime.
+#include "sender/export/client/gpu_base.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "common/delta/delta.h"
+#include "tests/unit/kernels/fake_cuda.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+namespace deltawire::gpu_base_test {
+namespace {
+
+using kernels::test::FailCudaCallIn;
+using kernels::test::OnFakeDevice;
+using kernels::test::PretendFreeMemory;
+using kernels::test::Random;
+
+Layout RandomLayout(Random& random) {
+  static constexpr DType kTypes[] = {DType::kBF16, DType::kF32, DType::kF8E4M3, DType::kI64};
+  std::vector<TensorMeta> tensors;
+  const size_t count = 2 + random.Below(6);
+  for (size_t t = 0; t < count; ++t) {
+    const uint64_t rows = 1 + random.Below(300), columns = 1 + random.Below(400);
+    tensors.push_back({fmt::format("t{}", t), kTypes[random.Below(4)], {rows, columns}});
+  }
+  // Of several chunks, with a tail that is no multiple of anything.
+  if (random.Chance(0.3)) tensors.push_back({"large", DType::kI8, {(2 << 20) + 1001}});
+  return *Layout::Create(std::move(tensors));
+}
+
+/// A trainer with its tensors on two GPUs, and a sender of which only the published bytes matter.
+class Rig {
+ public:
+  explicit Rig(Random& random)
+      : random_(random),
+        layout_(RandomLayout(random)),
+        chunks_(*ChunkTable::Create(layout_)),
+        key_(layout_.fingerprint().lo),
+        base(chunks_, layout_.fingerprint().lo),
+        live_(layout_.total_bytes()),
+        published_(layout_.total_bytes()) {
+    for (std::byte& b : live_) b = static_cast<std::byte>(random.Next());
+    const uint64_t devices = 1 + random.Below(2);  // a GPU's first use takes long here
+    for (size_t t = 0; t < layout_.size(); ++t) {
+      devices_.push_back(static_cast<int>(random.Below(devices)));
+      const OnFakeDevice here(devices_[t]);
+      REQUIRE(kernels::GpuBuffer::Create(layout_.bytes(t), &memory_.emplace_back()).ok());
+    }
+  }
+
+  /// One step of the trainer. The tensors [0, kept) stay as they are.
+  void Step(double density, size_t kept = 0) {
+    for (size_t t = kept; t < layout_.size(); ++t) {
+      kernels::test::Mutate(Live(t), DTypeBytes(layout_.tensor(t).dtype), density,
+                            kernels::test::Change::kSmall, random_);
+    }
+  }
+  /// Offloads a version, of which [0, carried) are declared unchanged and [.., host) written from
+  /// host memory, and publishes it.
+  struct Handed {
+    uint64_t payloads = 0, payload_bytes = 0, whole_bytes = 0;
+  };
+  Handed Offload(bool publish, bool takes = true, size_t carried = 0, size_t host = 0) {
+    ++version_;
+    const uint64_t attempt = random_.Next() | 1;
+    std::optional<Identity> from;
+    if (takes && !id_.empty()) from = id_;
+    base.Begin(from, version_, attempt);
+    std::vector<std::byte> half(live_.size());
+    for (std::byte& b : half) b = static_cast<std::byte>(random_.Next());
+    Handed handed;
+    for (size_t t = 0; t < layout_.size(); ++t) {
+      const MutableBytes place = MutableBytes(half).subspan(layout_.offset(t), layout_.bytes(t));
+      if (t < carried) {
+        std::ranges::copy(Bytes(published_).subspan(layout_.offset(t), place.size()),
+                          place.begin());
+        base.Carry(static_cast<uint32_t>(t));
+      } else if (t < host) {
+        std::ranges::copy(Live(t), place.begin());
+      } else {
+        Write(static_cast<uint32_t>(t), place, from.has_value(), handed);
+      }
+    }
+    CHECK(half == live_);
+    if (!publish) return handed;
+    published_ = half;
+    id_.id = {1, version_};
+    id_.attempt = attempt;
+    return handed;
+  }
+  void Restore() { live_ = published_; }
+  size_t tensors() const { return layout_.size(); }
+  uint64_t bytes() const { return layout_.total_bytes(); }
+
+ private:
+  MutableBytes Live(size_t t) {
+    return MutableBytes(live_).subspan(layout_.offset(t), layout_.bytes(t));
+  }
+  /// As the sender does with what it gets.
+  void Write(uint32_t t, MutableBytes place, bool takes, Handed& handed) {
+    CAPTURE(t);
+    REQUIRE(kernels::GpuCopy(memory_[t]->bytes(), Live(t)).ok());
+    if (faults && random_.Chance(0.05)) FailCudaCallIn(static_cast<int>(random_.Below(60)));
+    const GpuBase::Written written = base.Write(t, devices_[t], memory_[t]->bytes(), place);
+    FailCudaCallIn(-1);
+    CHECK((takes || written.payloads.empty()));
+    for (const ByteRange& r : written.whole) {
+      std::memcpy(place.data() + r.first, &Live(t)[r.first], r.last - r.first);
+      handed.whole_bytes += r.last - r.first;
+    }
+    std::vector<uint8_t> seen(chunks_.size());
+    for (const DiffedChunk& p : written.payloads) {
+      CAPTURE(p.chunk);
+      const Chunk& chunk = chunks_[p.chunk];
+      REQUIRE(chunk.tensor == t);
+      REQUIRE(seen[p.chunk]++ == 0);
+      const MutableBytes to = place.subspan(chunk.offset - layout_.offset(t), chunk.bytes);
+      const Bytes before = Bytes(published_).subspan(chunk.offset, chunk.bytes);
+      const Bytes now = Bytes(live_).subspan(chunk.offset, chunk.bytes);
+      const kernels::test::Buffer wanted =
+          kernels::test::Encode(kernels::Scalar(), key_, before, now, chunk.width);
+      CHECK(kernels::test::Equal(wanted, to.first(p.bytes)));
+      CHECK(p.digest_after == kernels::Scalar().digest(key_, now));
+      std::ranges::copy(now, to.begin());
+      ++handed.payloads;
+      handed.payload_bytes += p.bytes;
+    }
+  }
+
+  Random& random_;
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const kernels::DigestKey key_;
+
+ public:
+  GpuBase base;
+  bool faults = false;  // CUDA calls of `base` fail now and then
+
+ private:
+  std::vector<std::byte> live_, published_;
+  std::vector<int> devices_;
+  std::vector<std::unique_ptr<kernels::GpuBuffer>> memory_;
+  Identity id_;
+  uint64_t version_ = 0;
+};
+
+TEST_CASE("GPU base: after a first version changes alone go, as the CPU would encode them") {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    Rig rig(random);
+    CHECK(rig.base.Describe().empty());
+    CHECK(rig.Offload(true).whole_bytes == rig.bytes());
+    CHECK(rig.base.Describe().find("it came for the first time") != std::string::npos);
+    for (int i = 0; i < 3; ++i) {
+      rig.Step(0.005);
+      const Rig::Handed handed = rig.Offload(true);
+      CHECK(handed.payloads > 0);
+      CHECK(handed.payload_bytes < rig.bytes() / 10 + 1000);
+    }
+    // Without a change there is nothing to hand over, and all of it if all changes.
+    CHECK(rig.Offload(true).payload_bytes == 0);
+    CHECK(rig.base.Describe() == "the trainer's GPU");
+    rig.Step(1);
+    rig.Offload(true);
+  }
+}
+
+TEST_CASE("GPU base: a version that was not published costs one whole version") {
+  const uint64_t seed = 21;
+  CAPTURE(seed);
+  Random random(seed);
+  Rig rig(random);
+  rig.Offload(true);
+  rig.Step(0.005);
+  rig.Offload(false);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).whole_bytes == rig.bytes());
+  CHECK(rig.base.Describe().find("another version than the sender") != std::string::npos);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).payloads > 0);
+  CHECK(rig.Offload(true, false).whole_bytes == rig.bytes());
+  CHECK(rig.base.Describe().find("takes no deltas now") != std::string::npos);
+  CHECK(rig.Offload(true).whole_bytes == 0);
+}
+
+TEST_CASE("GPU base: carried tensors keep their base, and those written otherwise lose it") {
+  const uint64_t seed = 22;
+  CAPTURE(seed);
+  Random random(seed);
+  Rig rig(random);
+  rig.Offload(true);
+  rig.Step(0.005, 1);
+  rig.Offload(true, true, 1);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).payloads >= rig.tensors() - 1);
+  rig.Step(0.005);
+  rig.Offload(true, true, 0, 1);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).whole_bytes > 0);
+}
+
+TEST_CASE("GPU base: histories with aborted offloads, CUDA errors and rollbacks stay bit for bit") {
+  for (uint64_t seed = 100; seed < 106; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    Rig rig(random);
+    rig.faults = random.Chance(0.5);
+    for (int i = 0; i < 16; ++i) {
+      const size_t carried = random.Chance(0.2) ? random.Below(rig.tensors()) : 0;
+      if (i > 0 && carried == 0) rig.Step(random.Chance(0.2) ? 1 : 0.01);
+      if (i > 0 && carried > 0) rig.Restore();
+      if (i > 0 && carried > 0) rig.Step(0.01, carried);
+      const size_t host = random.Chance(0.2) ? random.Below(rig.tensors()) : 0;
+      rig.Offload(random.Chance(0.7) || i == 0, random.Chance(0.9), i > 0 ? carried : 0, host);
+    }
+  }
+}
+
+TEST_CASE("GPU base: a device without room for it, or with a wrong result, sends all whole") {
+  const uint64_t seed = 23;
+  CAPTURE(seed);
+  Random random(seed);
+  Rig rig(random);
+  std::string why;
+  SECTION("no room") {
+    PretendFreeMemory((size_t{1} << 30) + 100);  // of 8 GiB, of which one stays free
+    why = "an eighth is left to the trainer";
+  }
+  SECTION("no room at all") {
+    PretendFreeMemory(size_t{1} << 20);
+    why = "an eighth is left to the trainer";
+  }
+  SECTION("a wrong result") {
+    kernels::test::PlantWrong(kernels::test::Wrong::kPayload, 1);
+    why = "the self-test's diff";
+  }
+  for (int i = 0; i < 3; ++i) {
+    CHECK(rig.Offload(true).whole_bytes == rig.bytes());
+    CHECK(rig.base.Describe().find(why) != std::string::npos);
+  }
+  PretendFreeMemory(0);
+  kernels::test::PlantWrong(kernels::test::Wrong::kNothing, 0);
+}
+
+TEST_CASE("GPU base: its memory does not grow, and goes with it") {
+  const uint64_t seed = 24;
+  CAPTURE(seed);
+  Random random(seed);
+  {
+    Rig rig(random);
+    rig.Offload(true);
+    rig.Step(0.01);
+    rig.Offload(true);
+    const int allocations = kernels::test::CudaAllocations();
+    for (int i = 0; i < 50; ++i) {
+      if (i % 3 != 0) rig.Step(0.01);
+      rig.Offload(i % 7 != 0);
+    }
+    CHECK(kernels::test::CudaAllocations() == allocations);
+  }
+  CHECK(kernels::test::CudaAllocations() == 0);
+}
+
+}  // namespace
+}  // namespace deltawire::gpu_base_test
