@@ -80,7 +80,7 @@ class Offload {
 
   void Write(uint32_t tensor, uintptr_t data, uint32_t element_bytes, const Shape& shape,
              const std::optional<Strides>& strides, const std::optional<Shape>& start, int share,
-             int32_t device) {
+             int32_t device, bool diff) {
     dw_block block{};
     block.struct_size = sizeof block;
     block.data = reinterpret_cast<const void*>(data);
@@ -91,6 +91,7 @@ class Offload {
     if (start && start->size() == shape.size()) block.start = start->data();
     Run([&] {
       if (device == DW_HOST_MEMORY) return dw_offload_write(get(), tensor, &block, share);
+      if (diff) return dw_offload_diff_device(get(), tensor, &block, device, share);
       return dw_offload_write_device(get(), tensor, &block, device, share);
     });
   }
@@ -506,7 +507,10 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("in_use", &Mapping::in_use)
       .def("close", &Mapping::Close);
   py::class_<Offload>(m, "Offload")
-      .def("write", &Offload::Write)
+      .def("write", &Offload::Write, py::arg("tensor"), py::arg("address"),
+           py::arg("element_bytes"), py::arg("shape"), py::arg("strides").none(true),
+           py::arg("start").none(true), py::arg("share"), py::arg("device"),
+           py::arg("diff") = false)
       .def("mark_written", &Offload::MarkWritten)
       .def("mark_block", &Offload::MarkBlock)
       .def("mark_unchanged", &Offload::MarkUnchanged)

@@ -55,6 +55,7 @@ class Offload:
         start: Sequence[int] | None,
         share: int,
         device: int,
+        diff: bool = False,
     ) -> None: ...
     def mark_written(self, tensors: Sequence[int], share: int) -> None: ...
     def mark_block(

@@ -122,6 +122,9 @@ class WeightManager:
     `world`. Then `register` and `offload_fsdp` are calls of all ranks, and a receiver follows all
     senders. `progress`: is called with a `Progress` for each tensor, on the thread that writes; True:
     shows a bar of tqdm on rank 0, or log lines where tqdm is not installed. Megatron has none.
+    `gpu_base`: a GPU keeps a copy of each whole tensor that this rank writes from it, so that later
+    versions are diffed there and changes alone leave it; of no tensor that would leave less than an
+    eighth of its memory free. False: all bytes leave it (Megatron's and blocks always do).
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class WeightManager:
         job: str = "",
         node_ranks: Collection[int] | None = None,
         progress: Wanted = None,
+        gpu_base: bool = True,
     ):
         self._endpoint = checked_endpoint(endpoint)
         self._nodes = None if node_ranks is None else Nodes(node_ranks)
@@ -166,7 +170,7 @@ class WeightManager:
         self._halves = PinnedHalves()
         # What is pinned must not be unmapped; at the program's end the driver sees to it.
         weakref.finalize(self, self._halves.close).atexit = False
-        self._writer = StreamWriter(model, rank, self._layout, self._halves)
+        self._writer = StreamWriter(model, rank, self._layout, self._halves, gpu_base)
         self._registered: _core.Megatron | None = None  # the plan whose tensors are registered
 
     def __enter__(self) -> WeightManager:

@@ -25,8 +25,10 @@ class StreamWriter:
     """Of one rank of `model`, over all its versions. `place`, of a tensor that is registered: where
     its bytes belong, and who else writes it."""
 
-    def __init__(self, model: str, rank: int, layout: Layout, halves: PinnedHalves):
-        self._layout, self._halves = layout, halves
+    def __init__(
+        self, model: str, rank: int, layout: Layout, halves: PinnedHalves, gpu_base: bool
+    ):
+        self._layout, self._halves, self._gpu_base = layout, halves, gpu_base
         self._cast_log = CastLog(model, rank)
 
     def write(
@@ -45,7 +47,10 @@ class StreamWriter:
         name, how many were given, of how many, and the bytes that are copied."""
         layout = self._layout
         seen: set[str] = set()
-        ties = Ties(offload, layout.metas, seen, frozenset(layout.tied.values()))
+        firsts = frozenset(layout.tied.values())
+        ties = Ties(offload, layout.metas, seen, firsts)
+        # What ties are compared with is read from the sender's memory.
+        diff = self._gpu_base and not layout.leaves_ties and not layout.compared
         halves = None if has_cuda() else self._halves
         tensors = 0
         self._cast_log.begin()
@@ -74,7 +79,8 @@ class StreamWriter:
             ties.wrote(name, tensor, local)
             for part, there in where.parts(local):
                 overlap.run(name, part, functools.partial(
-                    copy_settled, offload, index, meta, part, there, share, halves))
+                    copy_settled, offload, index, meta, part, there, share, halves,
+                    diff and name not in firsts))
                 del part
             self._cast_log.add(given, meta)
             tensors += 1

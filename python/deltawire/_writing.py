@@ -99,13 +99,15 @@ def copy_settled(
     where: Place,
     share: int,
     halves: PinnedHalves | None,
+    diff: bool = False,
 ) -> int:
-    """The same of a tensor that `settled` has returned, on any thread."""
+    """The same of a tensor that `settled` has returned, on any thread. `diff`: nobody reads it from
+    the sender's memory, so a GPU may write there what has changed instead."""
     cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
     if is_cuda(local) and cast:  # before it is sent: no more bytes travel than are kept
         local = settled(local.detach().to(torch_dtype(meta.dtype)))
     if is_cuda(local) or cast:
-        copied = copy_by_device(offload, index, local, where, share)
+        copied = copy_by_device(offload, index, local, where, share, diff)
         if copied is not None:
             return copied
         copied = copy_by_torch(offload, index, meta, local, where, halves)
@@ -133,7 +135,7 @@ def copy_settled(
 
 
 def copy_by_device(
-    offload: _core.Offload, index: int, local: Any, where: Place, share: int
+    offload: _core.Offload, index: int, local: Any, where: Place, share: int, diff: bool
 ) -> int | None:
     """A tensor on a CUDA device: the device writes it into its place, which is pinned. Returns the
     bytes; None, after one warning, when it cannot, and then nothing is marked."""
@@ -147,7 +149,7 @@ def copy_by_device(
     try:
         offload.write(
             index, local.data_ptr(), width, list(local.shape), [s * width for s in local.stride()],
-            start, share, local.device.index,
+            start, share, local.device.index, diff,
         )
     except Error as error:
         offload.check()  # an offload that is over says so

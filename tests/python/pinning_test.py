@@ -12,7 +12,7 @@ import support
 support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
-from deltawire import _core, _device  # noqa: E402
+from deltawire import _core, _device, _writing  # noqa: E402
 
 
 class OnCuda(torch.Tensor):
@@ -99,6 +99,28 @@ class PinningTest(unittest.TestCase):
                                              .tobytes() if want.numel() else b""), name)
 
     stored = torch.float32
+
+    def test_what_is_read_from_the_senders_memory_is_not_diffed_on_the_gpu(self):
+        table = torch.randn(40, 30).as_subclass(OnCuda)
+        tied = {"embed.weight": table, "head.weight": table, **on_cuda({"w": torch.randn(5, 7)})}
+        extra = {**tied, "w.copy": tied["w"].clone()}
+        for given, options, wanted in (
+                (tied, {}, {"embed.weight": False, "w": True}),
+                (tied, {"gpu_base": False}, {"embed.weight": False, "w": False}),
+                (extra, {"ignore_extra": "tied"}, {"embed.weight": False, "w": False})):
+            with self.subTest(options):
+                model = f"{self.model}-{len(wanted)}-{'-'.join(options)}"
+                manager = deltawire.WeightManager(self.cluster.endpoint, model=model, **options)
+                manager.register(tied)
+                diffed = {}
+
+                def by_device(offload, index, local, where, share, diff, diffed=diffed):
+                    diffed[sorted(wanted)[index]] = diff
+
+                with FakeCuda(), mock.patch.object(_writing, "copy_by_device", by_device):
+                    manager.offload(given, 1).wait()
+                    manager._halves.close()  # pylint: disable=protected-access
+                self.assertEqual(diffed, wanted)
 
     def test_why_the_librarys_own_cuda_is_not_used_is_said_once(self):
         _device.why_no_gpu.cache_clear()
