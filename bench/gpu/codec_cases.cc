@@ -37,29 +37,29 @@ class Codec {
   }
 
   StatusOr<double> Diff(const char* operation, Bytes before, Bytes after) {
-    DW_RETURN_IF_ERROR(MakeBase());
-    const auto diff = [&](const kernels::GpuEncoded& encoded) {
+    return Measure(operation, [=, this](const kernels::GpuEncoded& encoded) {
       return differ_->Diff(before, after, suite_.all(), suite_.digests(GpuSuite::kOld), encoded);
-    };
-    if (!payloads_checked_) {
-      payloads_checked_ = true;
-      std::vector<std::vector<std::byte>> payloads(suite_.all().size());
-      DW_RETURN_IF_ERROR(FromGpu(diff([&](uint32_t i, const kernels::EncodeResult&, Bytes p) {
-        payloads[i].assign(p.begin(), p.end());
-      })));
-      suite_.Expect(operation, AreTheCpus(payloads));
-      DW_RETURN_IF_ERROR(MakeBase());
+    });
+  }
+
+  /// As a trainer does: from a base on the device to tensors there, payloads to their chunks'
+  /// places in a half.
+  StatusOr<double> DiffLive(const char* operation) {
+    DW_ASSIGN_OR_RETURN(const Bytes after, suite_.OnDevice(GpuSuite::kNew));
+    DW_ASSIGN_OR_RETURN(const GpuSuite::Half half, suite_.half());
+    std::vector<kernels::GpuLive> live;
+    for (const uint32_t i : suite_.all()) {
+      live.push_back({i, after.data() + suite_.chunks()[i].offset});
     }
-    size_t wrong = 0;
-    DW_ASSIGN_OR_RETURN(const double seconds, TimedOnGpu([&] {
-                          return diff([&](uint32_t i, const kernels::EncodeResult& r, Bytes p) {
-                            wrong += r.digest_before != suite_.digests(GpuSuite::kOld)[i] ||
-                                     r.digest_after != suite_.digests(GpuSuite::kNew)[i] ||
-                                     p.size() != PayloadOf(i).size();
-                          });
-                        }));
-    suite_.Expect(operation, wrong == 0);
-    return seconds;
+    return Measure(operation, [&](const kernels::GpuEncoded& encoded) {
+      return differ_->DiffLive(live, [&](uint32_t i, const kernels::EncodeResult& r, Bytes p) {
+        const kernels::GpuChunk& chunk = suite_.chunks()[i];
+        if (WorthSending(p.size(), chunk.bytes)) {
+          std::ranges::copy(p, half.bytes.subspan(chunk.offset).begin());
+        }
+        encoded(i, r, p);
+      });
+    });
   }
 
   StatusOr<double> Apply(const char* operation) {
@@ -84,6 +84,30 @@ class Codec {
   }
 
  private:
+  /// Times `diff` from the old version to the new one, and first compares its payloads.
+  template <typename Diff>
+  StatusOr<double> Measure(const char* operation, const Diff& diff) {
+    DW_RETURN_IF_ERROR(MakeBase());
+    if (!payloads_checked_) {
+      payloads_checked_ = true;
+      std::vector<std::vector<std::byte>> payloads(suite_.all().size());
+      DW_RETURN_IF_ERROR(FromGpu(diff([&](uint32_t i, const kernels::EncodeResult&, Bytes p) {
+        payloads[i].assign(p.begin(), p.end());
+      })));
+      suite_.Expect(operation, AreTheCpus(payloads));
+      DW_RETURN_IF_ERROR(MakeBase());
+    }
+    size_t wrong = 0;
+    DW_ASSIGN_OR_RETURN(const double seconds, TimedOnGpu([&] {
+                          return diff([&](uint32_t i, const kernels::EncodeResult& r, Bytes p) {
+                            wrong += r.digest_before != suite_.digests(GpuSuite::kOld)[i] ||
+                                     r.digest_after != suite_.digests(GpuSuite::kNew)[i] ||
+                                     p.size() != PayloadOf(i).size();
+                          });
+                        }));
+    suite_.Expect(operation, wrong == 0);
+    return seconds;
+  }
   /// The old version, digested on the device, becomes a resident differ's base.
   Status MakeBase() {
     DW_RETURN_IF_ERROR(Make());
@@ -120,11 +144,25 @@ class Codec {
   bool payloads_checked_ = false;
 };
 
+/// Halves in host memory.
+void HostCases(GpuSuite& suite, Codec& codec, const char* diff, const char* apply,
+               Beside beside_apply) {
+  suite.Measure({.operation = diff,
+                 .work =
+                     [&, diff] {
+                       return codec.Diff(diff, suite.host(GpuSuite::kOld),
+                                         suite.host(GpuSuite::kNew));
+                     },
+                 .beside = Beside::kCopyToDevice});
+  suite.Measure({.operation = apply,
+                 .work = [&, apply] { return codec.Apply(apply); },
+                 .beside = beside_apply});
+}
+
 void ResidentCases(GpuSuite& suite) {
   Codec codec(suite, GpuMode::kResident);
-  constexpr const char* kDiff = "diff_encode/resident";
   constexpr const char* kOnDevice = "diff_encode/on-device";
-  constexpr const char* kApply = "decode_apply/resident";
+  constexpr const char* kLive = "diff_encode/live";
   suite.Measure({.operation = kOnDevice,
                  .work = [&]() -> StatusOr<double> {
                    DW_ASSIGN_OR_RETURN(const Bytes before, suite.OnDevice(GpuSuite::kOld));
@@ -133,37 +171,22 @@ void ResidentCases(GpuSuite& suite) {
                  },
                  .beside = Beside::kDeviceCopy,
                  .ratio_at_least = kDiffOfCopy});
-  suite.Measure({.operation = kDiff,
-                 .work =
-                     [&] {
-                       return codec.Diff(kDiff, suite.host(GpuSuite::kOld),
-                                         suite.host(GpuSuite::kNew));
-                     },
-                 .beside = Beside::kCopyToDevice});
-  suite.Measure({.operation = kApply,
-                 .work = [&] { return codec.Apply(kApply); },
-                 .beside = Beside::kDeviceCopy});
+  suite.Measure({.operation = kLive,
+                 .work = [&] { return codec.DiffLive(kLive); },
+                 .beside = Beside::kDeviceCopy,
+                 .ratio_at_least = kDiffOfCopy});
+  HostCases(suite, codec, "diff_encode/resident", "decode_apply/resident", Beside::kDeviceCopy);
 }
 
 void StagedCases(GpuSuite& suite) {
   Codec codec(suite, GpuMode::kHostStaged);
   constexpr const char* kDigest = "digest/on-device";
-  constexpr const char* kDiff = "diff_encode/host-staged";
-  constexpr const char* kApply = "decode_apply/host-staged";
   suite.Measure({.operation = kDigest,
                  .work = [&] { return codec.Digest(kDigest); },
                  .beside = Beside::kDeviceCopy,
                  .ratio_at_least = kDigestOfCopy});
-  suite.Measure({.operation = kDiff,
-                 .work =
-                     [&] {
-                       return codec.Diff(kDiff, suite.host(GpuSuite::kOld),
-                                         suite.host(GpuSuite::kNew));
-                     },
-                 .beside = Beside::kCopyToDevice});
-  suite.Measure({.operation = kApply,
-                 .work = [&] { return codec.Apply(kApply); },
-                 .beside = Beside::kCopyToDevice});
+  HostCases(suite, codec, "diff_encode/host-staged", "decode_apply/host-staged",
+            Beside::kCopyToDevice);
 }
 
 }  // namespace
