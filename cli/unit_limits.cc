@@ -25,6 +25,8 @@ constexpr uint64_t kPerReceiver = kMiB;
 // A stream's socket holds at most a window of 768 KiB, and 256 KiB that are not sent yet. The frame
 // that it takes may be a chunk's copy.
 constexpr uint64_t kPerStream = kMiB + kChunkBytes;
+// Pinned memory of a GPU's diffs: three slabs of 32 MiB, and what describes them.
+constexpr uint64_t kGpuStaging = 112 * kMiB;
 // What a daemon has open beside its models and connections.
 constexpr uint64_t kOwnDescriptors = 256;
 // The files of a model: weights, state, deltas, side files while they are replaced.
@@ -85,6 +87,10 @@ UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelS
   limits.Add("two buffers", 2 * sums.bytes);
   limits.Add("old bytes of chunks, for slow pulls", sums.bytes);
   limits.Add("the delta that is being made", options.delta_log_bytes / 2 * sums.count);
+  if (options.gpu != GpuUse::kOff) {
+    limits.Add("a GPU's payloads until the CPU agrees, and its staging",
+               (options.delta_log_bytes / 2 + kGpuStaging) * sums.count);
+  }
   limits.AddServed(served, options.delta_log_bytes, sums);
   return limits.Finish(sums);
 }

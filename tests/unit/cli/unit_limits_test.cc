@@ -49,6 +49,15 @@ TEST_CASE("unit limits: a sender counts what slow pulls and a version that is wr
   CHECK(PartOf(limits, "payloads made for pulls") == 4 * (uint64_t{256} << 20));
 }
 
+TEST_CASE("unit limits: with a GPU a sender holds its payloads twice") {
+  constexpr const char* kPart = "a GPU's payloads until the CPU agrees, and its staging";
+  SenderOptions options;
+  CHECK(PartOf(LimitsOfSender(options, kModels, {}), kPart) == 0);
+  options.gpu = GpuUse::kAuto;
+  options.delta_log_bytes = 3 * kGB;
+  CHECK(PartOf(LimitsOfSender(options, kModels, {}), kPart) == 3 * kGB + 2 * 112 * kMiB);
+}
+
 TEST_CASE("unit limits: each receiver that is served takes its connection and its streams") {
   const UnitLimits few = LimitsOfSender({}, kModels, {.count = 10, .streams = 4});
   const UnitLimits many = LimitsOfSender({}, kModels, {.count = 1010, .streams = 4});
