@@ -13,7 +13,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "failures.md"
-FOLDERS = ("cli", "common", "proto", "python", "receiver", "sender")
+FOLDERS = ("cli", "common", "kernels", "proto", "python", "receiver", "sender")
 LITERAL = r'f?"(?:[^"\\\n]|\\.)*"'
 FILLED = re.compile(r"\{\{|\}\}|\{[^{}]*\}|%[a-z]")
 # Texts that gRPC makes, and that reach the user as they are.

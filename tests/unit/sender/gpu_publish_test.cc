@@ -1,4 +1,6 @@
 // A publish on the GPU gives the delta and digests of one on the CPU, whatever fails in between.
+#include <cuda_runtime_api.h>
+
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <map>
@@ -324,6 +326,23 @@ TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of 
       CHECK(gpu->trusted());
       halves.Install(found);
     }
+  }
+}
+
+TEST_CASE("a sender whose driver is too old for it says so, with both versions") {
+  for (const int driver : {0, 11'080}) {
+    CAPTURE(driver);
+    kernels::test::PretendDriver(driver);
+    SenderModel m({.gpu = GpuUse::kAuto});
+    kernels::test::PretendDriver(CUDART_VERSION);
+    const std::string says = m->diffs_on();
+    CAPTURE(says);
+    CHECK(says.starts_with("the CPU (CUDA: "));
+    CHECK((says.find("knows CUDA 11.8 at most") != std::string::npos) == (driver != 0));
+    CHECK((says.find("no NVIDIA driver") != std::string::npos) == (driver == 0));
+    REQUIRE(m.Publish(1).ok());
+    REQUIRE(m.Publish(2).ok());
+    CHECK(m.Holds(2));
   }
 }
 
