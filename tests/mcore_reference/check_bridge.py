@@ -54,6 +54,7 @@ DEADLINE_S = 60
 WITHOUT = {"llama": ("attention_bias", "mlp_bias"), "qwen3_moe": ("mlp_only_layers", "decoder_sparse_step"),
            "qwen3_vl_moe": ("mlp_only_layers", "decoder_sparse_step"),
            "qwen3_omni_moe": ("mlp_only_layers", "decoder_sparse_step"),
+           "step3p5": ("use_head_wise_attn_gate",),  # absent is true
            "qwen3_next": ("mlp_only_layers", "decoder_sparse_step")}
 FAMILIES = {  # -> where Bridge has its conversion
     "llama": ("llama.llama_bridge", "LlamaBridge"),
