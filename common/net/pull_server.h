@@ -37,6 +37,21 @@ struct OutFrame {
 /// The last frame of a stream.
 OutFrame EndFrame(const PullEnd& end);
 
+/// Holds a pull's streams back while other pulls go first. All methods are thread-safe.
+class Pacing {
+ public:
+  virtual ~Pacing() = default;
+  /// How long `bytes` more must wait, while IsHeldBack is true: the stream asks it again and again.
+  virtual std::chrono::nanoseconds WaitFor(size_t /*bytes*/) { return {}; }
+  virtual bool IsHeldBack() { return false; }
+  /// How much of a frame to send at a time, at most `most`.
+  virtual size_t PieceBytes(size_t most) { return most; }
+  /// A stream was held back for so long.
+  virtual void AddWait(std::chrono::nanoseconds /*time*/) {}
+  /// So many bytes more have reached the receiver's kernel.
+  virtual void AddSent(uint64_t /*bytes*/) {}
+};
+
 /// One pull, seen from the sender. All methods are thread-safe.
 class PullSession {
  public:
@@ -46,18 +61,11 @@ class PullSession {
   /// The rates at which this pull may be sent, over all its streams; null: no limit of its own.
   virtual std::array<TokenBucket*, 2> rates() { return {}; }
 
-  /// What the way to the receiver is taken for.
+  /// Null: this pull waits for no other one.
+  virtual Pacing* pacing() { return nullptr; }
+
+  /// An estimate of the link to the receiver.
   virtual LinkFigures link() { return {}; }
-  /// How long `bytes` more must wait for pulls that go first, and whether that still holds: who
-  /// waits asks again and again. 0: no longer than rates() say.
-  virtual std::chrono::nanoseconds AwaitOthers(size_t /*bytes*/) { return {}; }
-  virtual bool held_back() { return false; }
-  /// How much of a frame to send at a time, at most `most`, while it is held back.
-  virtual size_t PieceBytes(size_t most) { return most; }
-  /// A stream was held back for so long.
-  virtual void HeldBack(std::chrono::nanoseconds /*time*/) {}
-  /// So many bytes more have reached the receiver's kernel.
-  virtual void Moved(uint64_t /*bytes*/) {}
   /// A stream that Next had nothing for has waited. The kernel held `queued` bytes of it when it
   /// began to wait that the receiver's kernel did not have, and holds `left` now.
   virtual void Waited(uint16_t /*stream*/, uint64_t /*queued*/, uint64_t /*left*/) {}

@@ -294,7 +294,8 @@ size_t ServerStream::PieceBytes() const {
   for (const TokenBucket* const own : session_->rates()) {
     if (own != nullptr) piece = own->PieceBytes(piece);
   }
-  return session_->PieceBytes(piece);
+  Pacing* const pacing = session_->pacing();
+  return pacing == nullptr ? piece : pacing->PieceBytes(piece);
 }
 
 asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
@@ -311,13 +312,13 @@ asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
 }
 
 asio::awaitable<Status> ServerStream::AwaitOthers(size_t bytes) {
-  const auto wait =
-      session_ == nullptr ? std::chrono::nanoseconds(0) : session_->AwaitOthers(bytes);
+  Pacing* const pacing = session_ == nullptr ? nullptr : session_->pacing();
+  const auto wait = pacing == nullptr ? std::chrono::nanoseconds(0) : pacing->WaitFor(bytes);
   if (wait.count() == 0) co_return absl::OkStatus();
   const auto began = std::chrono::steady_clock::now();
   const Status status =
-      co_await AwaitUntil(began + wait, kLookForOthers, [this] { return session_->held_back(); });
-  session_->HeldBack(std::chrono::steady_clock::now() - began);
+      co_await AwaitUntil(began + wait, kLookForOthers, [pacing] { return pacing->IsHeldBack(); });
+  pacing->AddWait(std::chrono::steady_clock::now() - began);
   co_return status;
 }
 
@@ -342,7 +343,8 @@ void ServerStream::TellMoved() {
   if (session_ == nullptr || untold_ < kTellEvery || !socket_->is_open()) return;
   untold_ = 0;
   const uint64_t moved = MovedBytesOf(socket_->native_handle()).acknowledged;
-  session_->Moved(moved - std::exchange(moved_, moved));
+  const uint64_t more = moved - std::exchange(moved_, moved);
+  if (Pacing* const pacing = session_->pacing()) pacing->AddSent(more);
 }
 
 asio::awaitable<Status> ServerStream::SendBare(wire::FrameType type) {

@@ -72,7 +72,7 @@ StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
                               s.fold.Sized(kernels::FoldScratchBytes(place.width)), out, &bytes);
     return folded == DecodeStatus::kOk ? Keep(Codec::kFast, out.first(bytes)) : nullptr;
   };
-  const auto got = job.leased.state->encoded->Get(KeyOf(Codec::kFast, job), fold, job.ready);
+  const auto got = job.leased.state->encoded->Get(KeyOf(Codec::kFast, job), fold, job.if_busy);
   if (got.busy) return std::optional<ChunkPayload>();
   if (got.value == nullptr) {
     return Errorf(StatusCode::kInternal, "model \"{}\": folding {} deltas of chunk {}: {}",
@@ -95,7 +95,7 @@ std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkP
   const Coder* coder = CoderOf(codec);
   if (coder == nullptr) return fast;
   const auto got = CacheOf(job).Get(
-      KeyOf(codec, job), [&] { return Make(*coder, job, fast.bytes); }, job.ready);
+      KeyOf(codec, job), [&] { return Make(*coder, job, fast.bytes); }, job.if_busy);
   if (got.busy) return std::nullopt;
   return got.value == nullptr || got.value->bytes.empty() ? fast : Payload(got.value);
 }

@@ -1,11 +1,9 @@
-// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. Owner: a
-// ServedPull; StateSource and CoderRates outlive it. Threads: any. Payloads are shared through the
-// published state's cache. Cost: nothing for one version's fast payload, a fold reads its deltas;
-// tight and dense take passes over the chunk on the caller's thread, and megabytes of its scratch.
-// Errors: kInternal.
+// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. The
+// StateSource and the CoderRates outlive it, and any thread may call it. Pulls share payloads
+// through the published state's cache. One version's fast payload costs nothing, and a fold reads
+// its deltas. Tight and dense take passes over the chunk, and megabytes of the thread's scratch.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -34,8 +32,7 @@ class ChunkEncoder {
     const ChunkPlan& plan;
     const LeasedState& leased;
     const kernels::History& history;  ///< of the bytes that the plan starts from
-    /// Is called when a payload that another thread was making is made; see EncodedCache::Get.
-    std::function<void()> ready;
+    EncodedCache::IfBusy if_busy = EncodedCache::IfBusy::kSkip;
     /// Set: the version is still coming. The plan starts at the published state instead of ending
     /// there, and payloads are kept here.
     EncodedCache* coming = nullptr;

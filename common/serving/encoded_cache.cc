@@ -8,14 +8,6 @@
 namespace deltawire {
 namespace {
 
-void CallOrSkip(const std::function<void()>& ready) {
-  try {
-    ready();
-  } catch (...) {
-    // Without memory to wake it, the stream asks again after its next ping.
-  }
-}
-
 uint64_t SizeOf(const EncodedCache::Value& value) {
   return EncodedCache::kEntryBytes + value->bytes.size();
 }
@@ -29,30 +21,27 @@ EncodedCache::~EncodedCache() {
 }
 
 EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>& make,
-                                    std::function<void()> ready) {
+                                    IfBusy if_busy) {
   Entries::iterator entry;
+  bool mine = false;
   {
     MutexLock lock(mu_);
     entry = entries_.find(key);
-    if (entry == entries_.end()) {
+    mine = entry == entries_.end();
+    if (mine) {
       entry = Insert(key);
     } else if (entry->second.value != nullptr) {
       return {entry->second.value};
-    } else {
-      entry->second.ready.push_back(std::move(ready));
+    } else if (if_busy == IfBusy::kSkip) {
       return {.busy = true};
     }
   }
+  if (!mine) return {make()};
   Value value;
-  // Also if `make` throws, nobody may find the entry busy, and those who wait must ask again.
+  // Also if `make` throws, the entry must not stay busy.
   const absl::Cleanup made = [&] {
-    std::vector<std::function<void()>> waiting;
-    {
-      MutexLock lock(mu_);
-      waiting.swap(entry->second.ready);
-      Keep(entry, value);
-    }
-    for (const auto& one : waiting) CallOrSkip(one);
+    MutexLock lock(mu_);
+    Keep(entry, value);
   };
   value = make();
   return {value};

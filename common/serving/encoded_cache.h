@@ -1,8 +1,7 @@
-// Encoded payloads of one published version's chunks, made once for many receivers.
-// Owner: the Published state; pulls hold payloads by shared_ptr. Threads: any; nobody waits for a
-// payload that another thread is making. Cost: payloads and what they are kept in, up to a limit;
-// beyond it the older half of the room stays for receivers that come late, and in the other half
-// the newest take the place of the oldest. Errors: none of its own.
+// Encoded payloads of one published version's chunks, made once for many receivers. The Published
+// state owns it, and pulls hold payloads by shared_ptr. No thread waits for a payload that another
+// one is making. Payloads and their entries take memory up to a limit. Half of it keeps the first
+// payloads, for receivers that come late; in the other half the newest replace the oldest.
 #pragma once
 
 #include <atomic>
@@ -13,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/checked_mutex.h"
@@ -77,10 +75,14 @@ class EncodedCache {
     Value value;
     bool busy = false;  ///< another thread is making it
   };
-  /// The payload of `key`. If there is none, `make` is called, without the cache's lock. A null
-  /// from `make` is returned and not kept. If another thread is making it, `ready` is called, by
-  /// that thread and without a lock, as soon as asking again helps.
-  Got Get(const Key& key, const std::function<Value()>& make, std::function<void()> ready);
+  /// What Get does if another thread is making the payload.
+  enum class IfBusy : uint8_t {
+    kSkip,  ///< returns `busy`
+    kMake,  ///< makes it a second time, for this caller alone
+  };
+  /// Returns the payload of `key`. If there is none, calls `make`, without the cache's lock, and
+  /// keeps its result unless that is null.
+  Got Get(const Key& key, const std::function<Value()>& make, IfBusy if_busy);
   /// Keeps a payload that was made elsewhere, unless there is one.
   void Put(const Key& key, Value value);
   /// Whether Get would find the payload.
@@ -93,10 +95,8 @@ class EncodedCache {
 
  private:
   struct Entry {
-    Value value;  // null: it is being made
-    std::vector<std::function<void()>> ready;
-    std::list<Key>
-        place;  // its node of newest_ until it has a place there, so that Keep cannot fail
+    Value value;           // null: it is being made
+    std::list<Key> place;  // the node that Keep moves to newest_, so that Keep cannot fail
   };
   using Entries = std::map<Key, Entry>;
   /// A new entry, without a value.

@@ -68,7 +68,7 @@ void IncomingVersion::Add(Piece piece) {
     pieces_.push_back(std::move(piece));
     watchers = Watchers();
   }
-  for (const auto& watcher : watchers) watcher->Came(false);
+  for (const auto& watcher : watchers) watcher->OnPiece(false);
 }
 
 bool IncomingVersion::MakesUp(const net::PullEnd& end) const {
@@ -93,7 +93,7 @@ void IncomingVersion::Complete(const net::PullEnd& end,
     side_files_ = std::move(side_files);
     watchers = Watchers();
   }
-  for (const auto& watcher : watchers) watcher->Came(true);
+  for (const auto& watcher : watchers) watcher->OnPiece(true);
 }
 
 void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
@@ -106,7 +106,7 @@ void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
     while (copying_ > 0) cv_.wait(lock);
     watchers = Watchers();
   }
-  for (const auto& watcher : watchers) watcher->Came(true);
+  for (const auto& watcher : watchers) watcher->OnPiece(true);
 }
 
 void IncomingVersion::Release() {
@@ -133,10 +133,10 @@ void IncomingVersion::Abandon(const Status& why) {
     pieces.swap(pieces_);
     watchers = Watchers();
   }
-  for (const auto& watcher : watchers) watcher->Came(true);
+  for (const auto& watcher : watchers) watcher->OnPiece(true);
 }
 
-IncomingVersion::Found IncomingVersion::Look(size_t n) const {
+IncomingVersion::Found IncomingVersion::PieceAt(size_t n) const {
   MutexLock lock(mu_);
   Found found{.step = step_, .state = state_, .why = why_};
   if (n < pieces_.size()) found.piece = pieces_[n];

@@ -49,12 +49,12 @@ class IncomingVersion {
     std::shared_ptr<const ChunkDelta> delta = nullptr;
   };
 
-  /// Is told when there may be more to take.
+  /// Is notified when there may be more to send.
   class Watcher {
    public:
     virtual ~Watcher() = default;
-    /// One more chunk has come; or, with `all`, nothing further will.
-    virtual void Came(bool all) = 0;
+    /// A chunk has come; or, with `last`, none will any more.
+    virtual void OnPiece(bool last) = 0;
   };
 
   /// `base`: what the receiving end holds, which is where the version's deltas begin.
@@ -100,7 +100,7 @@ class IncomingVersion {
     std::shared_ptr<const Published> state;  ///< if settled
     Status why;                              ///< if abandoned
   };
-  Found Look(size_t n) const;
+  Found PieceAt(size_t n) const;
   Step step() const;
   /// Whether `state` is the one that its deltas start at.
   bool StartsAt(const Identity& state) const { return state == starts_at_; }

@@ -202,7 +202,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
   DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
   // The session was not in the table yet when versions after At were published.
-  if (const auto now = source->published(); now != nullptr) session->Overtaken(*now);
+  if (const auto now = source->published(); now != nullptr) session->Overtake(*now);
   if (incoming != nullptr) incoming->Watch(session);
   LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
           request.peer, ToString(end), ToString(TraceOf(end)));
@@ -223,19 +223,19 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
   {
     MutexLock lock(mu_);
     for (const auto& [other_ticket, other] : pulls_) {
-      const bool of_it = other->receiver_id() == request.receiver_id;
+      const bool of_it = other->terms().receiver_id == request.receiver_id;
       if (of_it && other->model() == session->model()) same.push_back(other);
     }
   }
   const auto now = SteadyClock::now();
-  std::erase_if(same, [&](const auto& other) { return other->Finished(now); });
+  std::erase_if(same, [&](const auto& other) { return other->IsFinished(now); });
   for (const auto& other : same) {
-    if (attached || other->peer() == request.peer) continue;
+    if (attached || other->terms().peer == request.peer) continue;
     if (now - other->last_heard() > limits_.attachments.silence) continue;
     return Errorf(StatusCode::kAlreadyExists,
                   "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
                   "--receiver-id of its own",
-                  request.model, request.receiver_id, other->peer());
+                  request.model, request.receiver_id, other->terms().peer);
   }
   // Those that have ended count until the next sweep, which looks at each: with thousands of pulls
   // that is too much for every new one.
@@ -266,9 +266,9 @@ Status PullDesk::CheckLimits(const PullRequest& request) const {
   size_t of_peer = 0, of_address = 0, of_principal = 0;
   const std::string_view address = WithoutPort(request.peer);
   for (const auto& [ticket, pull] : pulls_) {
-    of_peer += pull->peer() == request.peer;
-    of_address += WithoutPort(pull->peer()) == address;
-    of_principal += !request.principal.empty() && pull->principal() == request.principal;
+    of_peer += pull->terms().peer == request.peer;
+    of_address += WithoutPort(pull->terms().peer) == address;
+    of_principal += !request.principal.empty() && pull->terms().principal == request.principal;
   }
   const auto full = [&](size_t open, const std::string& whose) {
     return Errorf(StatusCode::kResourceExhausted,
@@ -294,15 +294,14 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
     MutexLock lock(mu_);
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
+  Status admitted;
   if (session == nullptr) {
-    ++streams_refused_;
-    if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
-      LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
-    }
-    return absl::PermissionDeniedError(
+    admitted = absl::PermissionDeniedError(
         "the ticket is unknown or has expired; open a pull over gRPC first");
+  } else if (const auto& admits = session->terms().admits) {
+    admitted = admits(hello, peer);
   }
-  if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
+  if (!admitted.ok()) {
     ++streams_refused_;
     if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
       LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
@@ -346,22 +345,22 @@ bool PullDesk::Sweep() {
   const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
     if (p.second->CutIfLate(now)) {
       LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
-              p.second->model()->name(), p.second->receiver_id(), p.second->peer());
+              p.second->model()->name(), p.second->terms().receiver_id, p.second->terms().peer);
     }
-    return !p.second->Finished(now);
+    return !p.second->IsFinished(now);
   });
   MutexLock lock(mu_);
   for (auto it = ended; it != pulls.end(); ++it) {
-    if (pulls_.erase(it->first) != 0) CountFinished(*it->second);
+    if (pulls_.erase(it->first) != 0)
+      AddTo(finished_pulls_[it->second->model()->name()], *it->second);
   }
   return !pulls_.empty();
 }
 
-void PullDesk::CountFinished(const ServedPull& pull) {
-  Counts& counts = finished_pulls_[pull.model()->name()];
-  counts.bytes_sent += pull.bytes_sent();
-  counts.bytes_ahead += pull.bytes_ahead();
-  counts.sent += pull.sent();
+void PullDesk::AddTo(Counts& counts, const ServedPull& pull) {
+  counts.bytes_sent += pull.tally().bytes();
+  counts.bytes_ahead += pull.tally().bytes_ahead();
+  counts.sent += pull.tally().forms();
 }
 
 void PullDesk::Changed(const StateSource& source) {
@@ -372,14 +371,14 @@ void PullDesk::Changed(const StateSource& source) {
     admission_->Expect(source.name(), followers, SteadyClock::now());
   }
   for (const auto& pull : PullsOf(source)) {
-    pull->Overtaken(*newest);
+    pull->Overtake(*newest);
     if (pull->CutIfGivenUp()) CountCut(source, *pull, "since it holds too many old deltas");
   }
 }
 
 void PullDesk::CountCut(const StateSource& source, const ServedPull& pull, std::string_view why) {
   LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
-          pull.receiver_id(), why);
+          pull.terms().receiver_id, why);
   MutexLock lock(mu_);
   ++finished_pulls_[source.name()].cut;
 }
@@ -397,7 +396,7 @@ void PullDesk::Drop(const StateSource& source, const Status& why) {
     for (auto it = pulls_.begin(); it != pulls_.end();) {
       const bool of_it = it->second->model().get() == &source;
       if (of_it) {
-        CountFinished(*it->second);
+        AddTo(finished_pulls_[source.name()], *it->second);
         pulls.push_back(std::move(it->second));
       }
       it = of_it ? pulls_.erase(it) : std::next(it);
@@ -420,10 +419,8 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
   }
   const auto now = SteadyClock::now();
   for (const auto& pull : pulls) {
-    counts.bytes_sent += pull->bytes_sent();
-    counts.bytes_ahead += pull->bytes_ahead();
-    counts.sent += pull->sent();
-    if (!pull->Finished(now)) ++counts.active;
+    AddTo(counts, *pull);
+    if (!pull->IsFinished(now)) ++counts.active;
   }
   counts.admission = admission_->CountsOf(model);
   return counts;

@@ -104,7 +104,7 @@ class PullDesk {
   struct Counts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
-    uint64_t bytes_ahead = 0;  ///< of these, sent on as they came; see ServedPull::bytes_ahead
+    uint64_t bytes_ahead = 0;  ///< of these, sent on as they came; see PullTally
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;
@@ -145,7 +145,7 @@ class PullDesk {
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
   bool Sweep();
   void CountCut(const StateSource& source, const ServedPull& pull, std::string_view why);
-  void CountFinished(const ServedPull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static void AddTo(Counts& counts, const ServedPull& pull);
   Status CheckLimits(const PullRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const PullTraits traits_;

@@ -133,7 +133,7 @@ std::shared_ptr<const SideFileSet> RelayedModel::side_files(uint64_t hash) const
 void RelayedModel::KeepPayloads(const IncomingVersion& incoming) const {
   const auto state = store_.newest();
   if (state->log.empty()) return;
-  for (size_t n = 0; auto piece = incoming.Look(n).piece; ++n) {
+  for (size_t n = 0; auto piece = incoming.PieceAt(n).piece; ++n) {
     const Bytes payload(piece->payload.get(), piece->header.payload_bytes);
     const Coder* coder = piece->payload == nullptr ? nullptr : CoderOf(payload);
     if (coder == nullptr) continue;  // whole, or in the log as it came

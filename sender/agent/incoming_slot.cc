@@ -32,7 +32,7 @@ void IncomingSlot::Add(IncomingVersion& incoming, uint32_t chunk, uint64_t diges
                        uint64_t digest_after, Bytes payload, Bytes whole) const {
   // Without a receiver the payload need not be kept twice. One that comes later gets what it missed
   // when the version is published.
-  const bool first = !incoming.Look(0).piece.has_value();
+  const bool first = !incoming.PieceAt(0).piece.has_value();
   if (first && !wanted_()) return;
   IncomingVersion::Piece piece;
   piece.header.chunk = chunk;
@@ -58,7 +58,7 @@ void IncomingSlot::Add(IncomingVersion& incoming, uint32_t chunk, uint64_t diges
 
 std::shared_ptr<IncomingVersion> IncomingSlot::Told(uint64_t lease) const {
   MutexLock lock(mu_);
-  const bool told = now_ != nullptr && lease_ == lease && now_->Look(0).piece.has_value();
+  const bool told = now_ != nullptr && lease_ == lease && now_->PieceAt(0).piece.has_value();
   return told ? now_ : nullptr;
 }
 

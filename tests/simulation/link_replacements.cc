@@ -254,7 +254,7 @@ Recovered RecoverNamed(const std::filesystem::path& directory,
   return taken;
 }
 
-#define DW_LOOK(prefix) prefix##_ZNK9deltawire15IncomingVersion4LookEm
+#define DW_LOOK(prefix) prefix##_ZNK9deltawire15IncomingVersion7PieceAtEm
 #define DW_END(prefix) prefix##_ZNK9deltawire15IncomingVersion3endEv
 
 deltawire::IncomingVersion::Found DW_LOOK(__real_)(const deltawire::IncomingVersion*, size_t);

@@ -34,7 +34,7 @@ constexpr PullEnd kEnd{
     .side_files_hash = 7};
 
 // Serves chunks 0 to n-1 of Pattern to whichever stream asks, or does what the fault says.
-class TestSession : public PullSession {
+class TestSession : public PullSession, public Pacing {
  public:
   TestSession(uint32_t chunks, Fault fault) : n_(chunks), fault_(fault) {}
 
@@ -87,11 +87,12 @@ class TestSession : public PullSession {
     served_ += frame.payload.size();
     return frame;
   }
-  void Moved(uint64_t bytes) override {
+  Pacing* pacing() override { return this; }
+  void AddSent(uint64_t bytes) override {
     std::lock_guard lock(mu_);
     most_moved_ = std::max(most_moved_, bytes);
   }
-  /// The payloads that were handed out, and the most that Moved was told at once.
+  /// The payloads that were handed out, and the most that AddSent was told at once.
   std::pair<uint64_t, uint64_t> served_and_moved() {
     std::lock_guard lock(mu_);
     return {served_, most_moved_};

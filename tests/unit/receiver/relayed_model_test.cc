@@ -124,7 +124,7 @@ TEST_CASE(
   came(Codec::kDense, 2);
   CHECK(state->encoded->has_foreign());
   const auto kept = state->encoded->Get(
-      {delta, Codec::kDense}, [] { return nullptr; }, [] {});
+      {delta, Codec::kDense}, [] { return nullptr; }, EncodedCache::IfBusy::kSkip);
   REQUIRE(kept.value != nullptr);
   CHECK(kept.value->xxh3 == 77);
   CHECK(kept.value->bytes.size() == 4);

@@ -36,14 +36,14 @@ TEST_CASE("a version that is written can be had from its first diffed chunk unti
   CHECK(coming.id == StateId{1, 2});
   CHECK(coming.attempt == grant->attempt);
   CHECK(coming.root == 0);
-  REQUIRE(testing::Eventually([&] { return early->Look(1).piece.has_value(); }));
-  CHECK(early->Look(0).piece->header.version == 2);
+  REQUIRE(testing::Eventually([&] { return early->PieceAt(1).piece.has_value(); }));
+  CHECK(early->PieceAt(0).piece->header.version == 2);
   CHECK(m->published()->info.identity == one);
 
   REQUIRE(m.Ready(*grant, 2).ok());
   REQUIRE(m->WaitPublished(2, grant->lease, NeverGone).ok());
   REQUIRE(testing::Eventually([&] { return m->incoming() == nullptr && changes > 1; }));
-  const auto found = early->Look(0);
+  const auto found = early->PieceAt(0);
   CHECK(found.step == IncomingVersion::Step::kSettled);
   REQUIRE(found.state != nullptr);
   CHECK(IsOf(coming, found.state->info.identity));
@@ -75,20 +75,20 @@ TEST_CASE("a version that is not published after all ends what was sent of it") 
   if (how == "again") {
     REQUIRE(m.Begin(3, "test", 0, 77).ok());
     // The half may be written from the grant on, so nothing of it is read any more.
-    CHECK(early->Look(0).step == IncomingVersion::Step::kAbandoned);
+    CHECK(early->PieceAt(0).step == IncomingVersion::Step::kAbandoned);
   }
   if (how == "rollback") {
     CHECK_FALSE(m->AwaitReady(grant->lease, 0, [] { return true; }).ok());
     REQUIRE(m->Rollback(1).ok());
-    CHECK(early->Look(0).step == IncomingVersion::Step::kAbandoned);
+    CHECK(early->PieceAt(0).step == IncomingVersion::Step::kAbandoned);
   }
   if (how == "incomplete") {
     CHECK_FALSE(m->NotifyReady({3, 0, 1, grant->lease, false, {0}, {}}).ok());
   }
   REQUIRE(testing::Eventually(
-      [&] { return early->Look(0).step == IncomingVersion::Step::kAbandoned; }));
+      [&] { return early->PieceAt(0).step == IncomingVersion::Step::kAbandoned; }));
   CHECK(m->incoming() == nullptr);
-  CHECK(absl::IsAborted(early->Look(0).why));
+  CHECK(absl::IsAborted(early->PieceAt(0).why));
   CHECK(m->published()->info.id().version == (how == "rollback" ? 1 : 2));
 }
 

@@ -25,7 +25,7 @@ TEST_CASE("pull: the first publish that overtakes it pins its end, and later one
   while (receiver.ends().empty() && version < 100) {
     REQUIRE(receiver.Step(session, 0));
     sender.Publish(++version);
-    session.Overtaken(*sender.model()->published());
+    session.Overtake(*sender.model()->published());
   }
   REQUIRE(receiver.ends() == std::vector<StateId>{{1, 2}});
   CHECK(receiver.bytes() == sender.content(2));
@@ -51,7 +51,7 @@ TEST_CASE("pull: whatever publishes come in between, it brings one version") {
       ++version;
       // Where the second version changes everything, lifts go whole.
       sender.Publish(version, version == 2 && seed % 2 == 0);
-      session.Overtaken(*sender.model()->published());
+      session.Overtake(*sender.model()->published());
       continue;
     }
     auto stream = open.begin();
@@ -76,7 +76,7 @@ TEST_CASE("pull: the bytes of its end are made from the newest ones when their h
   REQUIRE(session.Start(receiver.Have()).ok());
   for (uint64_t version = 2; version <= 6; ++version) {
     sender.Publish(version);
-    session.Overtaken(*sender.model()->published());
+    session.Overtake(*sender.model()->published());
   }
   while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
   CHECK(receiver.whole() == kChunks);
@@ -94,7 +94,7 @@ TEST_CASE("pull: what the log drops stays with the pull that needs it") {
   REQUIRE(session.Start(receiver.Have()).ok());
   for (uint64_t version = 2; version <= 3; ++version) {
     sender.Publish(version, version == 2);
-    session.Overtaken(*sender.model()->published());
+    session.Overtake(*sender.model()->published());
   }
   while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
   CHECK(receiver.bytes() == sender.content(1));
@@ -121,7 +121,7 @@ TEST_CASE("pull: versions that change everything do not end the pulls that they 
   uint64_t version = 1;
   while (receivers[0].ends().empty() || receivers[1].ends().empty()) {
     sender.Publish(++version, random() % 4 != 0);
-    for (ServedPull& session : sessions) session.Overtaken(*sender.model()->published());
+    for (ServedPull& session : sessions) session.Overtake(*sender.model()->published());
     if (version % 3 != 0) continue;
     for (size_t i : {0, 1}) {
       if (receivers[i].ends().empty()) REQUIRE(receivers[i].Step(sessions[i], 0));
@@ -151,13 +151,13 @@ TEST_CASE("pull: a part's number that was published twice leads back all the sam
   uint64_t attempt = 1;
   for (const uint64_t version : {50, 50, 51}) {
     sender.Publish(version, true, ++attempt);
-    if (!late) session->Overtaken(*sender.model()->published());
+    if (!late) session->Overtake(*sender.model()->published());
   }
   if (late) {
     const auto again = sender.model()->At(end->info.identity);
     REQUIRE(again.ok());
     join(*again);
-    session->Overtaken(*sender.model()->published());
+    session->Overtake(*sender.model()->published());
   }
   while (receiver.ends().empty()) REQUIRE(receiver.Step(*session, 0));
   const size_t part = sender.model()->chunks()[kChunks - 1].offset;
@@ -179,7 +179,7 @@ TEST_CASE("pull: what is kept for pulls is at most one more model") {
     REQUIRE(sessions.back().Start(receivers.back().Have()).ok());
     for (int i = 0; i < 4; ++i) {
       sender.Publish(++version, true);
-      for (ServedPull& session : sessions) session.Overtaken(*sender.model()->published());
+      for (ServedPull& session : sessions) session.Overtake(*sender.model()->published());
     }
   }
   while (receivers[0].ends().empty()) REQUIRE(receivers[0].Step(sessions[0], 0));

@@ -15,7 +15,7 @@ using kernels::Codec;
 
 constexpr uint64_t kEntry = EncodedCache::kEntryBytes;
 constexpr size_t kSize = 1000;
-void Nothing() {}
+constexpr auto kSkip = EncodedCache::IfBusy::kSkip, kMake = EncodedCache::IfBusy::kMake;
 
 EncodedCache::Value Made(size_t bytes) {
   auto memory = std::make_shared<std::vector<std::byte>>(bytes);
@@ -31,76 +31,66 @@ TEST_CASE("many threads that ask for one payload share it, and none waits for it
   EncodedCache cache(1 << 20);
   const ChunkDelta first;
   const EncodedCache::Key key{&first, Codec::kTight, 2};
-  std::atomic<int> made{0}, busy{0}, called{0};
+  std::atomic<int> made{0}, busy{0};
   std::vector<EncodedCache::Value> got(8);
   std::vector<std::thread> threads;
   for (auto& value : got) {
     threads.emplace_back([&] {
-      std::atomic<bool> ready{false};
       const auto make = [&] {
         while (busy < 7) std::this_thread::yield();  // all others have their answer before
         ++made;
         return Made(10);
       };
-      auto answer = cache.Get(key, make, [&] { ready = true, ++called; });
-      if (answer.busy) {
-        ++busy;
-        while (!ready) std::this_thread::yield();
-        answer = cache.Get(key, make, Nothing);
-      }
+      auto answer = cache.Get(key, make, kSkip);
+      if (answer.busy) ++busy;
+      while (answer.busy) answer = cache.Get(key, make, kSkip);
       value = answer.value;
-      while (called < 7) std::this_thread::yield();  // `ready` is called into this frame
     });
   }
   for (auto& t : threads) t.join();
   CHECK(made == 1);
-  CHECK(called == 7);
   for (const auto& value : got) CHECK((value != nullptr && value == got[0]));
 }
 
-TEST_CASE("whoever finds a payload busy is called also when it cannot be made") {
+TEST_CASE("whoever cannot skip a busy payload makes it for itself, and the first one is kept") {
   EncodedCache cache(1 << 20);
   const ChunkDelta first;
   const EncodedCache::Key key{&first, Codec::kTight, 0};
-  int called = 0;
-  const auto fails = [&] {
+  const auto kept = Made(1);
+  const auto make = [&] {
     CHECK(cache
               .Get(
-                  key, [] { return Made(1); }, [&] { ++called; })
+                  key, [] { return Made(2); }, kSkip)
               .busy);
+    CHECK(cache
+              .Get(
+                  key, [] { return Made(2); }, kMake)
+              .value->bytes.size() == 2);
     CHECK_FALSE(cache.Has(key));
-    return EncodedCache::Value();
+    return kept;
   };
-  const auto got = cache.Get(key, fails, Nothing);
-  CHECK_FALSE(got.busy);
-  CHECK(got.value == nullptr);
-  CHECK(called == 1);
+  CHECK(cache.Get(key, make, kSkip).value == kept);
   CHECK(cache
             .Get(
-                key, [] { return Made(1); }, Nothing)
-            .value != nullptr);
-  CHECK(cache.Has(key));
+                key, [] { return Made(3); }, kMake)
+            .value == kept);
 }
 
-TEST_CASE("a payload whose making throws is not busy, and whoever waits asks again") {
+TEST_CASE("a payload that cannot be made, or whose making throws, is not busy afterwards") {
   EncodedCache cache(1 << 20);
   const ChunkDelta first;
   const EncodedCache::Key key{&first, Codec::kTight, 0};
-  int called = 0;
-  const auto make = []() { return Made(1); };
-  const auto throws = [&]() -> EncodedCache::Value {
-    const auto later = [&] { ++called; };
-    CHECK(cache.Get(key, make, later).busy);
-    // Neither does one that cannot be woken keep the others asleep.
-    CHECK(cache.Get(key, make, [] { throw std::bad_alloc(); }).busy);
-    CHECK(cache.Get(key, make, later).busy);
-    throw std::bad_alloc();
-  };
-  CHECK_THROWS_AS(cache.Get(key, throws, Nothing), std::bad_alloc);
-  CHECK(called == 2);
+  const auto got = cache.Get(
+      key, [] { return EncodedCache::Value(); }, kSkip);
+  CHECK((!got.busy && got.value == nullptr));
+  const auto throws = []() -> EncodedCache::Value { throw std::bad_alloc(); };
+  CHECK_THROWS_AS(cache.Get(key, throws, kSkip), std::bad_alloc);
   CHECK(cache.counts().bytes == 0);
-  const auto again = cache.Get(key, make, Nothing);
-  CHECK((!again.busy && again.value != nullptr));
+  CHECK(cache
+            .Get(
+                key, [] { return Made(1); }, kSkip)
+            .value != nullptr);
+  CHECK(cache.Has(key));
 }
 
 TEST_CASE("retired caches keep one limit together, and give up their own payloads only") {
@@ -110,7 +100,7 @@ TEST_CASE("retired caches keep one limit together, and give up their own payload
   const auto fill = [&](EncodedCache& cache, size_t from, size_t to) {
     for (size_t i = from; i < to; ++i) {
       cache.Get(
-          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, Nothing);
+          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, kSkip);
     }
   };
   auto one = std::make_unique<EncodedCache>(kLimit, totals);
@@ -150,7 +140,7 @@ TEST_CASE("delta, codec, depth and context tell payloads apart") {
                                     {&a, Codec::kTight, 1, 8}};
   for (const auto& key : keys) CHECK_FALSE(cache.Has(key));
   for (int round = 0; round < 2; ++round) {
-    for (const auto& key : keys) cache.Get(key, make, Nothing);
+    for (const auto& key : keys) cache.Get(key, make, kSkip);
   }
   CHECK(made == 5);
   for (const auto& key : keys) CHECK(cache.Has(key));
@@ -163,7 +153,7 @@ TEST_CASE("a payload that has no room even in an empty half takes no other's pla
   const auto get = [&](size_t i, size_t bytes) {
     const EncodedCache::Key key{&deltas[i], Codec::kTight, 0};
     cache.Get(
-        key, [&] { return Made(bytes); }, Nothing);
+        key, [&] { return Made(bytes); }, kSkip);
     return cache.Has(key);
   };
   for (size_t i = 0; i < 4; ++i) CHECK(get(i, kSize));
@@ -185,7 +175,7 @@ TEST_CASE(
       ++made;
       return Made(bytes);
     };
-    const auto got = cache.Get(key(i), make, Nothing);
+    const auto got = cache.Get(key(i), make, kSkip);
     REQUIRE(got.value != nullptr);
     CHECK(got.value->bytes.size() == bytes);
     CHECK(cache.counts().bytes <= 8 * (kSize + kEntry));
@@ -214,7 +204,7 @@ TEST_CASE("the totals are of all caches of a model, and keep what was evicted") 
   const auto fill = [&](EncodedCache& cache, size_t payloads) {
     for (size_t i = 0; i < payloads; ++i) {
       cache.Get(
-          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, Nothing);
+          {&deltas[i], Codec::kTight, 0}, [] { return Made(kSize); }, kSkip);
     }
   };
   auto before = std::make_unique<EncodedCache>(4 * (kSize + kEntry), totals);
@@ -239,7 +229,7 @@ TEST_CASE("a payload that was made elsewhere is found, and does not replace one"
   CHECK(cache.has_foreign());
   CHECK(cache
             .Get(
-                key, [] { return Made(7); }, Nothing)
+                key, [] { return Made(7); }, kSkip)
             .value == came);
 }
 

@@ -46,7 +46,7 @@ IncomingVersion::Piece Came(uint32_t c) {
 }
 
 struct Counting : IncomingVersion::Watcher {
-  void Came(bool all) override { ++(all ? alls : ones); }
+  void OnPiece(bool last) override { ++(last ? alls : ones); }
   int ones = 0, alls = 0;
 };
 
@@ -73,28 +73,28 @@ TEST_CASE("incoming version: what is released is no longer taken, and its state 
   v.Add(Came(1));
   auto state = std::make_shared<Published>();
   v.Settle(state);
-  CHECK(v.Look(0).piece);
+  CHECK(v.PieceAt(0).piece);
   v.Release();
-  CHECK_FALSE(v.Look(0).piece);
-  CHECK(v.Look(0).step == Step::kSettled);
-  CHECK(v.Look(0).state == state);
+  CHECK_FALSE(v.PieceAt(0).piece);
+  CHECK(v.PieceAt(0).step == Step::kSettled);
+  CHECK(v.PieceAt(0).state == state);
 }
 
 TEST_CASE("incoming version: pieces are taken in the order in which they came, once each") {
   IncomingVersion v(Two({1, 3}), Base(), 1000);
   const auto watcher = std::make_shared<Counting>();
   v.Watch(watcher);
-  CHECK_FALSE(v.Look(0).piece);
+  CHECK_FALSE(v.PieceAt(0).piece);
   v.Add(Came(3));
   v.Add(Came(1));
   v.Add(Came(3));  // repaired where it arrived; those who are served have it
   CHECK(watcher->ones == 2);
-  CHECK(v.Look(0).piece->header.chunk == 3);
-  CHECK(v.Look(1).piece->header.chunk == 1);
-  CHECK_FALSE(v.Look(2).piece);
+  CHECK(v.PieceAt(0).piece->header.chunk == 3);
+  CHECK(v.PieceAt(1).piece->header.chunk == 1);
+  CHECK_FALSE(v.PieceAt(2).piece);
   CHECK(v.digest(3) == 203);
   CHECK(v.digest(0) == 100);
-  CHECK(v.Look(2).step == Step::kComing);
+  CHECK(v.PieceAt(2).step == Step::kComing);
 }
 
 TEST_CASE("incoming version: it is complete only when its chunks have its root") {
@@ -107,7 +107,7 @@ TEST_CASE("incoming version: it is complete only when its chunks have its root")
   CHECK_FALSE(v.MakesUp({other, 0}));
   REQUIRE(v.MakesUp({v.identity(), 0}));
   v.Complete({v.identity(), 9}, nullptr);
-  CHECK(v.Look(2).step == Step::kComplete);
+  CHECK(v.PieceAt(2).step == Step::kComplete);
   CHECK(v.end().side_files_hash == 9);
   wire::Have have = Base();
   CHECK_FALSE(v.Has(have.chunks));
@@ -128,14 +128,14 @@ TEST_CASE("incoming version: unknown chunks that do not come make up nothing") {
 TEST_CASE("incoming version: payloads beyond the limit are not kept and their digests are") {
   IncomingVersion v(Two({0, 1, 2}), Base(), 20);
   for (uint32_t c = 0; c < 3; ++c) v.Add(Came(c));
-  CHECK(v.Look(1).piece);
-  CHECK_FALSE(v.Look(2).piece);
+  CHECK(v.PieceAt(1).piece);
+  CHECK_FALSE(v.PieceAt(2).piece);
   CHECK(v.MakesUp({v.identity(), 0}));
   // A whole chunk lies where it arrived, and takes nothing.
   IncomingVersion whole(Two({0}), Base(), 0);
   std::vector<std::byte> bytes(8);
   whole.Add({.header = Header(0, wire::FrameType::kChunkFull), .whole = bytes});
-  CHECK(whole.Look(0).piece);
+  CHECK(whole.PieceAt(0).piece);
 }
 
 TEST_CASE("incoming version: a frame of another version gives it up") {
@@ -144,26 +144,26 @@ TEST_CASE("incoming version: a frame of another version gives it up") {
   v.Watch(watcher);
   v.Add(Came(1));
   v.Begins(Header(2));
-  CHECK(v.Look(0).step == Step::kComing);
+  CHECK(v.PieceAt(0).step == Step::kComing);
   wire::FrameHeader later = Header(2);
   later.version = 3;
   v.Begins(later);
-  const auto found = v.Look(0);
+  const auto found = v.PieceAt(0);
   CHECK(found.step == Step::kAbandoned);
   CHECK_FALSE(found.piece);
   CHECK(absl::IsAborted(found.why));
   CHECK(watcher->alls == 1);
   v.Abandon(absl::InternalError("later"));  // the first reason counts
-  CHECK(absl::IsAborted(v.Look(0).why));
+  CHECK(absl::IsAborted(v.PieceAt(0).why));
   v.Add(Came(2));
-  CHECK_FALSE(v.Look(0).piece);
+  CHECK_FALSE(v.PieceAt(0).piece);
 }
 
 TEST_CASE("incoming version: whole chunks are copied while it comes and not once it is settled") {
   IncomingVersion v(Two({1}), Base(), 1000);
   std::vector<std::byte> bytes(8, std::byte{7});
   v.Add({.header = Header(1, wire::FrameType::kChunkFull), .whole = bytes});
-  const auto piece = *v.Look(0).piece;
+  const auto piece = *v.PieceAt(0).piece;
   const auto copy = v.CopyOf(piece);
   REQUIRE(copy != nullptr);
   CHECK(copy[7] == std::byte{7});
@@ -171,11 +171,11 @@ TEST_CASE("incoming version: whole chunks are copied while it comes and not once
   auto state = std::make_shared<Published>();
   v.Settle(state);
   CHECK(v.CopyOf(piece) == nullptr);
-  CHECK(v.Look(0).piece);  // a delta's payload could still be taken
-  CHECK(v.Look(0).step == Step::kSettled);
-  CHECK(v.Look(0).state == state);
+  CHECK(v.PieceAt(0).piece);  // a delta's payload could still be taken
+  CHECK(v.PieceAt(0).step == Step::kSettled);
+  CHECK(v.PieceAt(0).state == state);
   v.Abandon(absl::AbortedError("too late"));
-  CHECK(v.Look(0).step == Step::kSettled);
+  CHECK(v.PieceAt(0).step == Step::kSettled);
 }
 
 TEST_CASE("incoming version: no copy is being made when it has been given up") {
@@ -183,7 +183,7 @@ TEST_CASE("incoming version: no copy is being made when it has been given up") {
     IncomingVersion v(Two({1}), Base(), 1000);
     std::vector<std::byte> bytes(1 << 20, std::byte{7});
     v.Add({.header = Header(1, wire::FrameType::kChunkFull), .whole = bytes});
-    const auto piece = *v.Look(0).piece;
+    const auto piece = *v.PieceAt(0).piece;
     std::thread reader([&] {
       const auto copy = v.CopyOf(piece);
       if (copy != nullptr) CHECK(copy[(1 << 20) - 1] == std::byte{7});
