@@ -343,6 +343,10 @@ def as_bridge_takes(family):
             language.pop(key, None)
         if family == "exaone4":
             language["tie_word_embeddings"] = True
+        if "per_layer_config" in language:  # Bridge reads what is published
+            own = next(iter(language.pop("per_layer_config").values()))
+            language["global_head_dim"] = own["head_dim"]
+            language["num_global_key_value_heads"] = own.get("num_key_value_heads", language["num_key_value_heads"])
         if family == "nemotron_h":  # and no Mamba layers in MTP blocks
             model = Model({"model_type": family, **language})
             language["hybrid_override_pattern"] = model.pattern

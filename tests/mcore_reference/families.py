@@ -203,6 +203,13 @@ def _gemma4(c, rng):
     c["attention_k_eq_v"] = rng.random() < 0.7
     kinds = ["full_attention", "sliding_attention", "sliding_attention"]
     c["layer_types"] = [rng.choice(kinds) for _ in range(c["num_hidden_layers"] - 1)] + ["full_attention"]
+    if rng.random() < 0.3:  # as transformers 5 saves it
+        own = {"head_dim": c.pop("global_head_dim")}
+        groups = c.pop("num_global_key_value_heads")
+        if c["attention_k_eq_v"]:
+            own["num_key_value_heads"] = groups
+        c["per_layer_config"] = {str(i): dict(own) for i, kind in enumerate(c["layer_types"])
+                                 if kind == "full_attention"}
 
 
 def _step3p5(c, rng):

@@ -261,9 +261,12 @@ class Model:
         """This model with the sizes of a layer, where layers differ in them."""
         changes = {}
         if self.kind == "gemma4_text" and self.is_whole(layer):
-            changes = {"head_dim": self.text.get("global_head_dim", 512)}
+            saved = self.text.get("per_layer_config")  # by transformers 5
+            own = saved[str(layer)] if saved else {"head_dim": self.text.get("global_head_dim", 512)}
+            changes = {"head_dim": own["head_dim"]}
             if self.text.get("attention_k_eq_v"):
-                changes |= {"groups": self.text["num_global_key_value_heads"], "keys_only": True}
+                changes |= {"groups": own["num_key_value_heads"] if saved else self.text["num_global_key_value_heads"],
+                            "keys_only": True}
         if self.kind == "nemotron-nas" and layer < self.layers:
             block = self.text["block_configs"][layer]
             if block["attention"].get("n_heads_in_group"):

@@ -494,10 +494,12 @@ plant("neither keys nor values exported", "gemma4_text",
                                                     'k_proj.weight", rows = "kv_heads * head_dim", filled = true }'),
       says="is made by no parameter", shows=some(keys_only))
 plant("wide layers with the others' heads", "gemma4_text",
-      g4('["whole ? global_head_dim : head_dim", "whole ? 512 : head_dim"]', '"head_dim"'),
+      g4('["whole ? global_head_dim : head_dim", "per_layer_config.head_dim", '
+         '"whole && !per_layer_config.given ? 512 : head_dim"]', '"head_dim"'),
       says="in the checkpoint, and", shows=some(lambda m, i: m.at(i).head_dim != m.head_dim))
 plant("wide layers with the others' groups", "gemma4_text",
-      g4('["keys_only ? num_global_key_value_heads : all_kv_heads", "all_kv_heads"]', '"all_kv_heads"'),
+      g4('["keys_only ? num_global_key_value_heads : all_kv_heads", "per_layer_config.num_key_value_heads", '
+         '"all_kv_heads"]', '"all_kv_heads"'),
       says="would not be written exactly once",
       shows=some(lambda m, i: m.at(i).groups != m.groups))
 plant("every sixth layer attends to everything", "gemma4_text",

@@ -78,7 +78,13 @@ struct HfConfig::Tree {
       if (level->is_array()) level = element < level->size() ? &(*level)[element] : nullptr;
       if (level == nullptr || !level->is_object()) return nullptr;
       dot = name.find('.');
-      const auto it = level->find(std::string(name.substr(0, dot)));
+      auto it = level->find(std::string(name.substr(0, dot)));
+      if (it == level->end()) {  // an object whose keys are some of the layers
+        const auto own = level->find(std::to_string(element));
+        if (own == level->end() || !own->is_object()) return nullptr;
+        level = &*own;
+        it = level->find(std::string(name.substr(0, dot)));
+      }
       if (it == level->end() || it->is_null()) return nullptr;
       level = &*it;
       if (dot == std::string_view::npos) break;

@@ -31,7 +31,8 @@ class HfConfig {
   /// The value of a field as expressions see it, for decoder layer `layer`; nullopt when the config
   /// lacks it (or it is null). docs/model_families.md, "Expressions":
   ///   X            a number, true (1) or false (0)
-  ///   X.Y          the field Y of the object X, or of X[layer] of a list of objects
+  ///   X.Y          the field Y of the object X, or of X[layer] of a list of objects, or of an
+  ///                object whose keys are layers
   ///   X.given      1 when X is there and not null, else 0; never missing
   ///   X.is.WORD    1 when X, or X[layer] of a list, is the text WORD; 0 beyond a list's end
   ///   X.has        1 when the list X, or the text X of numbers with commas, contains `layer`

@@ -38,7 +38,12 @@ TEST_CASE("hf_config: suffixes ask for more of a field than its value") {
 TEST_CASE("hf_config: characters and numbers of texts, and fields of nested objects") {
   const HfConfig c = Get(HfConfig::Parse(R"({"pattern": "M*E-", "listed": "3, 4,15", "none": "",
       "blocks": [{"ffn": {"mult": 2.5, "off": false}}, {"ffn": {"mult": null, "off": true}}, 7],
-      "other": {"heads": 6, "kinds": ["a", "b"]}})"));
+      "other": {"heads": 6, "kinds": ["a", "b"]},
+      "some": {"1": {"dim": 9, "null": null}, "2": 5}})"));
+  CHECK(c.Field("some.dim", 1) == 9);
+  CHECK_FALSE(c.Field("some.dim", 0).has_value());
+  CHECK_FALSE(c.Field("some.dim", 2).has_value());
+  CHECK_FALSE(c.Field("some.null", 1).has_value());
   CHECK(c.Field("pattern.size", 0) == 4);
   CHECK(c.Field("pattern.at", 0) == 'M');
   CHECK(c.Field("pattern.at", 1) == '*');
