@@ -140,7 +140,7 @@ class Trainer:
         begun = ctypes.c_void_p()
         self.must(self.library.dw_offload_begin(self.client, ctypes.c_uint64(version),
                                                 ctypes.byref(begun)))
-        write = self.library.dw_offload_diff_device if diff else self.library.dw_offload_write_device
+        write = getattr(self.library, f"dw_offload_{'diff' if diff else 'write'}_device")
         start = time.perf_counter()
         for i, tensor in enumerate(self.tensors):
             block = Block(ctypes.sizeof(Block), tensor.address(), 2, 2, self.shape)

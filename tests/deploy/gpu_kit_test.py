@@ -68,9 +68,9 @@ class Pretended(KitTest):
             self.assertRegex(steps[name], f"ok|skipped: .*{why}", printed)
         self.assertEqual(sum(self.counts(printed)), len(steps))
         table = (self.kit / "out" / "bench-table.txt").read_text()
-        for case in ("diff_encode/on-device", "diff_encode/live", "decode_apply/resident", "digest/on-device",
-                     "engine/apply", "engine-columns/apply", "pin/eighths", "link/to-host",
-                     "place/tensors", "place/columns", "place/transposed"):
+        for case in ("diff_encode/on-device", "diff_encode/live", "decode_apply/resident",
+                     "digest/on-device", "engine/apply", "engine-columns/apply", "pin/eighths",
+                     "link/to-host", "place/tensors", "place/columns", "place/transposed"):
             self.assertRegex(table, rf"(?m)^{case}/", printed)
         # Version 1 in full, and then deltas, of which each byte of the half was compared.
         self.assertIn("version 8, diffed: ", (self.kit / "out" / "torch.txt").read_text())

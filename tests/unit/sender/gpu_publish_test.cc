@@ -10,6 +10,7 @@
 #include "sender/agent/publish_job.h"
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/kernel_data.h"
+#include "tests/unit/sender/same_result.h"
 #include "tests/unit/sender/sender_model.h"
 
 namespace deltawire::sender::gpu_publish_test {
@@ -97,24 +98,6 @@ class Halves {
   size_t active_ = 0;
   std::shared_ptr<std::vector<uint64_t>> digests_;
 };
-
-void CheckSame(const PublishJob::Result& a, const PublishJob::Result& b) {
-  CHECK(*a.digests == *b.digests);
-  CHECK(a.changed_elements == b.changed_elements);
-  CHECK(a.full_bytes == b.full_bytes);
-  const auto& left = a.delta->chunks();
-  const auto& right = b.delta->chunks();
-  REQUIRE(left.size() == right.size());
-  for (size_t i = 0; i < left.size(); ++i) {
-    CAPTURE(i);
-    CHECK(left[i].chunk == right[i].chunk);
-    CHECK(left[i].full == right[i].full);
-    CHECK(left[i].changed == right[i].changed);
-    CHECK(left[i].digest_before == right[i].digest_before);
-    CHECK(left[i].digest_after == right[i].digest_after);
-    CHECK(kernels::test::Equal(left[i].payload, right[i].payload));
-  }
-}
 
 TEST_CASE("a publish on the GPU is one on the CPU with and without CUDA errors") {
   const uint64_t seed = 91;
