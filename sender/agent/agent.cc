@@ -133,17 +133,18 @@ void Agent::Stop() {
   users_.Stop();
   groups_.Stop(Stopping("sender"));
   desk_.Stop(Stopping("sender"));
-  for (auto& model : models) model->Stop(Stopping("sender"));
+  for (auto& model : models) model->offloads().Stop(Stopping("sender"));
 }
 
 std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   Model* raw = model.get();
-  raw->SetCutter([this, raw](uint32_t half) {
+  raw->offloads().diff().SetCutter([this, raw](uint32_t half) {
     desk_.CutReaders(*raw, half, "so that the trainer need not wait");
   });
-  raw->SetListener([this, raw] { Changed(*raw); });
-  raw->SetEarlyListener([this, raw] { return desk_.attachments().attached(raw->name()) > 0; },
-                        [this, raw] { Coming(*raw); });
+  raw->publisher().SetListener([this, raw] { Changed(*raw); });
+  raw->offloads().diff().incoming().SetListener(
+      [this, raw] { return desk_.attachments().attached(raw->name()) > 0; },
+      [this, raw] { Coming(*raw); });
   auto leaving = std::make_shared<Leaving>();
   // Every holder of the model holds `watched`, so its deleter runs when the last reference goes.
   std::shared_ptr<Model> watched(
@@ -165,7 +166,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
     unregistering_.erase(raw->name());
     leaving_[raw->name()] = leaving;
   }
-  groups_.Adopt(raw->name(), raw->directory(), raw->lineage(), raw->owned().all());
+  groups_.Adopt(raw->name(), raw->home().directory(), raw->halves().lineage(), raw->owned().all());
   Changed(*raw);
   return watched;
 }
@@ -192,7 +193,7 @@ void Agent::Changed(const Model& model) {
 void Agent::Coming(const Model& model) {
   MutexLock one_at_a_time(coming_mu_);
   if (!IsServed(model)) return;
-  const auto incoming = model.incoming();
+  const auto incoming = model.offloads().incoming();
   // First what is published, looked at after what is coming. Where a version has just been
   // published, or the next one is already on its way, a receiver that heard only that it comes no
   // more would take it for given up, and drop what has come of it.
@@ -206,7 +207,7 @@ void Agent::Coming(const Model& model) {
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
   const auto model = Find(name);
   if (!model.ok()) return;
-  const auto seconds = (*model)->history().Committed(id, pull, UnixNanos());
+  const auto seconds = (*model)->publisher().history().Committed(id, pull, UnixNanos());
   if (seconds && stages_) stages_({Stage::kDeliver, *seconds, name});
 }
 
@@ -257,7 +258,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   // Every rank of a trainer registers, so one at a time: the second rank finds what the first made.
   DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
   DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
-  if (known != nullptr && known->IsInPlace()) {
+  if (known != nullptr && known->home().IsInPlace()) {
     if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
     Changed(*known);
     return known;
@@ -265,7 +266,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   const bool replaces = known == nullptr && Find(name).ok();
   if (known != nullptr) {
     DW_RETURN_IF_ERROR(MayRenew(*known));
-    if (keep_side_files) side_files = known->next_side_files()->files;
+    if (keep_side_files) side_files = known->home().side_files().next()->files;
     known.reset();
   }
   DW_RETURN_IF_ERROR(LetGo(name));
@@ -274,15 +275,15 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
 
 StatusOr<std::shared_ptr<Model>> Agent::FindInPlace(const std::string& name) {
   DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
-  if (model->IsInPlace()) return model;
+  if (model->home().IsInPlace()) return model;
   model.reset();
   DW_ASSIGN_OR_RETURN(const auto turn, TakeTurn(name));
   DW_ASSIGN_OR_RETURN(model, Find(name));
-  if (model->IsInPlace()) return model;  // another rank was first
+  if (model->home().IsInPlace()) return model;  // another rank was first
   DW_RETURN_IF_ERROR(MayRenew(*model));
   Layout layout = model->layout();
   Coverage part = model->owned();
-  std::vector<SideFile> side_files = model->next_side_files()->files;
+  std::vector<SideFile> side_files = model->home().side_files().next()->files;
   model.reset();
   DW_RETURN_IF_ERROR(LetGo(name));
   return Make(name, std::move(layout), std::move(part), std::move(side_files), false);
@@ -290,20 +291,20 @@ StatusOr<std::shared_ptr<Model>> Agent::FindInPlace(const std::string& name) {
 
 Status Agent::MayRenew(const Model& lost) {
   std::error_code unknown;
-  const auto type = std::filesystem::symlink_status(lost.directory(), unknown).type();
+  const auto type = std::filesystem::symlink_status(lost.home().directory(), unknown).type();
   if (type != std::filesystem::file_type::directory &&
       type != std::filesystem::file_type::not_found) {
     return Errorf(
         StatusCode::kFailedPrecondition,
         "model \"{}\": its directory {} was removed, and {} has its name now; remove that, "
         "and offload again",
-        lost.name(), lost.directory().native(),
+        lost.name(), lost.home().directory().native(),
         type == std::filesystem::file_type::symlink ? "a link" : "a file");
   }
   LogWarn(
       "model {}: its files in {} were removed, and so it is made anew under another lineage, with "
       "nothing published; see what cleans that directory",
-      lost.name(), lost.directory().native());
+      lost.name(), lost.home().directory().native());
   return absl::OkStatus();
 }
 
@@ -337,7 +338,7 @@ Status Agent::Retire(Model& model, const Status& ended) const {
                   model.name(), users.front(),
                   users.size() == 1 ? "" : fmt::format(" and {} more", users.size() - 1));
   }
-  return model.Retire(ended);
+  return model.offloads().StopIfFree(ended);
 }
 
 StatusOr<Agent::Unregistered> Agent::Unregister(const std::string& name) {
@@ -484,7 +485,7 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
     const auto entry = models_.find(request.model);
     return entry != models_.end() && entry->second.model == model;
   };
-  auto incoming = IncomingFor(request, model->incoming(), *model);
+  auto incoming = IncomingFor(request, model->offloads().incoming(), *model);
   auto ticket =
       incoming.ok() ? desk_.Open(request, model, still, *std::move(incoming)) : incoming.status();
   if (!ticket.ok()) desk_.Refused(request.model);

@@ -10,9 +10,6 @@
 namespace deltawire::sender {
 namespace {
 
-constexpr uint8_t kWritten = 1;
-constexpr uint8_t kUnchanged = 2;
-constexpr uint8_t kEarly = 4;  // parts may have been diffed already
 constexpr uint32_t kMaxWorld = 1 << 16;
 // A rank opens its attendance right after its grant; after this time it counts as not coming.
 constexpr std::chrono::seconds kAttendGrace{5};
@@ -20,7 +17,7 @@ constexpr size_t kEndedKept = 64;
 constexpr size_t kMaxReason = 1024;
 constexpr size_t kMaxPublisher = 256;
 constexpr size_t kMaxJob = 256;
-constexpr size_t kNamed = 5;  // tensors or ranks that a message names
+constexpr size_t kNamed = 5;  // ranks that a message names
 
 }  // namespace
 
@@ -187,8 +184,8 @@ void OffloadSession::Drained(uint64_t lease, const Status& drained, double waite
     (void)End(drained);
     return;
   }
-  now_.marks.resize(layout_.size());
-  now_.sole.resize(layout_.size());
+  now_.tally = std::make_unique<WrittenTally>(
+      WrittenTally::Offload{options_.model, now_.version, now_.world}, layout_, chunks_, owned_);
   now_.waited = waited_seconds;
   now_.granted = now;
   for (auto& [rank, state] : now_.ranks) state.begun = now;
@@ -310,78 +307,6 @@ Status OffloadSession::Abandon(uint64_t lease, uint32_t rank, const std::string&
   return absl::OkStatus();
 }
 
-Status OffloadSession::CheckTensors(const std::vector<uint32_t>& tensors) const {
-  for (const uint32_t t : tensors) {
-    if (t < layout_.size()) continue;
-    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": tensor index {} is out of range",
-                  options_.model, t);
-  }
-  return absl::OkStatus();
-}
-
-Status OffloadSession::ClaimSole(uint32_t t, uint32_t rank) {
-  bool others = (now_.sole[t] != 0 && now_.sole[t] != rank + 1) ||
-                (now_.marks[t] & (kWritten | kUnchanged)) != 0;
-  for (uint32_t c = chunks_.first_of_tensor(t); !now_.counted.empty() && !others; ++c) {
-    if (c == chunks_.end_of_tensor(t)) break;
-    const Counted& counted = now_.counted[c];
-    others = counted.bytes > 0 && (counted.several || counted.first_rank != rank);
-  }
-  if (others) {
-    return End(Errorf(StatusCode::kFailedPrecondition,
-                      "model \"{}\", version {}: rank {} says that it alone writes tensor {}, "
-                      "which another rank has written or declared as well",
-                      options_.model, now_.version, rank, layout_.tensor(t).name));
-  }
-  now_.sole[t] = rank + 1;
-  return absl::OkStatus();
-}
-
-StatusOr<bool> OffloadSession::Count(uint32_t c, uint32_t bytes, uint32_t rank) {
-  const uint32_t tensor = chunks_[c].tensor;
-  const uint32_t sole = now_.sole[tensor];
-  if (sole != 0 && sole != rank + 1) {
-    return End(Errorf(StatusCode::kFailedPrecondition,
-                      "model \"{}\", version {}: rank {} says that it alone writes tensor {}, of "
-                      "which rank {} has written {} bytes as well",
-                      options_.model, now_.version, sole - 1, layout_.tensor(tensor).name, rank,
-                      bytes));
-  }
-  Counted& counted = now_.counted[c];
-  const uint64_t sum = uint64_t{counted.bytes} + bytes;
-  if (sum > chunks_[c].bytes) {
-    const bool alone = !counted.several && (counted.bytes == 0 || counted.first_rank == rank);
-    return End(Errorf(
-        StatusCode::kFailedPrecondition,
-        "model \"{}\", version {}: rank {}{} wrote {} bytes of chunk {} of tensor {}, which has "
-        "{}; who writes what is to be cut anew",
-        options_.model, now_.version, rank,
-        alone ? ""
-              : fmt::format(" and rank {}{} together", counted.first_rank,
-                            counted.several ? " and others" : ""),
-        sum, c, layout_.tensor(tensor).name, chunks_[c].bytes));
-  }
-  if (counted.bytes == 0) counted.first_rank = rank;
-  counted.several |= counted.first_rank != rank;
-  counted.bytes = static_cast<uint32_t>(sum);
-  return bytes > 0 && sum == chunks_[c].bytes;
-}
-
-Status OffloadSession::MarkPayload(const DiffedChunk& payload, const WrittenNotice& n) {
-  const bool known = payload.chunk < chunks_.size() && owned_.contains(payload.chunk);
-  if (!known || payload.bytes >= chunks_[payload.chunk].bytes || (now_.world > 1 && !n.sole)) {
-    return Errorf(
-        StatusCode::kInvalidArgument,
-        "model \"{}\", version {}: rank {} gives a payload of {} bytes for chunk {}, which "
-        "this agent does not have, which is no larger, or which other ranks may write",
-        options_.model, now_.version, n.rank, payload.bytes, payload.chunk);
-  }
-  const uint32_t tensor = chunks_[payload.chunk].tensor;
-  if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(tensor, n.rank));
-  now_.marks[tensor] |= kEarly;
-  return absl::OkStatus();
-}
-
 StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const WrittenNotice& n) {
   if (!writing(lease)) return Over(lease);
   if (!now_.ranks.contains(n.rank)) {
@@ -389,59 +314,10 @@ StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const Wr
                   "model \"{}\", version {}: rank {} says what it has written and has not begun",
                   options_.model, now_.version, n.rank);
   }
-  DW_RETURN_IF_ERROR(CheckTensors(n.tensors));
-  bool fits = n.chunks.size() == n.chunk_bytes.size();
-  for (const uint32_t c : n.chunks) fits &= c < chunks_.size() && owned_.contains(c);
-  if (!fits) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "model \"{}\", version {}: rank {} counts bytes of chunks that this agent does "
-                  "not have, or not one number for each",
-                  options_.model, now_.version, n.rank);
-  }
-  Final final;
-  for (const DiffedChunk& payload : n.payloads) {
-    DW_RETURN_IF_ERROR(MarkPayload(payload, n));
-    final.chunks.push_back(payload.chunk);
-  }
-  for (const uint32_t t : n.tensors) {
-    if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(t, n.rank));
-    // With several ranks, none knows whether the others have written their shares of a tensor.
-    if (now_.world > 1 && !n.sole) continue;
-    now_.marks[t] |= kEarly;
-    final.tensors.push_back(t);
-  }
-  if (!n.chunks.empty() && now_.counted.empty()) now_.counted.resize(chunks_.size());
-  for (size_t i = 0; i < n.chunks.size(); ++i) {
-    DW_ASSIGN_OR_RETURN(const bool whole, Count(n.chunks[i], n.chunk_bytes[i], n.rank));
-    if (!whole) continue;
-    now_.marks[chunks_[n.chunks[i]].tensor] |= kEarly;
-    final.chunks.push_back(n.chunks[i]);
-  }
+  DW_RETURN_IF_ERROR(now_.tally->Check(n));
+  auto final = now_.tally->Add(n);
+  if (!final.ok()) return End(final.status());
   return final;
-}
-
-Status OffloadSession::Mark(const ReadyNotice& n) {
-  DW_RETURN_IF_ERROR(CheckTensors(n.written));
-  DW_RETURN_IF_ERROR(CheckTensors(n.unchanged));
-  const auto mark = [&](uint32_t t, uint8_t bit) -> Status {
-    const uint32_t sole = now_.sole[t];
-    if (sole != 0 && sole != n.rank + 1) {
-      // The tensor may have been diffed already; then this rank's bytes would be missing from the
-      // delta.
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\", version {}: rank {} says that it alone writes tensor {}, which "
-                    "rank {} has written or declared as well",
-                    options_.model, n.version, sole - 1, layout_.tensor(t).name, n.rank);
-    }
-    now_.marks[t] |= bit;
-    return absl::OkStatus();
-  };
-  for (const uint32_t t : n.written) DW_RETURN_IF_ERROR(mark(t, kWritten));
-  for (const uint32_t t : n.unchanged) DW_RETURN_IF_ERROR(mark(t, kUnchanged));
-  for (uint32_t t = 0; n.wrote_all && t < layout_.size(); ++t) {
-    DW_RETURN_IF_ERROR(mark(t, kWritten));
-  }
-  return absl::OkStatus();
 }
 
 StatusOr<bool> OffloadSession::Ready(const ReadyNotice& n, const Identity& published) {
@@ -453,52 +329,18 @@ StatusOr<bool> OffloadSession::Ready(const ReadyNotice& n, const Identity& publi
                   "the world is not {}",
                   options_.model, n.version, n.rank, n.world, now_.world);
   }
-  const Status marked = Mark(n);
+  const Status marked = now_.tally->Mark(n);
   if (!marked.ok()) return End(marked);
   it->second.ready = true;
   if (++now_.ready < now_.world) return false;
-  const Status complete = CheckComplete(published);
+  const Status complete = now_.tally->CheckComplete(published);
   if (!complete.ok()) return End(complete);
   phase_ = OffloadPhase::kPublishing;
   return true;
 }
 
-Status OffloadSession::CheckComplete(const Identity& published) const {
-  std::string missing, both;
-  size_t n_missing = 0, n_both = 0;
-  const auto note = [&](std::string& list, size_t& count, size_t t) {
-    if (count++ < kNamed)
-      list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
-  };
-  for (size_t t = 0; t < layout_.size(); ++t) {
-    if (!owned_.all() && !owned_.Meets({chunks_.first_of_tensor(t), chunks_.end_of_tensor(t)})) {
-      continue;
-    }
-    const uint8_t m = now_.marks[t];
-    if ((m & (kWritten | kUnchanged)) == 0) note(missing, n_missing, t);
-    if ((m & kUnchanged) != 0 && (m & (kWritten | kEarly)) != 0) note(both, n_both, t);
-    if (m == kUnchanged && published.empty()) note(missing, n_missing, t);
-  }
-  if (n_missing > 0) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\", version {}: {} of {} tensors were neither written nor (with a "
-                  "version to carry over from) declared unchanged: {}{}; {} stays published",
-                  options_.model, now_.version, n_missing, layout_.size(), missing,
-                  n_missing > kNamed ? ", ..." : "", ToString(published.id));
-  }
-  if (n_both > 0) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\", version {}: {} tensors were both written and declared unchanged, "
-                  "by one rank or two: {}{}",
-                  options_.model, now_.version, n_both, both, n_both > kNamed ? ", ..." : "");
-  }
-  return absl::OkStatus();
-}
-
 std::vector<bool> OffloadSession::unchanged() const {
-  std::vector<bool> unchanged(layout_.size());
-  for (size_t t = 0; t < now_.marks.size(); ++t) unchanged[t] = now_.marks[t] == kUnchanged;
-  return unchanged;
+  return now_.tally != nullptr ? now_.tally->unchanged() : std::vector<bool>(layout_.size());
 }
 
 // The end -------------------------------------------------------------------------------------

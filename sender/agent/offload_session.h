@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,9 +19,9 @@
 #include "common/base/sync.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
-#include "common/layout/diffed_chunk.h"
 #include "common/layout/layout.h"
 #include "common/serving/version_info.h"
+#include "sender/agent/written_tally.h"
 
 namespace deltawire::sender {
 
@@ -44,28 +45,6 @@ struct OffloadRequest {
   std::string job;
   /// The published version's number is taken too: its files have changed since.
   bool again = false;
-};
-
-/// The tensors and chunks that a rank has finished so far.
-struct WrittenNotice {
-  uint32_t rank = 0;
-  std::vector<uint32_t> tensors;
-  bool sole = false;  ///< no other rank writes any part of `tensors`
-  /// Chunks, and how many bytes of each this rank has finished since its last notice; equally long.
-  std::vector<uint32_t> chunks, chunk_bytes;
-  /// Chunks that hold payloads: of the only rank, or `sole`.
-  std::vector<DiffedChunk> payloads;
-};
-
-struct ReadyNotice {
-  uint64_t version = 0;
-  uint32_t rank = 0;
-  uint32_t world = 1;
-  uint64_t lease = 0;
-  bool wrote_all = false;
-  std::vector<uint32_t> written;
-  std::vector<uint32_t> unchanged;
-  std::string diffed_on;  ///< for people; empty: nothing was diffed at this rank
 };
 
 class OffloadSession {
@@ -119,11 +98,7 @@ class OffloadSession {
 
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
-  /// What may be diffed now although other ranks still write.
-  struct Final {
-    std::vector<uint32_t> tensors;
-    std::vector<uint32_t> chunks;
-  };
+  using Final = WrittenTally::Final;
   StatusOr<Final> Written(uint64_t lease, const WrittenNotice& notice);
   /// True when this was the last rank: kWriting -> kPublishing. An error that concerns more than
   /// this one call has abandoned the offload.
@@ -173,12 +148,6 @@ class OffloadSession {
     bool attended = false;  // attended at some time
     bool gone = false;      // its client has gone
   };
-  /// Bytes of a chunk that ranks have counted so far.
-  struct Counted {
-    uint32_t bytes = 0;
-    uint32_t first_rank = 0;
-    bool several = false;
-  };
   struct Offload {
     uint64_t version = 0;
     uint64_t lease = 0;
@@ -189,9 +158,7 @@ class OffloadSession {
     uint64_t died = 0;               // count of arrivals when a ready rank died first; 0: none did
     uint32_t ready = 0;
     uint32_t waiting = 0;
-    std::vector<uint8_t> marks;    // per tensor: kWritten | kUnchanged | kEarly
-    std::vector<uint32_t> sole;    // per tensor: 1 + the rank that alone writes it, or 0
-    std::vector<Counted> counted;  // per chunk, once a rank counts
+    std::unique_ptr<WrittenTally> tally;  // from kWriting on; a rollback has none
     double waited = 0;
     Time granted;
   };
@@ -226,12 +193,6 @@ class OffloadSession {
   /// Ends the offload as failed, and returns `why`.
   Status End(Status why);
   void Remember(Status why, const VersionInfo& info);
-  Status CheckTensors(const std::vector<uint32_t>& tensors) const;
-  Status ClaimSole(uint32_t tensor, uint32_t rank);
-  StatusOr<bool> Count(uint32_t chunk, uint32_t bytes, uint32_t rank);
-  Status MarkPayload(const DiffedChunk& payload, const WrittenNotice& notice);
-  Status Mark(const ReadyNotice& notice);
-  Status CheckComplete(const Identity& published) const;
   std::string LateRanks() const;
 
   const Options options_;

@@ -165,7 +165,7 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   std::string kernels = fmt::format("{}, {} threads", kernels::Best().name, pool_threads_);
   for (const auto& model : models) {
-    const std::string where = model->diffs_on();
+    const std::string where = model->offloads().diff().diffs_on();
     if (!where.empty()) kernels += fmt::format("; {} is diffed on {}", model->name(), where);
   }
   response->set_kernels(kernels);
@@ -182,8 +182,8 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     m->set_chunks(model->chunks().size());
     m->set_model_bytes(model->layout().total_bytes());
     ToProto(InfoOf(state), m->mutable_newest());
-    m->set_offloading_version(model->offloading_version());
-    m->set_log_bytes(model->log_bytes());
+    m->set_offloading_version(model->offloads().version());
+    m->set_log_bytes(model->store().log_bytes());
     m->set_log_limit_bytes(model->log_limit());
     if (state != nullptr && !state->log.empty()) {
       m->set_oldest_base(state->log.front()->from().version);
@@ -194,11 +194,11 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     m->set_pulls_cut(pulls.cut);
     m->set_pulls_refused(pulls.refused);
     m->set_receivers_silent(agent_.attachments().silent(model->name()));
-    m->set_directory(model->directory().string());
+    m->set_directory(model->home().directory().string());
     ToProto(pulls.sent, m->mutable_sent());
     m->set_newcomer_pulls(static_cast<uint32_t>(pulls.admission.newcomers));
     m->set_held_back_seconds(pulls.admission.held_back_seconds);
-    const ScrubTotals scrub = model->scrub();
+    const ScrubTotals scrub = model->scrubber().totals();
     m->set_scrubbed_bytes(scrub.bytes);
     m->set_scrub_mismatches(scrub.mismatches);
     m->set_scrub_repaired(scrub.repaired);
@@ -322,7 +322,7 @@ grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
   if (!model.ok()) return ToGrpc(model.status());
   const auto held = access_->Hold(*context, LongCall::kWork, *request);
   if (!held.ok()) return ToGrpc(held.status());
-  auto info = (*model)->Rollback(request->version());
+  auto info = (*model)->publisher().RollBack(request->version());
   if (!info.ok()) return ToGrpc(info.status());
   ToProto(*info, response->mutable_info());
   return grpc::Status::OK;

@@ -87,22 +87,24 @@ constexpr Row kRows[] = {
      }},
     {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.totals().published);
+       return static_cast<double>(m.publisher().totals().published);
      }},
     {"deltawire_sender_offloads_abandoned_total", "Offloads that were begun and not published",
      Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.totals().abandoned);
+       return static_cast<double>(m.publisher().totals().abandoned);
      }},
     {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.totals().delta_bytes);
+       return static_cast<double>(m.publisher().totals().delta_bytes);
      }},
     {"deltawire_sender_trainer_wait_seconds_total", "Time that BeginOffload waited for its half",
      Kind::kCounter,
-     [](const Model& m, const Seen&) -> double { return m.totals().trainer_wait_seconds; }},
+     [](const Model& m, const Seen&) -> double {
+       return m.publisher().totals().trainer_wait_seconds;
+     }},
     {"deltawire_sender_publish_seconds_total", "Time from ready to published", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double { return m.totals().publish_seconds; }},
+     [](const Model& m, const Seen&) -> double { return m.publisher().totals().publish_seconds; }},
     {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
      [](const Model& m, const Seen&) -> double {
        return static_cast<double>(Newest(m).changed_elements);
@@ -127,37 +129,43 @@ constexpr Row kRows[] = {
      }},
     {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.gpu_counts().publishes);
+       return static_cast<double>(m.offloads().diff().gpu().counts().publishes);
      }},
     {"deltawire_sender_gpu_failures_total", "Versions that the CPU diffed after a CUDA error",
      Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.gpu_counts().failures);
+       return static_cast<double>(m.offloads().diff().gpu().counts().failures);
      }},
     {"deltawire_sender_gpu_mismatches_total",
      "Results of a GPU that were not the CPU's; after one the CPU diffs", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.gpu_counts().mismatches);
+       return static_cast<double>(m.offloads().diff().gpu().counts().mismatches);
      }},
     {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.log_bytes()); }},
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.store().log_bytes());
+     }},
     {"deltawire_sender_held_bytes",
      "Deltas that left the log, and old bytes of chunks, that pulls of earlier versions need",
      Kind::kGauge,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.held_bytes()); }},
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.store().held_bytes());
+     }},
     {"deltawire_sender_encoded_cache_bytes", "Encoded payloads that are kept for other pulls",
      Kind::kGauge,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.encoded().bytes); }},
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.store().encoded().bytes);
+     }},
     {"deltawire_sender_encoded_cache_evictions_total",
      "Payloads that gave way to newer ones, and are made anew for the next pull that wants them",
      Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.encoded().evicted);
+       return static_cast<double>(m.store().encoded().evicted);
      }},
     {"deltawire_sender_early_encoded_bytes",
      "Encoded payloads of versions that are sent while they are written", Kind::kGauge,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.early_encoded().bytes);
+       return static_cast<double>(m.offloads().diff().incoming().encoded().bytes);
      }},
     {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double {
@@ -179,13 +187,17 @@ constexpr Row kRows[] = {
      Kind::kCounter,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.pulls.cut); }},
     {"deltawire_sender_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.scrub().bytes); }},
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.scrubber().totals().bytes);
+     }},
     {"deltawire_sender_scrub_mismatches_total", "Chunks that had lost their digest", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.scrub().mismatches);
+       return static_cast<double>(m.scrubber().totals().mismatches);
      }},
     {"deltawire_sender_scrub_repaired_total", "Of these, chunks that were rebuilt", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.scrub().repaired); }},
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.scrubber().totals().repaired);
+     }},
     {"deltawire_sender_corrupt_chunks", "Corrupt chunks of the newest version", Kind::kGauge,
      [](const Model& m, const Seen&) -> double { return static_cast<double>(m.damaged_chunks()); }},
     {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,

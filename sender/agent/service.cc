@@ -20,12 +20,12 @@ class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
       : model_(std::move(model)),
         lease_(lease),
         rank_(rank),
-        listener_(model_->OnOffload(std::move(news))) {}
-  ~AttendSource() override { model_->EndAttend(lease_, rank_); }
+        listener_(model_->offloads().OnNews(std::move(news))) {}
+  ~AttendSource() override { model_->offloads().EndAttend(lease_, rank_); }
 
   StatusOr<Found> Next(v1::AttendOffloadEvent*) override {
     if (!std::exchange(told_, true)) return Found::kMessage;
-    DW_ASSIGN_OR_RETURN(const bool ready, model_->Attended(lease_, rank_));
+    DW_ASSIGN_OR_RETURN(const bool ready, model_->offloads().IsReady(lease_, rank_));
     return ready ? Found::kEnd : Found::kNothing;
   }
 
@@ -65,13 +65,13 @@ class PublishedSource final : public WatchSource<v1::WaitPublishedResponse> {
         version_(request.version()),
         lease_(request.lease()),
         attempt_(request.attempt()),
-        listener_(model_->OnOffload(std::move(news))) {
-    model_->BeginWait(lease_);
+        listener_(model_->offloads().OnNews(std::move(news))) {
+    model_->offloads().CountWaiters(lease_, 1);
   }
-  ~PublishedSource() override { model_->EndWait(lease_); }
+  ~PublishedSource() override { model_->offloads().CountWaiters(lease_, -1); }
 
   StatusOr<Found> Next(v1::WaitPublishedResponse* out) override {
-    const auto outcome = model_->Outcome(version_, lease_, attempt_);
+    const auto outcome = model_->offloads().Outcome(version_, lease_, attempt_);
     if (!outcome) return Found::kNothing;
     DW_RETURN_IF_ERROR(outcome->status());
     ToProto(**outcome, out->mutable_info());
@@ -98,9 +98,9 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
   // Before the first version too, so that a trainer can name what others have to wait for.
   Identity published = InfoOf((*model)->published()).identity;
-  published.lineage = (*model)->lineage();
+  published.lineage = (*model)->halves().lineage();
   deltawire::ToProto(published, response->mutable_published());
-  response->set_data_offset((*model)->data_offset());
+  response->set_data_offset((*model)->halves().data_offset());
   response->set_total_bytes((*model)->layout().total_bytes());
   return grpc::Status::OK;
 }
@@ -112,7 +112,7 @@ grpc::Status TrainerServiceImpl::ListModels(grpc::ServerContext*, const v1::List
     listed->set_model(model->name());
     deltawire::ToProto(InfoOf(model->published()).identity, listed->mutable_published());
     listed->set_total_bytes(model->layout().total_bytes());
-    listed->set_highest_version(model->highest_version());
+    listed->set_highest_version(model->halves().highest_version());
   }
   return grpc::Status::OK;
 }
@@ -143,7 +143,7 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
                          "again before offloading",
                          request->model()));
   }
-  auto grant = (*model)->BeginOffload(
+  auto grant = (*model)->offloads().Begin(
       {request->version(), request->rank(), std::max<uint32_t>(1, request->world()),
        request->attempt(), request->publisher(), request->client(), request->job(),
        request->again()},
@@ -165,7 +165,7 @@ grpc::ServerWriteReactor<v1::AttendOffloadEvent>* TrainerServiceImpl::AttendOffl
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
         DW_ASSIGN_OR_RETURN(auto model, agent_.Find(request->model()));
-        DW_RETURN_IF_ERROR(model->Attend(request->lease(), request->rank()));
+        DW_RETURN_IF_ERROR(model->offloads().Attend(request->lease(), request->rank()));
         return std::make_unique<AttendSource>(std::move(model), request->lease(), request->rank(),
                                               std::move(news));
       });
@@ -176,7 +176,7 @@ grpc::Status TrainerServiceImpl::AbandonOffload(grpc::ServerContext*,
                                                 v1::AbandonOffloadResponse*) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  return ToGrpc((*model)->Abandon(request->lease(), request->rank(), request->reason()));
+  return ToGrpc((*model)->offloads().Abandon(request->lease(), request->rank(), request->reason()));
 }
 
 grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
@@ -196,7 +196,7 @@ grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
     notice.payloads.push_back(
         {request->payload_chunks(i), request->payload_bytes(i), request->payload_digests(i)});
   }
-  return ToGrpc((*model)->MarkWritten(request->lease(), notice));
+  return ToGrpc((*model)->offloads().MarkWritten(request->lease(), notice));
 }
 
 grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
@@ -213,7 +213,7 @@ grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
   notice.written.assign(request->written().begin(), request->written().end());
   notice.unchanged.assign(request->unchanged().begin(), request->unchanged().end());
   notice.diffed_on = request->diffed_on().substr(0, kMaxDiffedOn);
-  auto last = (*model)->NotifyReady(notice);
+  auto last = (*model)->offloads().MarkReady(notice);
   if (!last.ok()) return ToGrpc(last.status());
   response->set_publishing(*last);
   return grpc::Status::OK;

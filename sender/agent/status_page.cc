@@ -30,7 +30,7 @@ void ShowNewest(const Model& model, const VersionInfo& v, const Agent& agent, Pa
       {"delta", Cell::Bytes(v.delta_bytes)},
       {"whole chunks", Cell::Bytes(v.full_bytes)},
       {"model", Cell::Bytes(v.model_bytes)},
-      {"delta log", Cell::Bytes(model.log_bytes())},
+      {"delta log", Cell::Bytes(model.store().log_bytes())},
       {"pulls now", Cell::Count(pulls.active)},
       {"sent", Cell::Bytes(pulls.bytes_sent)}};
   facts[1].second.text += " ago";
@@ -183,7 +183,7 @@ void ShowModel(const Model& model, const Agent& agent, Page& page) {
   if (state == nullptr) return;
 
   page.Heading(fmt::format("Versions of {}", model.name()));
-  const std::vector<Entry> recent = model.history().recent();
+  const std::vector<Entry> recent = model.publisher().history().recent();
   if (recent.empty()) return page.Note("None was published since this sender started.");
   const LayerDensity density = DensityOf(model, *state);
   page.Charts({VersionsChart(recent), StagesOf(recent), BytesOf(recent),

@@ -206,12 +206,12 @@ Begun BeginAnyAttempt(deltawire::sender::OffloadSession* session,
   return RealBegin(session, joins, published, drawn, now);
 }
 
-void __real__ZN9deltawire6sender5Model10ClientGoneEm(deltawire::sender::Model*, uint64_t);
+void __real__ZN9deltawire6sender8Offloads10ClientGoneEm(deltawire::sender::Offloads*, uint64_t);
 
-void __wrap__ZN9deltawire6sender5Model10ClientGoneEm(deltawire::sender::Model* model,
-                                                     uint64_t client) {
+void __wrap__ZN9deltawire6sender8Offloads10ClientGoneEm(deltawire::sender::Offloads* model,
+                                                        uint64_t client) {
   if (planted() == Plant::kNeverAttends) return;
-  __real__ZN9deltawire6sender5Model10ClientGoneEm(model, client);
+  __real__ZN9deltawire6sender8Offloads10ClientGoneEm(model, client);
 }
 
 #define DW_HOLD                                                                              \

@@ -18,7 +18,7 @@ void Answer(Connection& connection, OffloadAnswer answer) {
 void Watch(const std::shared_ptr<Connection>& connection, sender::Model& model,
            const std::function<Found()>& look) {
   const auto news = std::make_shared<bool>(false);
-  const auto listener = model.OnOffload([news, connection] {
+  const auto listener = model.offloads().OnNews([news, connection] {
     *news = true;
     Scheduler::current()->Wake(connection.get());
   });
@@ -35,38 +35,38 @@ void Watch(const std::shared_ptr<Connection>& connection, sender::Model& model,
 // Holds no model, so that another one can take its place meanwhile.
 void Use(const std::shared_ptr<Connection>& connection, const std::weak_ptr<sender::Model>& model,
          const OffloadCall& call) {
-  model.lock()->ClientCame(call.client);
+  model.lock()->offloads().ClientCame(call.client);
   Answer(*connection, {});
   while (!connection->Ended(Connection::kServer)) {
     Scheduler::current()->Block(connection.get(), "the end of a client",
                                 connection->EndsAt(Connection::kServer));
   }
-  if (const auto still = model.lock()) still->ClientGone(call.client);
+  if (const auto still = model.lock()) still->offloads().ClientGone(call.client);
 }
 
 void Attend(const std::shared_ptr<Connection>& connection, sender::Model& model,
             const OffloadCall& call) {
-  const Status attended = model.Attend(call.lease, call.rank);
+  const Status attended = model.offloads().Attend(call.lease, call.rank);
   Answer(*connection, {.status = attended});
   if (!attended.ok()) return;
   Watch(connection, model, [&]() -> Found {
-    const auto ready = model.Attended(call.lease, call.rank);
+    const auto ready = model.offloads().IsReady(call.lease, call.rank);
     if (ready.ok() && !*ready) return std::nullopt;
     return OffloadAnswer{.status = ready.status()};
   });
-  model.EndAttend(call.lease, call.rank);
+  model.offloads().EndAttend(call.lease, call.rank);
 }
 
 void WaitPublished(const std::shared_ptr<Connection>& connection, sender::Model& model,
                    const OffloadCall& call) {
-  model.BeginWait(call.lease);
+  model.offloads().CountWaiters(call.lease, 1);
   Watch(connection, model, [&]() -> Found {
-    const auto outcome = model.Outcome(call.version, call.lease, call.attempt);
+    const auto outcome = model.offloads().Outcome(call.version, call.lease, call.attempt);
     if (!outcome) return std::nullopt;
     if (!outcome->ok()) return OffloadAnswer{.status = outcome->status()};
     return OffloadAnswer{.status = {}, .info = **outcome};
   });
-  model.EndWait(call.lease);
+  model.offloads().CountWaiters(call.lease, -1);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ StatusOr<RankClient::Offload> RankClient::Begin(uint64_t version, uint64_t attem
         if (model.layout().fingerprint().Hex() != fingerprint) {
           return absl::FailedPreconditionError("registered with another layout since");
         }
-        return model.BeginOffload(request, gone);
+        return model.offloads().Begin(request, gone);
       }));
   granted(grant.lease);
   Offload offload{.version = version,
@@ -169,7 +169,7 @@ Status RankClient::Attend(Offload& offload) {
 void RankClient::MarkWritten(const Offload& offload, const sender::WrittenNotice& notice) {
   (void)Ask<bool>(
       [lease = offload.lease, notice](sender::Model& model, const Gone&) -> StatusOr<bool> {
-        DW_RETURN_IF_ERROR(model.MarkWritten(lease, notice));
+        DW_RETURN_IF_ERROR(model.offloads().MarkWritten(lease, notice));
         return true;
       });
 }
@@ -185,7 +185,7 @@ Status RankClient::Ready(const Offload& offload, const std::vector<uint32_t>& wr
   ready.written = written;
   ready.unchanged = unchanged;
   DW_RETURN_IF_ERROR(Ask<bool>([ready](sender::Model& model, const Gone&) {
-                       return model.NotifyReady(ready);
+                       return model.offloads().MarkReady(ready);
                      }).status());
   ready_version_ = offload.version;
   ready_attempt_ = offload.attempt;
@@ -203,7 +203,7 @@ Status RankClient::CheckCarried(const Offload& offload, const std::vector<uint32
 void RankClient::Abandon(const Offload& offload, const std::string& reason) {
   (void)Ask<bool>([lease = offload.lease, rank = settings_.rank, reason](
                       sender::Model& model, const Gone&) -> StatusOr<bool> {
-    DW_RETURN_IF_ERROR(model.Abandon(lease, rank, reason));
+    DW_RETURN_IF_ERROR(model.offloads().Abandon(lease, rank, reason));
     return true;
   });
   if (offload.attendance != nullptr && offload.attendance->connection != nullptr) {

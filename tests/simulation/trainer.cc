@@ -445,7 +445,7 @@ bool Trainer::RollBack() {
         "trainer", seconds(10),
         [version = version](sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
           DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
-          DW_RETURN_IF_ERROR(model->Rollback(version).status());
+          DW_RETURN_IF_ERROR(model->publisher().RollBack(version).status());
           return true;
         });
     if (!done.ok()) Running().Note("rollback: " + std::string(done.status().message()));

@@ -42,11 +42,12 @@ class Host {
   }
   void Publish(uint64_t version, const std::string& name = "m") {
     const auto model = *agent_.Find(name);
-    const auto grant = model->BeginOffload({.version = version}, [] { return false; });
+    const auto grant = model->offloads().Begin({.version = version}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
-    REQUIRE(model->NotifyReady({.version = version, .lease = grant->lease, .wrote_all = true})
+    REQUIRE(model->offloads()
+                .MarkReady({.version = version, .lease = grant->lease, .wrote_all = true})
                 .status() == absl::OkStatus());
-    REQUIRE(model->WaitPublished(version, grant->lease, [] { return false; }).ok());
+    REQUIRE(WaitPublished(model->offloads(), version, grant->lease, [] { return false; }).ok());
   }
 
   PullRequest Request(const std::string& id, const std::string& peer, uint32_t streams = 1) {
@@ -127,14 +128,14 @@ TEST_CASE("agent: no beat says that a version comes no more before one says that
   REQUIRE(token.ok());
   // A version of which one tensor is written, and has come to the agent.
   const auto begin = [&](uint64_t version) {
-    const auto grant = model->BeginOffload({.version = version}, no);
+    const auto grant = model->offloads().Begin({.version = version}, no);
     if (!grant.ok()) return uint64_t{0};
     const UniqueFd half(open(grant->half_path.c_str(), O_RDWR | O_CLOEXEC));
     const auto change = static_cast<std::byte>(version);
     const bool wrote = pwrite(half.get(), &change, 1, static_cast<off_t>(grant->data_offset)) == 1;
     const WrittenNotice marked{.rank = 0, .tensors = {0}};
-    const bool came = wrote && model->MarkWritten(grant->lease, marked).ok() &&
-                      Soon([&] { return model->incoming() != nullptr; });
+    const bool came = wrote && model->offloads().MarkWritten(grant->lease, marked).ok() &&
+                      Soon([&] { return model->offloads().incoming() != nullptr; });
     return came ? grant->lease : 0;
   };
   const auto told = [&] { return testing::NextEvent(host.agent().attachments(), *token); };
@@ -152,8 +153,8 @@ TEST_CASE("agent: no beat says that a version comes no more before one says that
     });
     asked = true;
   };
-  REQUIRE(model->NotifyReady({.version = 2, .lease = lease, .wrote_all = true}).ok());
-  REQUIRE(model->WaitPublished(2, lease, no).ok());
+  REQUIRE(model->offloads().MarkReady({.version = 2, .lease = lease, .wrote_all = true}).ok());
+  REQUIRE(WaitPublished(model->offloads(), 2, lease, no).ok());
   REQUIRE(Soon([&] { return asked.load(); }));
   REQUIRE(between.has_value());
   CHECK(between->incoming.version.id.version == (next ? 3 : 0));
@@ -347,14 +348,15 @@ TEST_CASE("agent: a model that is offloaded or used by a trainer is not unregist
   CHECK(used.message().find("rank 3 (python train.py, process 4711 on node7)") !=
         std::string::npos);
   use.reset();
-  const auto grant = model->BeginOffload({.version = 2, .publisher = "tester"}, no);
+  const auto grant = model->offloads().Begin({.version = 2, .publisher = "tester"}, no);
   REQUIRE(grant.ok());
   const Status busy = agent.Unregister("m").status();
   CHECK(absl::IsFailedPrecondition(busy));
   CHECK(busy.message().find("version 2 is under way by rank 0 of 1 (tester)") != std::string::npos);
   // A refused request has changed nothing.
-  REQUIRE(model->NotifyReady({.version = 2, .lease = grant->lease, .wrote_all = true}).ok());
-  REQUIRE(model->WaitPublished(2, grant->lease, no).ok());
+  REQUIRE(
+      model->offloads().MarkReady({.version = 2, .lease = grant->lease, .wrote_all = true}).ok());
+  REQUIRE(WaitPublished(model->offloads(), 2, grant->lease, no).ok());
 }
 
 TEST_CASE("agent: a model that takes another's place hears when a trainer of that one dies") {
@@ -371,16 +373,17 @@ TEST_CASE("agent: a model that takes another's place hears when a trainer of tha
   }
   const auto model = agent.FindInPlace("m");
   REQUIRE(model.ok());
-  const auto zero =
-      (*model)->BeginOffload({.version = 1, .rank = 0, .world = 2, .client = 41, .job = "j"}, no);
+  const auto zero = (*model)->offloads().Begin(
+      {.version = 1, .rank = 0, .world = 2, .client = 41, .job = "j"}, no);
   REQUIRE(zero.ok());
-  REQUIRE((*model)->Attend(zero->lease, 0).ok());
+  REQUIRE((*model)->offloads().Attend(zero->lease, 0).ok());
   REQUIRE((*model)
-              ->BeginOffload({.version = 1, .rank = 1, .world = 2, .client = 42, .job = "j"}, no)
+              ->offloads()
+              .Begin({.version = 1, .rank = 1, .world = 2, .client = 42, .job = "j"}, no)
               .ok());
-  REQUIRE((*model)->Attended(zero->lease, 0).ok());
+  REQUIRE((*model)->offloads().IsReady(zero->lease, 0).ok());
   use.reset();  // rank 1 dies before it attends
-  CHECK(absl::IsAborted((*model)->Attended(zero->lease, 0).status()));
+  CHECK(absl::IsAborted((*model)->offloads().IsReady(zero->lease, 0).status()));
 }
 
 TEST_CASE("agent: what is still in use when it is unregistered is removed by the next call") {
@@ -403,7 +406,7 @@ TEST_CASE("agent: an offload that races with unregistering is told of that") {
   Host host({.letting_go = milliseconds(50)});
   const auto model = *host.agent().Find("m");  // as a call that found it before
   CHECK(absl::IsDeadlineExceeded(host.agent().Unregister("m").status()));
-  const Status told = model->BeginOffload({.version = 2}, [] { return false; }).status();
+  const Status told = model->offloads().Begin({.version = 2}, [] { return false; }).status();
   CHECK(absl::IsNotFound(told));
   CHECK(told.message().find("was unregistered from this sender") != std::string::npos);
 }

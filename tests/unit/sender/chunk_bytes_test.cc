@@ -41,7 +41,7 @@ class Sender : public PublishedModel {
     return {state, model()->LeaseHalf(state->half, state->info.identity)};
   }
   void FlipIn(uint32_t half, uint32_t chunk) const {
-    testing::Flip(Halves::PathOf(model()->directory(), half), model()->layout(),
+    testing::Flip(Halves::PathOf(model()->home().directory(), half), model()->layout(),
                   model()->chunks()[chunk].offset + 7);
   }
   /// The old bytes that lead back to the state.
@@ -114,7 +114,7 @@ TEST_CASE("chunk bytes: straight from the half they hold it and a copy does not"
   CHECK((*copy)->half == std::nullopt);
   sender.Version(2, true);
   std::optional<uint32_t> cut;
-  sender.model()->SetCutter([&](uint32_t drained) {
+  sender.model()->offloads().diff().SetCutter([&](uint32_t drained) {
     cut = drained;
     CHECK(std::ranges::equal((*straight)->bytes, sender.Of(1, 3)));
     straight.reset();
@@ -199,7 +199,7 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
       }
       return held <= VersionStore::kHeldLogs * kLog;
     }));
-    CHECK(sender.model()->held_bytes() <=
+    CHECK(sender.model()->store().held_bytes() <=
           VersionStore::kHeldLogs * kLog + sender.model()->owned_bytes());
     CHECK(Sender::Kept(*end) <= sender.model()->owned_bytes());
     most = std::max(most, number);
@@ -217,7 +217,7 @@ TEST_CASE("chunk bytes: versions that change everything do not outgrow the log f
   const auto pin = sender.model()->Pin(end);
   for (uint64_t version = 2; version <= 5; ++version) {
     sender.Version(version, true);
-    CHECK(sender.model()->log_bytes() <= kLog);
+    CHECK(sender.model()->store().log_bytes() <= kLog);
   }
   ChunkBytes bytes(*sender.model());
   CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
@@ -234,7 +234,7 @@ TEST_CASE("chunk bytes: of states that hold too many old deltas the oldest are g
     // A pull whose state is given up is cut.
     std::erase_if(ends, [](const auto& end) { return end.first->back->given_up(); });
     REQUIRE(!ends.empty() == (version >= 6));
-    CHECK(sender.model()->held_bytes() <=
+    CHECK(sender.model()->store().held_bytes() <=
           VersionStore::kHeldLogs * kLog + sender.model()->owned_bytes());
   }
   CHECK(ends.size() < 9);
@@ -290,7 +290,7 @@ TEST_CASE("chunk bytes: a state that nobody may pin keeps no old bytes") {
   CHECK(all.wrong.empty());
   CHECK(all.right == Same(*end, *newest));
   for (const auto& [chunk, status] : all.refused) CHECK(absl::IsAborted(status));
-  CHECK(sender.model()->held_bytes() == 0);
+  CHECK(sender.model()->store().held_bytes() == 0);
 }
 
 TEST_CASE("chunk bytes: old bytes are kept before the end is pinned if a pull may pin it") {
@@ -308,7 +308,7 @@ TEST_CASE("chunk bytes: an offload that is abandoned leaves what leads back as i
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
   const auto pin = sender.model()->Pin(end);
-  const auto grant = sender.model()->BeginOffload({.version = 2}, [] { return false; });
+  const auto grant = sender.model()->offloads().Begin({.version = 2}, [] { return false; });
   REQUIRE(grant.ok());
   const std::vector<std::byte> garbage(sender.content(1).size(), std::byte{7});
   PublishedModel::Write(grant->half_path, grant->data_offset, garbage);
@@ -316,9 +316,9 @@ TEST_CASE("chunk bytes: an offload that is abandoned leaves what leads back as i
   for (uint32_t t = 0; t < tensors.size(); ++t) tensors[t] = t;
   WrittenNotice notice;
   notice.tensors = tensors;
-  REQUIRE(sender.model()->MarkWritten(grant->lease, notice).ok());
+  REQUIRE(sender.model()->offloads().MarkWritten(grant->lease, notice).ok());
   REQUIRE(Eventually([&] { return Sender::Kept(*end) > 0; }));
-  REQUIRE(sender.model()->Abandon(grant->lease, 0, "a test").ok());
+  REQUIRE(sender.model()->offloads().Abandon(grant->lease, 0, "a test").ok());
   for (uint64_t version = 3; version <= 6; ++version) {
     sender.Version(version, version % 2 == 0);
     CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);

@@ -260,31 +260,31 @@ TEST_CASE("a model whose half is replaced goes on with the GPU but never with on
   SenderModel m({.gpu = GpuUse::kHostStaged});
   REQUIRE(m.Publish(1).ok());
   REQUIRE(m.Publish(2).ok());
-  CHECK(m->gpu_counts().publishes == 1);
+  CHECK(m->offloads().diff().gpu().counts().publishes == 1);
   const bool wrong = GENERATE(false, true);
   CAPTURE(wrong);
   uint64_t version = 3;
   if (wrong) {
     PlantWrong(Wrong::kDigest, 1);
-    for (; m->gpu_counts().mismatches == 0; ++version) {
+    for (; m->offloads().diff().gpu().counts().mismatches == 0; ++version) {
       REQUIRE(version < 3 + GpuDiff::kCheckRounds);
       REQUIRE(m.Publish(version).ok());
     }
     PlantWrong(Wrong::kNothing, 0);
   }
-  const uint64_t publishes = m->gpu_counts().publishes;
+  const uint64_t publishes = m->offloads().diff().gpu().counts().publishes;
   // This test keeps the half's file open, and rank 0 never says that it is done. So the half gets
   // another file.
-  const auto grant = m->BeginOffload({version, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto grant = m->offloads().Begin({version, 0, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE(grant.ok());
   const std::ifstream open(grant->half_path);
-  REQUIRE(m->Abandon(grant->lease, 1, "its rank 1 gave up").ok());
+  REQUIRE(m->offloads().Abandon(grant->lease, 1, "its rank 1 gave up").ok());
   for (const uint64_t end = version + 2; version < end; ++version) {
     REQUIRE(m.Publish(version).ok());
     CHECK(m.Holds(version));
   }
-  CHECK(m->gpu_counts().mismatches == (wrong ? 1 : 0));
-  CHECK(m->gpu_counts().publishes == publishes + (wrong ? 0 : 2));
+  CHECK(m->offloads().diff().gpu().counts().mismatches == (wrong ? 1 : 0));
+  CHECK(m->offloads().diff().gpu().counts().publishes == publishes + (wrong ? 0 : 2));
 }
 
 TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of it") {
@@ -318,7 +318,7 @@ TEST_CASE("a sender whose driver is too old for it says so, with both versions")
     kernels::test::PretendDriver(driver);
     SenderModel m({.gpu = GpuUse::kAuto});
     kernels::test::PretendDriver(CUDART_VERSION);
-    const std::string says = m->diffs_on();
+    const std::string says = m->offloads().diff().diffs_on();
     CAPTURE(says);
     CHECK(says.starts_with("the CPU (CUDA: "));
     CHECK((says.find("knows CUDA 11.8 at most") != std::string::npos) == (driver != 0));

@@ -8,6 +8,7 @@
 #include "common/base/thread_pool.h"
 #include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/sender/offload_waits.h"
 
 namespace deltawire::sender::many_tensors_test {
 namespace {
@@ -55,7 +56,7 @@ Times Measure(size_t tensors) {
                               {.scrub_bytes_per_s = 0}, pool);
   watch.Lap("register");
   for (uint64_t v = 1; v <= 3; ++v) {
-    const auto grant = model->BeginOffload({v, 0, 1, 0, "test"}, never);
+    const auto grant = model->offloads().Begin({v, 0, 1, 0, "test"}, never);
     REQUIRE(grant.ok());
     watch.Lap("begin");
     // The test writes to the inactive half through the model's own mapping.
@@ -65,11 +66,11 @@ Times Measure(size_t tensors) {
     watch.Lap("write");
     ReadyNotice notice{v, 0, 1, grant->lease, false, {}, {}};
     for (uint32_t t = 0; t < tensors; ++t) notice.written.push_back(t);
-    REQUIRE(model->NotifyReady(notice).ok());
-    REQUIRE(model->WaitPublished(v, grant->lease, never).ok());
+    REQUIRE(model->offloads().MarkReady(notice).ok());
+    REQUIRE(WaitPublished(model->offloads(), v, grant->lease, never).ok());
     watch.Lap("publish");
   }
-  REQUIRE(model->Rollback(2).ok());
+  REQUIRE(model->publisher().RollBack(2).ok());
   watch.Lap("rollback");
   model.reset();
   model = *Model::Recover("m", dir.path() / "m", {.scrub_bytes_per_s = 0}, pool);

@@ -37,10 +37,10 @@ class Diffing {
     }
     m_.Write(grant, m_->chunks()[last].offset,
              {after.end() - m_->chunks()[last].bytes, after.end()});
-    DW_RETURN_IF_ERROR(m_->MarkWritten(grant.lease, notice));
+    DW_RETURN_IF_ERROR(m_->offloads().MarkWritten(grant.lease, notice));
     ReadyNotice ready{version, 0, 1, grant.lease, true, {}, {}, "the trainer's GPU"};
-    DW_RETURN_IF_ERROR(m_->NotifyReady(ready).status());
-    return m_->WaitPublished(version, grant.lease, NeverGone);
+    DW_RETURN_IF_ERROR(m_->offloads().MarkReady(ready).status());
+    return WaitPublished(m_->offloads(), version, grant.lease, NeverGone);
   }
 
  private:
@@ -62,9 +62,9 @@ TEST_CASE("a version comes as payloads, and the next ones too") {
   const auto first = m.Begin(1, "test", 0, 7);
   REQUIRE(first.ok());
   CHECK_FALSE(first->takes_payloads);  // there is nothing that they could be changes of
-  REQUIRE(m->Abandon(first->lease, 0, "only asked").ok());
+  REQUIRE(m->offloads().Abandon(first->lease, 0, "only asked").ok());
   REQUIRE(m.Publish(1).ok());
-  CHECK(m->diffs_on().empty());
+  CHECK(m->offloads().diff().diffs_on().empty());
   Diffing trainer(m);
   for (uint64_t version = 2; version < 6; ++version) {
     CAPTURE(version);
@@ -73,16 +73,16 @@ TEST_CASE("a version comes as payloads, and the next ones too") {
     REQUIRE(info.ok());
     CHECK(m.Holds(version));
     CHECK(info->changed_elements == 4);
-    CHECK(m->diffs_on() == "the trainer's GPU");
+    CHECK(m->offloads().diff().diffs_on() == "the trainer's GPU");
     CHECK(m->published()->log.back()->chunks().size() == m->chunks().size());
   }
   // Whole bytes go in between, and a restart does not matter.
   REQUIRE(m.Publish(6).ok());
-  CHECK(m->diffs_on().empty());
+  CHECK(m->offloads().diff().diffs_on().empty());
   m.Restart();
   REQUIRE(trainer.Publish(7, 6).ok());
   CHECK(m.Holds(7));
-  REQUIRE(m->Rollback(6).ok());
+  REQUIRE(m->publisher().RollBack(6).ok());
   CHECK(m.Holds(6));
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("after a wrong payload the version before stays, and payloads are not 
   const auto next = m.Begin(4, "test", 0, 7);
   REQUIRE(next.ok());
   CHECK_FALSE(next->takes_payloads);
-  REQUIRE(m->Abandon(next->lease, 0, "only asked").ok());
+  REQUIRE(m->offloads().Abandon(next->lease, 0, "only asked").ok());
   REQUIRE(m.Publish(4).ok());
   CHECK(m.Holds(4));
   m.Restart();
@@ -110,9 +110,9 @@ TEST_CASE("payloads of a first version end it") {
   SenderModel m;
   const auto grant = m.Begin(1);
   REQUIRE(grant.ok());
-  REQUIRE(m->MarkWritten(grant->lease, Payload({0, 20, 7})).ok());
+  REQUIRE(m->offloads().MarkWritten(grant->lease, Payload({0, 20, 7})).ok());
   REQUIRE(m.Ready(*grant, 1).ok());
-  CHECK(absl::IsAborted(m->WaitPublished(1, grant->lease, NeverGone).status()));
+  CHECK(absl::IsAborted(WaitPublished(m->offloads(), 1, grant->lease, NeverGone).status()));
   CHECK(m->published() == nullptr);
 }
 

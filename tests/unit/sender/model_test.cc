@@ -72,12 +72,13 @@ class Writer {
 
 /// The grant that rank 0 of 2 still has after rank 1 has given up their offload.
 OffloadGrant Lost(SenderModel& m, uint64_t version, const std::string& publisher) {
-  const auto grant = m->BeginOffload({version, 0, 2, 0, publisher, 0, "job"}, NeverGone);
+  const auto grant = m->offloads().Begin({version, 0, 2, 0, publisher, 0, "job"}, NeverGone);
   REQUIRE(grant.ok());
-  REQUIRE(m->Attend(grant->lease, 0).ok());
-  REQUIRE(m->BeginOffload({version, 1, 2, 0, "rank 1 of " + publisher, 0, "job"}, NeverGone).ok());
-  REQUIRE(m->Abandon(grant->lease, 1, "loss is not a number").ok());
-  CHECK(absl::IsAborted(m->AwaitReady(grant->lease, 0, NeverGone)));
+  REQUIRE(m->offloads().Attend(grant->lease, 0).ok());
+  REQUIRE(
+      m->offloads().Begin({version, 1, 2, 0, "rank 1 of " + publisher, 0, "job"}, NeverGone).ok());
+  REQUIRE(m->offloads().Abandon(grant->lease, 1, "loss is not a number").ok());
+  CHECK(absl::IsAborted(AwaitReady(m->offloads(), grant->lease, 0, NeverGone)));
   return *grant;
 }
 
@@ -101,13 +102,13 @@ TEST_CASE("each publish tells of its stages once, and an abandoned offload of no
   });
   const auto grant = model.Begin(1);
   REQUIRE(grant.ok());
-  REQUIRE(model->Abandon(grant->lease, 0, "for the test").ok());
+  REQUIRE(model->offloads().Abandon(grant->lease, 0, "for the test").ok());
   CHECK(told.empty());  // no publisher has run yet
-  CHECK(model->totals().abandoned == 1);
+  CHECK(model->publisher().totals().abandoned == 1);
   const auto info = model.Publish(2);
   REQUIRE(info.ok());
   // The publisher tells after whoever waits for the version may have gone on.
-  REQUIRE(testing::Eventually([&] { return model->history().recent().size() == 1; }));
+  REQUIRE(testing::Eventually([&] { return model->publisher().history().recent().size() == 1; }));
   model.Restart();  // joins the publisher
   REQUIRE(told.size() == 4);
   CHECK(names == std::vector<std::string>(4, "m/"));
@@ -117,7 +118,7 @@ TEST_CASE("each publish tells of its stages once, and an abandoned offload of no
   CHECK(told[3] == std::pair{Stage::kPublish, info->publish_seconds});
   CHECK(info->diff_seconds > 0);
   CHECK(info->diff_seconds <= info->publish_seconds);
-  CHECK(model->history().recent().empty());  // of this process only
+  CHECK(model->publisher().history().recent().empty());  // of this process only
 }
 
 TEST_CASE("a publisher that was stopped and goes on never changes what another one publishes") {
@@ -131,7 +132,7 @@ TEST_CASE("a publisher that was stopped and goes on never changes what another o
   m.Write(*second, 0, SenderModel::Content(2));
   writer.GoOn();
   REQUIRE(m.Ready(*second, 2).ok());
-  REQUIRE(m->WaitPublished(2, second->lease, NeverGone).ok());
+  REQUIRE(WaitPublished(m->offloads(), 2, second->lease, NeverGone).ok());
   CHECK(m.Holds(2));
   writer.GoOn();
   CHECK(m.Holds(2));
@@ -141,57 +142,59 @@ TEST_CASE("a publisher that was stopped and goes on never changes what another o
     writer.GoOn();
     CHECK(m.Holds(v));
   }
-  CHECK(absl::IsAborted(m->WaitPublished(2, zombie.lease, NeverGone).status()));
+  CHECK(absl::IsAborted(WaitPublished(m->offloads(), 2, zombie.lease, NeverGone).status()));
 }
 
 TEST_CASE(
     "ranks that wait without a thread are told when their offload gets on, and when it is over") {
   SenderModel m;
   std::atomic<int> news{0};
-  const auto listener = m->OnOffload([&] { ++news; });
+  const auto listener = m->offloads().OnNews([&] { ++news; });
   const auto told = [&](int before) { return testing::Eventually([&] { return news > before; }); };
-  const auto zero = m->BeginOffload({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
-  const auto one = m->BeginOffload({1, 1, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto zero = m->offloads().Begin({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->offloads().Begin({1, 1, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
-  REQUIRE((m->Attend(zero->lease, 0).ok() && m->Attend(one->lease, 1).ok()));
-  m->BeginWait(zero->lease);
-  CHECK_FALSE(m->Outcome(1, zero->lease, 0));
+  REQUIRE((m->offloads().Attend(zero->lease, 0).ok() && m->offloads().Attend(one->lease, 1).ok()));
+  m->offloads().CountWaiters(zero->lease, 1);
+  CHECK_FALSE(m->offloads().Outcome(1, zero->lease, 0));
   SECTION("all are ready, and it is published") {
     m.Write(*zero, 0, SenderModel::Content(1));
     int before = news;
-    REQUIRE(m->NotifyReady({1, 0, 2, zero->lease, true, {}, {}}).ok());
+    REQUIRE(m->offloads().MarkReady({1, 0, 2, zero->lease, true, {}, {}}).ok());
     CHECK(told(before));
-    CHECK(*m->Attended(zero->lease, 0));
-    CHECK_FALSE(*m->Attended(one->lease, 1));
-    m->EndAttend(zero->lease, 0);  // a rank that was ready may go
-    CHECK_FALSE(*m->Attended(one->lease, 1));
-    REQUIRE(m->NotifyReady({1, 1, 2, one->lease, true, {}, {}}).ok());
+    CHECK(*m->offloads().IsReady(zero->lease, 0));
+    CHECK_FALSE(*m->offloads().IsReady(one->lease, 1));
+    m->offloads().EndAttend(zero->lease, 0);  // a rank that was ready may go
+    CHECK_FALSE(*m->offloads().IsReady(one->lease, 1));
+    REQUIRE(m->offloads().MarkReady({1, 1, 2, one->lease, true, {}, {}}).ok());
     // Asked only when there is news, as a call asks.
     int seen = 0;
     std::optional<StatusOr<VersionInfo>> outcome;
     CHECK(testing::Eventually([&] {
-      if (std::exchange(seen, int{news}) != news) outcome = m->Outcome(1, zero->lease, 0);
+      if (std::exchange(seen, int{news}) != news)
+        outcome = m->offloads().Outcome(1, zero->lease, 0);
       return outcome.has_value();
     }));
     REQUIRE((outcome && outcome->ok()));
     CHECK((*outcome)->id().version == 1);
-    CHECK(*m->Attended(one->lease, 1));
+    CHECK(*m->offloads().IsReady(one->lease, 1));
   }
   SECTION("one of them goes before it is ready") {
     const int before = news;
-    m->EndAttend(one->lease, 1);
+    m->offloads().EndAttend(one->lease, 1);
     CHECK(told(before));
-    CHECK(Says(m->Attended(zero->lease, 0).status(), "rank 1 of 2 has gone before it was ready"));
-    CHECK(absl::IsAborted(m->Outcome(1, zero->lease, 0)->status()));
+    CHECK(Says(m->offloads().IsReady(zero->lease, 0).status(),
+               "rank 1 of 2 has gone before it was ready"));
+    CHECK(absl::IsAborted(m->offloads().Outcome(1, zero->lease, 0)->status()));
   }
   SECTION("the sender stops") {
     const int before = news;
-    m->Stop(absl::UnavailableError("the test stops"));
+    m->offloads().Stop(absl::UnavailableError("the test stops"));
     CHECK(told(before));
-    CHECK(absl::IsUnavailable(m->Attended(zero->lease, 0).status()));
-    CHECK(absl::IsUnavailable(m->Outcome(1, zero->lease, 0)->status()));
+    CHECK(absl::IsUnavailable(m->offloads().IsReady(zero->lease, 0).status()));
+    CHECK(absl::IsUnavailable(m->offloads().Outcome(1, zero->lease, 0)->status()));
   }
-  m->EndWait(zero->lease);
+  m->offloads().CountWaiters(zero->lease, -1);
 }
 
 TEST_CASE("a half keeps its file when its writers are done or gone, else it gets a fresh one") {
@@ -201,12 +204,12 @@ TEST_CASE("a half keeps its file when its writers are done or gone, else it gets
   REQUIRE(first.ok());
   const ino_t inode = Inode(first->half_path);
   SECTION("it has gone") {
-    CHECK(absl::IsCancelled(m->AwaitReady(first->lease, 0, [] { return true; })));
+    CHECK(absl::IsCancelled(AwaitReady(m->offloads(), first->lease, 0, [] { return true; })));
     CHECK(Inode(m.Begin(2, "b")->half_path) == inode);
   }
   SECTION("it gave up itself") {
     const Writer writer(first->half_path);
-    REQUIRE(m->Abandon(first->lease, 0, "no").ok());
+    REQUIRE(m->offloads().Abandon(first->lease, 0, "no").ok());
     CHECK(Inode(m.Begin(2, "b")->half_path) == inode);
   }
   SECTION("it begins again itself") {
@@ -217,7 +220,7 @@ TEST_CASE("a half keeps its file when its writers are done or gone, else it gets
     const Writer writer(first->half_path);
     CHECK(absl::IsFailedPrecondition(m.Begin(2, "a", 0, 8).status()));
     CHECK(absl::IsFailedPrecondition(m.Begin(2, "a").status()));
-    CHECK(absl::IsCancelled(m->AwaitReady(first->lease, 0, [] { return true; })));
+    CHECK(absl::IsCancelled(AwaitReady(m->offloads(), first->lease, 0, [] { return true; })));
     CHECK(Inode(m.Begin(2, "a", 0, 8)->half_path) != inode);
   }
   SECTION("of an earlier run of the sender nobody knows who was granted it") {
@@ -248,26 +251,27 @@ TEST_CASE("of two publishers of one version exactly one succeeds") {
   Says(refused, "(a)");
   m.Write(*a, 0, SenderModel::Content(1));
   REQUIRE(m.Ready(*a, 1).ok());
-  REQUIRE(m->WaitPublished(1, a->lease, NeverGone).ok());
+  REQUIRE(WaitPublished(m->offloads(), 1, a->lease, NeverGone).ok());
   Says(m.Begin(1, "b").status(), "is not newer than the published");
   CHECK(m.Holds(1));
 }
 
 TEST_CASE("a caller that has gone while it waited for its half begins nothing") {
   SenderModel m;
-  CHECK(absl::IsCancelled(m->BeginOffload({1, 0, 1, 0, "a"}, [] { return true; }).status()));
-  CHECK(m->offloading_version() == 0);
+  CHECK(absl::IsCancelled(m->offloads().Begin({1, 0, 1, 0, "a"}, [] { return true; }).status()));
+  CHECK(m->offloads().version() == 0);
 }
 
 TEST_CASE("ranks that wait hear that another rank went while it was granted its half") {
   SenderModel m;
-  const auto zero = m->BeginOffload({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto zero = m->offloads().Begin({1, 0, 2, 0, "a", 0, "job"}, NeverGone);
   REQUIRE(zero.status() == absl::OkStatus());
-  REQUIRE(m->Attend(zero->lease, 0).ok());
+  REQUIRE(m->offloads().Attend(zero->lease, 0).ok());
   std::optional<StatusOr<VersionInfo>> heard;
-  const auto listener = m->OnOffload([&] { heard = m->Outcome(1, zero->lease, 0); });
+  const auto listener =
+      m->offloads().OnNews([&] { heard = m->offloads().Outcome(1, zero->lease, 0); });
   CHECK(absl::IsCancelled(
-      m->BeginOffload({1, 1, 2, 0, "a", 0, "job"}, [] { return true; }).status()));
+      m->offloads().Begin({1, 1, 2, 0, "a", 0, "job"}, [] { return true; }).status()));
   REQUIRE(heard);
   CHECK(absl::IsAborted(heard->status()));
 }
@@ -280,12 +284,12 @@ TEST_CASE("a trainer gets its half while receivers are still being told of the v
   std::atomic<bool> blocks{false}, cut{false};
   std::atomic<int> told{0};
   SenderModel m;
-  m->SetListener([&] {
+  m->publisher().SetListener([&] {
     ++told;
     if (blocks) released.wait();
   });
   // Cutting cannot help here. If it is tried, the listener goes on, so that the test ends.
-  m->SetCutter([&](uint32_t) {
+  m->offloads().diff().SetCutter([&](uint32_t) {
     if (!cut.exchange(true)) over.set_value();
   });
   REQUIRE(m.Publish(1).ok());
@@ -294,11 +298,11 @@ TEST_CASE("a trainer gets its half while receivers are still being told of the v
   REQUIRE(testing::Eventually([&] { return told == before; }));
   blocks = true;
   std::thread back([&] {
-    if (rollback) (void)m->Rollback(1);
+    if (rollback) (void)m->publisher().RollBack(1);
   });
   const bool published = rollback || m.Publish(2).ok();
   const bool telling = testing::Eventually([&] { return told > before; });
-  const auto next = m->BeginOffload({3, 0, 1, 0, "test"}, NeverGone);
+  const auto next = m->offloads().Begin({3, 0, 1, 0, "test"}, NeverGone);
   const bool in_time = !cut.exchange(true);
   if (in_time) over.set_value();
   back.join();
@@ -315,7 +319,7 @@ TEST_CASE("ranks that wait for their half do not wake each other") {
   REQUIRE(m.Publish(2).ok());
   auto reader = m->LeaseHalf(first->half, first->info.identity);
   REQUIRE(reader != nullptr);
-  m->SetCutter([&](uint32_t) { reader.reset(); });
+  m->offloads().diff().SetCutter([&](uint32_t) { reader.reset(); });
   constexpr uint32_t kWorld = 4;
   std::atomic<int> looks{0};
   std::atomic<uint32_t> granted{0};
@@ -326,7 +330,7 @@ TEST_CASE("ranks that wait for their half do not wake each other") {
         ++looks;
         return false;
       };
-      if (m->BeginOffload({3, rank, kWorld, 0, "test", 0, "job"}, looked).ok()) ++granted;
+      if (m->offloads().Begin({3, rank, kWorld, 0, "test", 0, "job"}, looked).ok()) ++granted;
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -345,33 +349,33 @@ TEST_CASE("a pool that is busy with other work holds nobody up") {
   for (size_t i = 0; i < m.pool().size(); ++i) m.pool().Submit([wait] { wait.wait(); });
   const auto grant = m.Begin(2, "a");
   REQUIRE(grant.ok());
-  REQUIRE(m->MarkWritten(grant->lease, {.rank = 0, .tensors = {0, 1, 2}}).ok());
-  REQUIRE(m->Abandon(grant->lease, 0, "no").ok());
+  REQUIRE(m->offloads().MarkWritten(grant->lease, {.rank = 0, .tensors = {0, 1, 2}}).ok());
+  REQUIRE(m->offloads().Abandon(grant->lease, 0, "no").ok());
   const auto again = m.Begin(2, "a");
   REQUIRE(again.ok());
   over.set_value();
   m.Write(*again, 0, SenderModel::Content(2));
   REQUIRE(m.Ready(*again, 2).ok());
-  REQUIRE(m->WaitPublished(2, again->lease, NeverGone).ok());
+  REQUIRE(WaitPublished(m->offloads(), 2, again->lease, NeverGone).ok());
   CHECK(m.Holds(2));
 }
 
 TEST_CASE("chunks that several ranks have counted are diffed early, and once") {
   SenderModel m;
   REQUIRE(m.Publish(1).ok());
-  const auto zero = m->BeginOffload({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
-  const auto one = m->BeginOffload({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
+  const auto zero = m->offloads().Begin({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->offloads().Begin({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
   m.Write(*zero, 0, SenderModel::Content(2));
   const auto half = static_cast<uint32_t>(kChunkBytes / 2);
   for (const uint32_t rank : {0, 1}) {
     const WrittenNotice counted{.rank = rank, .chunks = {0, 1}, .chunk_bytes = {half, 500}};
-    REQUIRE(m->MarkWritten(zero->lease, counted).ok());
+    REQUIRE(m->offloads().MarkWritten(zero->lease, counted).ok());
   }
   for (const uint32_t rank : {0, 1}) {
-    REQUIRE(m->NotifyReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
+    REQUIRE(m->offloads().MarkReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
   }
-  const auto info = m->WaitPublished(2, zero->lease, NeverGone);
+  const auto info = WaitPublished(m->offloads(), 2, zero->lease, NeverGone);
   REQUIRE(info.ok());
   CHECK(m.Holds(2));
   CHECK(info->changed_elements == 4);
@@ -380,13 +384,15 @@ TEST_CASE("chunks that several ranks have counted are diffed early, and once") {
 TEST_CASE("what ranks have counted is diffed before the last one is ready") {
   SenderModel m({}, {}, {}, 1);
   REQUIRE(m.Publish(1).ok());
-  const auto zero = m->BeginOffload({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
-  const auto one = m->BeginOffload({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
+  const auto zero = m->offloads().Begin({2, 0, 2, 0, "a", 0, "job"}, NeverGone);
+  const auto one = m->offloads().Begin({2, 1, 2, 0, "b", 0, "job"}, NeverGone);
   REQUIRE((zero.ok() && one.ok()));
   m.Write(*zero, 0, SenderModel::Content(2));
   const auto half = static_cast<uint32_t>(kChunkBytes / 2);
   for (const uint32_t rank : {0, 1}) {
-    REQUIRE(m->MarkWritten(zero->lease, {.rank = rank, .chunks = {0}, .chunk_bytes = {half}}).ok());
+    REQUIRE(m->offloads()
+                .MarkWritten(zero->lease, {.rank = rank, .chunks = {0}, .chunk_bytes = {half}})
+                .ok());
   }
   // The pool has one thread, which takes tasks in turn: when this one runs, the diff has run.
   std::promise<void> behind;
@@ -396,9 +402,9 @@ TEST_CASE("what ranks have counted is diffed before the last one is ready") {
   // before it, not at those that are there at the end.
   m.Write(*zero, 0, std::vector<std::byte>(100, std::byte{77}));
   for (const uint32_t rank : {0, 1}) {
-    REQUIRE(m->NotifyReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
+    REQUIRE(m->offloads().MarkReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
   }
-  REQUIRE(m->WaitPublished(2, zero->lease, NeverGone).ok());
+  REQUIRE(WaitPublished(m->offloads(), 2, zero->lease, NeverGone).ok());
   const std::vector<std::byte> marked = SenderModel::Content(2);
   CHECK((*m->published()->digests)[0] ==
         m->backend().digest(m->key(), Bytes(marked).first(m->chunks()[0].bytes)));
@@ -408,12 +414,12 @@ TEST_CASE("a scalar that changes in every step does not end the way back") {
   SenderModel m;
   for (uint64_t v = 1; v <= 4; ++v) REQUIRE(m.Publish(v).ok());
   const Identity second = m->published()->info.identity;
-  const auto back = m->Rollback(3);
+  const auto back = m->publisher().RollBack(3);
   INFO(back.status());
   REQUIRE(back.ok());
   CHECK(back->id() == StateId{2, 3});
   CHECK(m.Holds(3));
-  REQUIRE(m->Rollback(1).ok());
+  REQUIRE(m->publisher().RollBack(1).ok());
   CHECK(m.Holds(1));
   CHECK(!(m->published()->info.identity == second));
   // A version from before the rollbacks can still be rebuilt.
@@ -461,7 +467,7 @@ TEST_CASE("a part's version that was given up elsewhere is published again under
   content[100] = std::byte{77};
   m.Write(*grant, 0, content);
   REQUIRE(m.Ready(*grant, 2).ok());
-  const auto second = m->WaitPublished(2, grant->lease, NeverGone);
+  const auto second = WaitPublished(m->offloads(), 2, grant->lease, NeverGone);
   REQUIRE(second.ok());
   CHECK(second->id() == first->id());
   CHECK(second->identity.attempt == 33);
@@ -514,8 +520,8 @@ TEST_CASE("a wait answers for its own lease, a later version or not") {
   SenderModel m;
   const OffloadGrant lost = Lost(m, 1, "a");
   REQUIRE(m.Publish(2).ok());
-  CHECK(absl::IsAborted(m->WaitPublished(1, lost.lease, NeverGone).status()));
-  CHECK(m->WaitPublished(1, 0, NeverGone)->id() == StateId{1, 2});
+  CHECK(absl::IsAborted(WaitPublished(m->offloads(), 1, lost.lease, NeverGone).status()));
+  CHECK(WaitPublished(m->offloads(), 1, 0, NeverGone)->id() == StateId{1, 2});
 }
 
 }  // namespace deltawire::sender::model_test

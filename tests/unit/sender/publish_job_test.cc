@@ -312,7 +312,7 @@ TEST_CASE("a model publishes right bytes over a half that went bad, and says so"
   published.Flip(3);
   published.Publish(3, true);
   Model& model = *published.model();
-  CHECK(model.scrub().mismatches == 1);
+  CHECK(model.scrubber().totals().mismatches == 1);
   CHECK(model.damaged_chunks() == 0);
   const auto state = model.published();
   const auto& delta = state->log.back();
@@ -330,7 +330,7 @@ TEST_CASE("nothing is rolled back from bytes that lost their digest") {
   published.Publish(1);
   published.Publish(2);
   published.Flip(3);
-  const auto rolled = published.model()->Rollback(1);
+  const auto rolled = published.model()->publisher().RollBack(1);
   CHECK(rolled.status().code() == StatusCode::kDataLoss);
   CHECK(published.model()->published()->info.id().version == 2);
 }

@@ -17,6 +17,7 @@
 #include "common/base/thread_pool.h"
 #include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/sender/offload_waits.h"
 
 namespace deltawire::sender::test {
 
@@ -64,15 +65,16 @@ class PublishedModel {
                         uint64_t attempt = 0) {
     content_ = content;
     const auto grant =
-        model_->BeginOffload({.version = version, .attempt = attempt}, [] { return false; });
+        model_->offloads().Begin({.version = version, .attempt = attempt}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
     Write(grant->half_path, grant->data_offset, content_);
     ReadyNotice ready;
     ready.version = version;
     ready.lease = grant->lease;
     ready.wrote_all = true;
-    REQUIRE(model_->NotifyReady(ready).status() == absl::OkStatus());
-    const auto info = model_->WaitPublished(version, grant->lease, [] { return false; });
+    REQUIRE(model_->offloads().MarkReady(ready).status() == absl::OkStatus());
+    const auto info =
+        WaitPublished(model_->offloads(), version, grant->lease, [] { return false; });
     REQUIRE(info.status() == absl::OkStatus());
     versions_[version] = content_;
     return grant->waited_seconds;
@@ -83,8 +85,8 @@ class PublishedModel {
     const auto half = model_->published()->half;
     const size_t at = model_->chunks()[chunk].offset + offset;
     const std::byte flipped = model_->half(half)[at] ^ std::byte{16};
-    Write(model_->directory() / ("half-" + std::to_string(half) + ".safetensors"),
-          model_->data_offset() + at, {&flipped, 1});
+    Write(model_->home().directory() / ("half-" + std::to_string(half) + ".safetensors"),
+          model_->halves().data_offset() + at, {&flipped, 1});
   }
 
   static void Write(const std::filesystem::path& path, uint64_t offset, Bytes bytes) {

@@ -251,10 +251,10 @@ TEST_CASE("scrubber: an idle model is read no faster than it is told to") {
   // which is larger than a turn should be; at 1 byte per second the next turn is weeks away.
   m.Restart();
   const uint64_t turn = m->chunks()[0].bytes;
-  REQUIRE(Eventually([&] { return m->scrub().bytes > 0; }));
+  REQUIRE(Eventually([&] { return m->scrubber().totals().bytes > 0; }));
   for (uint64_t v = 2; v <= 4; ++v) {
     REQUIRE(m.Publish(v).ok());
-    CHECK(m->scrub().bytes == turn);
+    CHECK(m->scrubber().totals().bytes == turn);
   }
 }
 

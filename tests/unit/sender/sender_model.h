@@ -12,6 +12,7 @@
 #include "common/base/thread_pool.h"
 #include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/sender/offload_waits.h"
 
 namespace deltawire::sender {
 
@@ -56,8 +57,8 @@ class SenderModel {
 
   StatusOr<OffloadGrant> Begin(uint64_t version, const std::string& publisher = "test",
                                uint64_t attempt = 0, uint64_t client = 0) {
-    auto grant = model_->BeginOffload({version, 0, 1, attempt, publisher, client}, NeverGone);
-    if (grant.ok()) REQUIRE(model_->Attend(grant->lease, 0).ok());
+    auto grant = model_->offloads().Begin({version, 0, 1, attempt, publisher, client}, NeverGone);
+    if (grant.ok()) REQUIRE(model_->offloads().Attend(grant->lease, 0).ok());
     return grant;
   }
   /// Writes to the granted half, as a trainer does through its mapping.
@@ -69,7 +70,7 @@ class SenderModel {
     REQUIRE(file.good());
   }
   StatusOr<bool> Ready(const OffloadGrant& grant, uint64_t version) {
-    return model_->NotifyReady({version, 0, 1, grant.lease, true, {}, {}});
+    return model_->offloads().MarkReady({version, 0, 1, grant.lease, true, {}, {}});
   }
 
   /// The bytes of a version. One byte of "small" and of each chunk of "big" is its number, "scalar"
@@ -86,7 +87,7 @@ class SenderModel {
     DW_ASSIGN_OR_RETURN(const OffloadGrant grant, Begin(version, "test", attempt));
     Write(grant, 0, Content(version));
     DW_RETURN_IF_ERROR(Ready(grant, version).status());
-    return model_->WaitPublished(version, grant.lease, NeverGone);
+    return WaitPublished(model_->offloads(), version, grant.lease, NeverGone);
   }
   bool Holds(uint64_t version) {
     const LeasedState leased = model_->Lease();

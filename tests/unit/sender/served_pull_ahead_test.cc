@@ -29,8 +29,8 @@ class Written {
       content[i + 1] = std::byte{0x3c};
     }
     sender_.PublishContent(2, content);
-    model()->SetEarlyListener([] { return true; }, [this] { ++told_; });
-    const auto grant = model()->BeginOffload({.version = 3}, [] { return false; });
+    model()->offloads().diff().incoming().SetListener([] { return true; }, [this] { ++told_; });
+    const auto grant = model()->offloads().Begin({.version = 3}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
     lease_ = grant->lease;
     for (size_t i = 0; i < content.size(); i += 2) {
@@ -41,19 +41,19 @@ class Written {
     sender_.Write(grant->half_path, grant->data_offset, content_);
     WrittenNotice marked;
     for (uint32_t t = 0; t < chunks; ++t) marked.tensors.push_back(t);
-    REQUIRE(model()->MarkWritten(lease_, marked) == absl::OkStatus());
+    REQUIRE(model()->offloads().MarkWritten(lease_, marked) == absl::OkStatus());
     const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
-    while (told_ == 0 || !model()->incoming()->PieceAt(chunks - 1).piece) {
+    while (told_ == 0 || !model()->offloads().incoming()->PieceAt(chunks - 1).piece) {
       REQUIRE(SteadyClock::now() < deadline);
       std::this_thread::yield();
     }
-    incoming_ = model()->incoming();
+    incoming_ = model()->offloads().incoming();
     rates_.Calibrate(kernels::Best());
   }
 
   void Publish() {
-    REQUIRE(model()->NotifyReady({.version = 3, .lease = lease_, .wrote_all = true}).ok());
-    REQUIRE(model()->WaitPublished(3, lease_, [] { return false; }).ok());
+    REQUIRE(model()->offloads().MarkReady({.version = 3, .lease = lease_, .wrote_all = true}).ok());
+    REQUIRE(WaitPublished(model()->offloads(), 3, lease_, [] { return false; }).ok());
     while (told_ == 1) std::this_thread::yield();  // then pulls were told, too
   }
 
@@ -124,9 +124,9 @@ TEST_CASE("pull: over a link that auto takes for slow, what is sent early is tig
   }
   CHECK(slow->tally().bytes() < fast->tally().bytes());
   // What was encoded stays for other pulls, is in its metric, and not in that of what is published.
-  CHECK(written.model()->early_encoded().bytes ==
+  CHECK(written.model()->offloads().diff().incoming().encoded().bytes ==
         slow->tally().bytes() + kChunks * EncodedCache::kEntryBytes);
-  CHECK(written.model()->encoded().bytes == 0);
+  CHECK(written.model()->store().encoded().bytes == 0);
   written.Publish();
   const auto receiver = written.AtVersionTwo();
   CHECK(receiver->Step(*slow, 0));

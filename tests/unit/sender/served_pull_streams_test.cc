@@ -120,7 +120,7 @@ TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the ha
   sender.Publish(1);
   sender.Publish(2);
   bool cut = false;
-  sender.model()->SetCutter([&](uint32_t) { cut = true; });
+  sender.model()->offloads().diff().SetCutter([&](uint32_t) { cut = true; });
   CoderRates rates;
   PullTerms terms = Terms(rates, 1);
   const bool fast = GENERATE(false, true);
@@ -128,7 +128,7 @@ TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the ha
   if (fast) terms.coding.link->AddFrame(uint64_t{1} << 30, false);
   ServedPull session(sender.model(), terms);
   if (fast) {
-    sender.model()->SetCutter(
+    sender.model()->offloads().diff().SetCutter(
         [&](uint32_t half) { cut = session.CutIfReading(half, "by the test"); });
   }
   Receiver receiver(*sender.model());

@@ -206,7 +206,7 @@ TEST_CASE("pull: a chunk that a receiver doubts is looked at before it is sent")
   if (rebuilt) {
     while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
     CHECK(receiver.bytes() == sender.content(2));
-    CHECK(sender.model()->scrub().repaired == 1);
+    CHECK(sender.model()->scrubber().totals().repaired == 1);
     return;
   }
   for (uint32_t c = 0; c < chunk; ++c) REQUIRE(receiver.Step(session, 0));
