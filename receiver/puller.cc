@@ -209,6 +209,10 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
   if (ended.ok()) {
     env_.upkeep.Committed(buffer());
     NoteCommit(round, began);
+    // Beside the version that has overtaken it, an older lineage's would look like the next one.
+    if (!(running().target().lineage == buffer().committed().lineage)) {
+      env_.downstream.EndForwarding(absl::AbortedError("a new lineage has come"));
+    }
     env_.downstream.Serve(buffer(), round.delta(), round.delta_from());
   }
   env_.downstream.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);

@@ -78,7 +78,48 @@ struct SlowDownstream : Downstream {
   Identity fetched;
 };
 
+/// Records what it is told of versions, in order.
+struct OrderedDownstream : SlowDownstream {
+  bool Committed(const Buffer&, std::shared_ptr<ServedFile>, std::shared_ptr<const Delta>,
+                 const Identity&) override {
+    Add("committed");
+    return true;
+  }
+  bool Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override {
+    Add("comes");
+    return false;
+  }
+  void Gone() override { Add("gone"); }
+  void Add(const std::string& what) {
+    std::lock_guard lock(mu);
+    order.push_back(what);
+  }
+  std::vector<std::string> First(size_t count) {
+    std::lock_guard lock(mu);
+    return {order.begin(),
+            order.begin() + static_cast<std::ptrdiff_t>(std::min(count, order.size()))};
+  }
+
+  std::vector<std::string> order;
+};
+
 }  // namespace
+
+TEST_CASE("a version that another lineage has overtaken is gone before the new one is served") {
+  const bool another = GENERATE(true, false);
+  CAPTURE(another);
+  OrderedDownstream downstream;  // outlives the replica
+  Setup s;
+  s.agent().Publish({1, 7}, FakeAgent::Make(s.agent().layout(), 1));
+  Identity target = s.agent().identity();
+  target.id.version = 1;
+  if (another) target.lineage = {21, 22};
+  s.agent().Set([&](FakeAgent::Faults& f) { f.claims = target; });
+  s.Start({.downstream = &downstream});
+  REQUIRE(Eventually([&] { return downstream.First(3).size() == 3; }));
+  CHECK(downstream.First(3) == (another ? std::vector<std::string>{"comes", "gone", "committed"}
+                                        : std::vector<std::string>{"comes", "committed", "gone"}));
+}
 
 TEST_CASE("a sender that tells of more than its pulls bring is not pulled from without a pause") {
   Setup s;
