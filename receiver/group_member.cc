@@ -32,8 +32,7 @@ bool GroupMember::Gone(const Identity& state) const {
 }
 
 bool GroupMember::LacksDecision(const Situation& s) const {
-  const Identity& held = s.committed.empty() ? s.last_whole : s.committed;
-  return !word_.commit.empty() && !Holds(held, word_.commit);
+  return !word_.commit.empty() && !Holds(s.held(), word_.commit);
 }
 
 GroupMember::Choice GroupMember::Next(const Situation& s) const {
@@ -97,9 +96,8 @@ GroupReport GroupMember::report(const Situation& s) const {
 }
 
 StatusOr<Identity> GroupMember::SyncGoal(const Situation& s) const {
-  const Identity& held = s.committed.empty() ? s.last_whole : s.committed;
-  if (!word_.commit.empty() && !IsLater(held, word_.commit)) return word_.commit;
-  if (s.suspects && !held.empty()) return held;
+  if (!word_.commit.empty() && !IsLater(s.held(), word_.commit)) return word_.commit;
+  if (s.suspects && !s.held().empty()) return s.held();
   return Errorf(
       StatusCode::kFailedPrecondition,
       "this receiver is a member of group {}, which {}; `deltawire sync --group {}` brings "

@@ -11,6 +11,7 @@
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
+#include "receiver/follower.h"
 
 namespace deltawire::receiver {
 
@@ -30,13 +31,7 @@ class GroupMember {
     std::string why;
     bool idle = false;  ///< of kHold: what the trainer still writes may be made ready meanwhile
   };
-  /// What the replica is and holds.
-  struct Situation {
-    Identity committed;   ///< epoch 0: no file has the weights' name
-    Identity last_whole;  ///< the last state of which the buffer had every byte
-    bool paused = false;
-    bool suspects = false;  ///< chunks of it were found bad and must be fetched again
-  };
+  using Situation = Follower::Situation;
 
   /// The sender said `word`. It is empty when the sender, or relay, has this receiver in no group.
   void Told(const GroupWord& word);

@@ -51,7 +51,6 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                  std::unique_ptr<BufferHome> home)
     : options_(options),
       agents_(upstreams.size()),
-      pool_(pool),
       gate_({.model = options.model,
              .unsafe_in_place = options.unsafe_in_place,
              .reader_grace = options.reader_grace,
@@ -77,6 +76,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .owner = *this},
               std::move(transport)),
       random_(options.seed),
+      verifier_(options.model, requests_, pool),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       line_(options.model),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
@@ -197,7 +197,7 @@ bool Replica::DoNext(Clock::time_point* again) {
     return true;
   }
   Rest(choice.why);
-  if (GroupReport answer = member_.report(MemberSituation()); answered_ != answer) {
+  if (GroupReport answer = member_.report(Situation()); answered_ != answer) {
     answered_ = std::move(answer);
     cv_.notify_all();
     mu_.unlock();
@@ -481,7 +481,7 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
     if (other && !CannotPrepare()) describe_ = true;
   }
-  answered_ = member_.report(MemberSituation());
+  answered_ = member_.report(Situation());
   cv_.notify_all();
 }
 
@@ -505,7 +505,7 @@ StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
   {
     MutexLock lock(mu_);
     if (member_.bound()) {
-      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(MemberSituation()));
+      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(Situation()));
       return Follower::Exactly(goal);
     }
   }
@@ -584,21 +584,14 @@ bool Replica::UnwrittenIsOver() const {
     const bool overtaken = common && IsLater(common->whole, Situation().held());
     return overtaken || follower_.GivenUp(pull.parts());
   }
-  const GroupMember::Choice group = member_.Next(MemberSituation());
+  const GroupMember::Choice group = member_.Next(Situation());
   if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
   const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull.target(), group.goal);
   return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
 }
 
-GroupMember::Situation Replica::MemberSituation() const {
-  return {.committed = gate_.committed(),
-          .last_whole = last_whole_,
-          .paused = paused_ && !gate_.half_updated(),
-          .suspects = puller_.has_corrupt()};
-}
-
 Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
-  GroupMember::Choice group = member_.Next(MemberSituation());
+  GroupMember::Choice group = member_.Next(Situation());
   Plan plan{.what = group.what, .choice = {}};
   switch (group.what) {
     case GroupMember::Do::kFollow:
@@ -667,39 +660,15 @@ uint64_t Replica::AskCheck(bool repair) {
   return request;
 }
 
-Status Replica::MayVerify() const {
-  if (home_->buffer() != nullptr && !buffer().committed().empty()) return absl::OkStatus();
-  return Errorf(StatusCode::kFailedPrecondition,
-                "model \"{}\": no whole version is committed; sync first", options_.model);
-}
-
 bool Replica::VerifySome() {
-  if (pass_ && !requests_.checking()) pass_.reset();  // its callers have gone
-  if (!pass_) {
-    if (!requests_.BeginCheck()) return false;
-    pass_.emplace(home_->number());
+  if (!requests_.wants_check()) return false;
+  std::vector<uint32_t> corrupt;
+  {
+    const MutexUnlock unlocked(mu_);
+    corrupt = verifier_.Slice(*home_);
   }
-  if (const Status may = MayVerify(); !may.ok()) {
-    EndVerify(may);
-    return true;
-  }
-  const uint64_t made = home_->number();
-  mu_.unlock();
-  const bool more = pass_->Slice(buffer(), made, pool_);
-  mu_.lock();
-  if (!more) EndVerify(pass_->Result(buffer()));
-  return true;
-}
-
-void Replica::EndVerify(const StatusOr<VerifyResult>& found) {
-  const std::set<uint32_t> corrupt = pass_->corrupt();
-  pass_.reset();
-  if (found.ok() && !corrupt.empty()) {
-    LogError("model {}: verify: {} chunks disagree with their digest", options_.model,
-             corrupt.size());
-  }
-  if (!requests_.EndCheck(found)) return;
   for (const uint32_t chunk : corrupt) puller_.AddCorrupt(chunk);
+  return true;
 }
 
 void Replica::Doubt(const std::vector<uint32_t>& chunks) {
@@ -809,7 +778,7 @@ Report Replica::MakeReport(size_t /*agent*/) {
   r.bytes_total = pull.bytes_expected();
   r.message = line_.message();
   r.last_pull = puller_.totals().last_pull;
-  r.group = member_.report(MemberSituation());
+  r.group = member_.report(Situation());
   r.engines = engines_;
   return r;
 }

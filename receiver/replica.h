@@ -42,7 +42,7 @@
 #include "receiver/request_queue.h"
 #include "receiver/upkeep.h"
 #include "receiver/upstream.h"
-#include "receiver/verify_pass.h"
+#include "receiver/verifier.h"
 
 namespace deltawire::receiver {
 
@@ -188,7 +188,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   };
   /// Chooses what is done next, if nobody asks for a sync.
   Plan NextPlan(SteadyClock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  GroupMember::Situation MemberSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether the pull would have to change bytes that a reader sees before its group's word.
@@ -207,10 +206,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.
   bool VerifySome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Answers those who waited for the pass, or has the next pull repair what it found.
-  void EndVerify(const StatusOr<VerifyResult>& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// A lack of the buffer that keeps it from being checked.
-  Status MayVerify() const;
   // Attachments.
   Report MakeReport(size_t agent) override;
   /// Refuses the events of a relay that gets its versions from this daemon.
@@ -249,7 +244,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
 
   const ReplicaOptions options_;
   std::vector<AgentLink> agents_;  // the number of agents is fixed
-  ThreadPool& pool_;
 
   // With locks of their own.
   BufferGate gate_;
@@ -264,7 +258,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   Puller puller_;  // has a lock, too
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  std::optional<VerifyPass> pass_;
+  Verifier verifier_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
   SteadyClock::time_point describe_at_{};
 

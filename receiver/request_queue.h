@@ -8,16 +8,27 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/checked_mutex.h"
+#include "common/base/identity.h"
 #include "common/base/listeners.h"
 #include "common/base/status.h"
 #include "receiver/commit_log.h"
-#include "receiver/verify_pass.h"
 
 namespace deltawire::receiver {
+
+struct VerifyResult {
+  Identity committed;
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  double seconds = 0;
+  uint64_t bad_chunks = 0;
+  std::vector<std::string> bad_tensors;
+  bool repaired = false;
+};
 
 class RequestQueue {
  public:
