@@ -417,8 +417,9 @@ StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
 }
 
 void Replica::Pull(Follower::Target target, bool hold) {
-  DropPrepared();  // a round uses the buffer
   const RequestQueue::Batch batch = requests_.Take();
+  if (batch.empty() && target.parts.empty()) return;  // the only caller has just gone
+  DropPrepared();                                     // a round uses the buffer
   SetPauseEnds(paused_, !batch.empty());
   hold = hold && batch.empty();
   using_buffer_ = true;

@@ -23,6 +23,18 @@ using std::chrono::seconds;
 
 constexpr Hash128 kC{15, 16};
 
+TEST_CASE("a caller that goes at once leaves a sync without a request, which is no pull") {
+  ReplicaRig s;
+  s.Begin();
+  // Some of them go between the look for a request and its taking.
+  for (int n = 0; n < 3000; ++n) {
+    const auto request = s.replica->AskSync(false);
+    REQUIRE(request.status() == absl::OkStatus());
+    s.replica->requests().Forget(*request);
+  }
+  CHECK(s.Sync().ok());
+}
+
 TEST_CASE("versions are followed, whole first and then by delta") {
   ReplicaRig s;
   FakeAgent::Chunks chunks = s.Begin();
