@@ -20,6 +20,7 @@ constexpr std::string_view kUnproven =
 constexpr std::string_view kSeveral =
     "several servers answer at this address; name each of them as an engine of its own";
 constexpr size_t kMostProcesses = 16;  // that are remembered
+constexpr size_t kChecksKept = 8;      // for callers who have not read their result yet
 // An engine that so often names another version than it was told to is no longer believed.
 constexpr int kDenials = 3;
 
@@ -406,20 +407,19 @@ uint64_t EngineCourse::AskCheck() {
 }
 
 void EngineCourse::RefuseCheck() {
-  if (!ReadsAlways() || Aims(Aim::kCheck) || checks_asked_ == totals_.checks_ended) return;
+  if (!ReadsAlways() || Aims(Aim::kCheck) || checks_asked_ == totals_.last_check().number) return;
   checks_begun_ = checks_asked_;
   EndCheck(known_.why_reload);
 }
 
 bool EngineCourse::CheckWanted() const {
-  return traits_.checks && checks_asked_ > totals_.checks_ended && !target_.empty() &&
+  return traits_.checks && checks_asked_ > totals_.last_check().number && !target_.empty() &&
          known_.served == target_ && !ReadsAlways();
 }
 
 void EngineCourse::EndCheck(std::string error, bool drifted) {
-  totals_.checks_ended = checks_begun_;
-  totals_.check_error = std::move(error);
-  totals_.check_drifted = drifted;
+  totals_.checks.push_back({checks_begun_, std::move(error), drifted});
+  if (totals_.checks.size() > kChecksKept) totals_.checks.pop_front();
 }
 
 void EngineCourse::Drifted(EngineCall call, const std::string& why, Time now) {
@@ -736,6 +736,12 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
   process_.out = false;
   BeginAnew(/*same=*/traits_.asks);
   not_before_ = {};
+}
+
+const EngineCourse::Check* EngineCourse::View::CheckAfter(uint64_t number) const {
+  const auto check =
+      std::ranges::find_if(checks, [number](const Check& c) { return c.number >= number; });
+  return check == checks.end() ? nullptr : &*check;
 }
 
 EngineCourse::View EngineCourse::view() const {

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <random>
 #include <string>
@@ -45,6 +46,12 @@ class EngineCourse {
     Time until = Time::max();
   };
 
+  /// The result of a check. `error` is empty if all of the memory is what it should be.
+  struct Check {
+    uint64_t number = 0;  ///< of the last request that it answers
+    std::string error;    ///< the drift that it found, or why it could not be made
+    bool drifted = false;
+  };
   struct View {
     EngineState state = EngineState::kWaiting;
     Identity served;  ///< empty: not known, or nothing
@@ -62,9 +69,13 @@ class EngineCourse {
     uint64_t updates = 0, failures = 0;
     uint64_t retries = 0;  ///< calls and whole attempts that were repeated after a failure
     uint64_t drifts = 0;   ///< times that its memory was found to be other than what was written
-    uint64_t checks_ended = 0;  ///< number of the last requested check that has ended
-    std::string check_error;    ///< what that check found, or why it could not be made
-    bool check_drifted = false;
+    /// The last checks that ended, oldest first. Another one may follow at once, such as that of a
+    /// healed engine, before a caller has read the result of its own.
+    std::deque<Check> checks;
+
+    Check last_check() const { return checks.empty() ? Check() : checks.back(); }
+    /// Returns the first check that began after request `number`, or null if none has ended.
+    const Check* CheckAfter(uint64_t number) const;
   };
 
   EngineCourse(const EngineTraits& traits, const Policy& policy);
@@ -76,7 +87,7 @@ class EngineCourse {
   void Begin(const Action& action, Time now);
   void Done(EngineCall call, const EngineAnswer& answer, Time now);
   /// Asks for a check of the engine's memory, made once the engine serves what is ready. Returns
-  /// the number that View::checks_ended will have then.
+  /// the request's number, for View::CheckAfter.
   uint64_t AskCheck();
   /// The directory is not at the version that Next named, or not for long: the receiver changes it.
   void HoldRefused(Time now);

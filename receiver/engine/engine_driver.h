@@ -62,7 +62,7 @@ class EngineDriver {
   void News();
   View view() const;
   /// Has the engine compare its memory with what it serves, as soon as it serves what is ready.
-  /// Returns what View::checks_ended will be then; nullopt: engines of this kind cannot.
+  /// Returns the number for View::CheckAfter; nullopt: engines of this kind cannot.
   std::optional<uint64_t> AskCheck();
   /// Begins to stop. An engine that is paused for an update gets kGrace for the rest of it.
   void Stop();

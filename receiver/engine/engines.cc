@@ -120,8 +120,8 @@ std::optional<std::vector<Engines::Checked>> Engines::CheckAnswer(const Asked& a
           {view.name,
            fmt::format("an engine of the kind {} cannot compare its memory", ToString(view.kind)),
            false});
-    } else if (view.checks_ended >= *asked[i]) {
-      found.push_back({view.name, view.check_error, view.check_drifted});
+    } else if (const auto* check = view.CheckAfter(*asked[i])) {
+      found.push_back({view.name, check->error, check->drifted});
     } else if (MayServe(view.state) && !stopping) {
       return std::nullopt;
     } else {

@@ -136,8 +136,8 @@ TEST_CASE("a check of an engine that sleeps ends, and says why") {
   const uint64_t number = walk.course.AskCheck();
   walk.answers[EngineCall::kCheck] = {Asleep(false)};
   walk.Run();
-  CHECK(walk.course.view().checks_ended == number);
-  CHECK(walk.course.view().check_error == "it sleeps");
+  CHECK(walk.course.view().last_check().number == number);
+  CHECK(walk.course.view().last_check().error == "it sleeps");
   CHECK(walk.state() == EngineState::kAsleep);
 }
 

@@ -29,13 +29,13 @@ TEST_CASE("a check is made while the engine serves, and ends without a pause") {
     Calls first = walk.Run();
     REQUIRE(first.size() > 1);
     CHECK(first.back() == "check*");
-    CHECK(walk.course.view().checks_ended == 2);  // one of its own, of what it was not told
+    CHECK(walk.course.view().last_check().number == 2);  // one of its own, of what it was not told
     CHECK(walk.course.AskCheck() == 3);
     CHECK(walk.course.AskCheck() == 4);  // one check is for both
     CHECK(walk.Run() == kCheck);
     const auto view = walk.course.view();
-    CHECK(view.checks_ended == 4);
-    CHECK(view.check_error.empty());
+    CHECK(view.last_check().number == 4);
+    CHECK(view.last_check().error.empty());
     CHECK(view.updates == 1);
     CHECK(view.failures == 0);
     CHECK(view.state == EngineState::kServing);
@@ -51,9 +51,9 @@ TEST_CASE("a check that is refused, or not answered, says why, and the engine se
     const uint64_t number = walk.course.AskCheck();
     CHECK(walk.Run() == Calls{"check*", "probe"});
     const auto view = walk.course.view();
-    CHECK(view.checks_ended == number);
-    CHECK(view.check_error.find(answer.why) != std::string::npos);
-    CHECK_FALSE(view.check_drifted);
+    CHECK(view.last_check().number == number);
+    CHECK(view.last_check().error.find(answer.why) != std::string::npos);
+    CHECK_FALSE(view.last_check().drifted);
     CHECK(view.state == EngineState::kServing);
     CHECK(view.error.empty());
     walk.course.Ready(Version(2));
@@ -67,8 +67,8 @@ TEST_CASE("a check ends with an engine that cannot be reached") {
   walk.answers[EngineCall::kCheck] = {kUnreachable};
   const uint64_t number = walk.course.AskCheck();
   CHECK(walk.Run() == kCheck);
-  CHECK(walk.course.view().checks_ended == number);
-  CHECK(walk.course.view().check_error == kUnreachable.why);
+  CHECK(walk.course.view().last_check().number == number);
+  CHECK(walk.course.view().last_check().error == kUnreachable.why);
   CHECK(walk.state() == EngineState::kUnreachable);
 }
 
@@ -80,7 +80,23 @@ TEST_CASE("what a check has found stays when the engine is lost after it") {
   walk.answers[EngineCall::kProbe] = {kUnreachable};
   CHECK(walk.Later() == Calls{"probe"});
   CHECK(walk.state() == EngineState::kUnreachable);
-  CHECK(walk.course.view().check_error.empty());
+  CHECK(walk.course.view().last_check().error.empty());
+}
+
+TEST_CASE("a check's result waits for its caller while later checks end") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.answers[EngineCall::kCheck] = {kDrifted};
+  const uint64_t first = walk.course.AskCheck();
+  walk.Run();
+  const uint64_t second = walk.course.AskCheck();
+  CHECK(walk.course.view().CheckAfter(second) == nullptr);
+  walk.Run();
+  const auto view = walk.course.view();
+  REQUIRE(view.CheckAfter(first) != nullptr);
+  CHECK(view.CheckAfter(first)->drifted);
+  REQUIRE(view.CheckAfter(second) != nullptr);
+  CHECK_FALSE(view.CheckAfter(second)->drifted);
 }
 
 TEST_CASE("drift that a check finds is healed by an update to the same version") {
@@ -91,8 +107,8 @@ TEST_CASE("drift that a check finds is healed by an update to the same version")
   CHECK(walk.Run() ==
         Calls{"check*", "prepare*", "pause", "load", "flush", "prove", "name", "resume"});
   const auto view = walk.course.view();
-  CHECK(view.check_drifted);
-  CHECK(view.check_error == kDrifted.why);
+  CHECK(view.last_check().drifted);
+  CHECK(view.last_check().error == kDrifted.why);
   CHECK(view.drifts == 1);
   CHECK(view.updates == 2);
   CHECK(view.served == Version(1));
