@@ -20,11 +20,11 @@
 namespace deltawire {
 namespace {
 
-// While descriptors are short, accept is tried again this often: nothing announces a free one.
+// No event announces a free descriptor, so a shortage is polled at this interval.
 constexpr int kRetryMillis = 100;
 constexpr int kBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
 
-/// True for errors of one connection, which is already gone; any other error concerns the listener
+/// Whether an error concerns one connection that is already gone. Other errors concern the listener
 /// or this process.
 bool IsOfConnection(int err) { return err == EINTR || err == ECONNABORTED || err == EPROTO; }
 

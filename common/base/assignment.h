@@ -1,6 +1,5 @@
-// Whom a receiver pulls from where its sender says so: what the receiver says of itself, and what
-// it is told. Owner: whoever holds the values. Threads: as any value. Cost: some short texts.
-// Errors: none.
+// The sender's choice of upstreams for a receiver, and the site and address that the receiver
+// reports so that the sender can choose.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +8,23 @@
 
 namespace deltawire {
 
-/// What a receiver says of itself when it attaches.
 struct SiteOffer {
-  std::string site;     ///< its label; empty: it chooses its upstream itself
-  std::string address;  ///< "host:port" where it serves others; empty: it does not
+  std::string site;     ///< its label; empty: the receiver chooses its upstream itself
+  std::string address;  ///< "host:port" where it serves other receivers; empty: it does not serve
 
   friend bool operator==(const SiteOffer&, const SiteOffer&) = default;
 };
 
-/// Limit of a site's label, and of an address, in bytes.
+/// Limits of a site's label and of an address, in bytes.
 inline constexpr size_t kMaxSiteName = 128;
 inline constexpr size_t kMaxServeAddress = 300;
 
-/// Whom a receiver is to follow: a state and not a step, which every event repeats.
+/// A receiver's assigned upstreams. Every event repeats the whole assignment, so a lost one does no
+/// harm.
 struct Assignment {
-  /// Control addresses in order of preference, after which comes the sender; none: the sender.
+  /// Control addresses in order of preference; the sender comes after them.
   std::vector<std::string> upstreams;
-  /// Not decided yet: the receiver goes on following whom it follows.
+  /// The sender has not decided yet: the receiver keeps its present upstream.
   bool undecided = false;
 
   friend bool operator==(const Assignment&, const Assignment&) = default;

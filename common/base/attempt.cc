@@ -6,7 +6,7 @@ namespace deltawire {
 
 uint64_t DrawAttempt() {
   uint64_t attempt = 0;
-  // A short answer is one that a signal cut off.
+  // A signal can cut the answer short.
   while (getrandom(&attempt, sizeof attempt, 0) != sizeof attempt || attempt == 0) {
   }
   return attempt;

@@ -1,5 +1,4 @@
-// Byte spans and explicit little-endian loads and stores. Spans own nothing. Pure functions.
-// Cost: one instruction per load or store, at any alignment.
+// Byte spans, which own nothing, and explicit little-endian loads and stores at any alignment.
 // REQUIRES, for every load and store: the range has room for the value.
 #pragma once
 

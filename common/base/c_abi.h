@@ -1,7 +1,6 @@
-// What all our C ABIs have in common: they keep a call's error, let no exception out, and read and
-// fill structs of other versions of their headers. Internal to the shared libraries. Owner of an
-// error's text: the thread. Cost: small copies. Errors: Fail keeps the text for the library's
-// last-error function; codes are absl's, which are gRPC's.
+// The common base of all C ABIs, internal to the shared libraries. It keeps each thread's last
+// error text, lets no exception out, and reads and fills structs of other versions of the headers.
+// Error codes are absl's, which are gRPC's.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +12,8 @@
 
 #include "common/base/status.h"
 
-// The size of a struct whose last field is `field`. The library uses it as the smallest struct_size
-// that it accepts: a struct only ever gets new fields at its end.
+// The size of a struct whose last field is `field`: the smallest struct_size that the library
+// accepts, because new fields are only added at the end.
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
 
 namespace deltawire::c_abi {
@@ -29,7 +28,7 @@ inline int Fail(const Status& status) {
   return static_cast<int>(status.code());
 }
 
-/// Runs `call` and returns its code; no exception crosses the C boundary.
+/// Runs `call` and returns its code. No exception crosses the C boundary.
 template <typename Call>
 int Guard(Call call) noexcept {
   try {
@@ -37,7 +36,7 @@ int Guard(Call call) noexcept {
     const Status status = call();
     return status.ok() ? 0 : Fail(status);
   } catch (const std::bad_alloc&) {
-    // A text this short needs no memory of its own, so that it cannot throw as well.
+    // This text fits std::string's inline buffer, so the assignment cannot throw.
     LastError() = "out of memory";
     return static_cast<int>(StatusCode::kResourceExhausted);
   } catch (const std::exception& e) {
@@ -49,8 +48,8 @@ inline Status Invalid(const std::string& what) {
   return Status(StatusCode::kInvalidArgument, what);
 }
 
-/// A copy of the caller's struct, which may come from an older or a newer version of the header. In
-/// the copy of an older struct, the fields that it lacks are zero.
+/// Copies the caller's struct, which may come from an older or newer version of the header. Fields
+/// that an older struct lacks are zero in the copy.
 template <typename T>
 StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);
@@ -64,7 +63,7 @@ StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   return out;
 }
 
-/// Fills those fields of the caller's struct that its struct_size covers.
+/// Fills the fields of the caller's struct that its struct_size covers.
 template <typename T>
 Status Fill(T value, size_t smallest, T* out, const char* name) {
   if (out == nullptr) return {};
@@ -74,7 +73,7 @@ Status Fill(T value, size_t smallest, T* out, const char* name) {
   return {};
 }
 
-/// Element `i` of an array whose elements all have the size that the first one states.
+/// Returns element `i` of an array whose first element states the size of all.
 template <typename T>
 const T* At(const T* array, size_t i) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);

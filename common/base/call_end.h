@@ -1,5 +1,4 @@
-// How a daemon's call ends that could not go on: the daemon stops, or whoever asked has gone.
-// Pure functions.
+// The statuses of a daemon's call that cannot go on: the daemon stops, or the caller has gone.
 #pragma once
 
 #include <string_view>
@@ -8,7 +7,7 @@
 
 namespace deltawire {
 
-/// `daemon`: "sender" or "receiver". Whoever asks again later may find it started anew.
+/// `daemon` is "sender" or "receiver". The caller may retry, since the daemon may be restarted.
 inline Status Stopping(std::string_view daemon) {
   return Errorf(StatusCode::kUnavailable, "the {} is stopping", daemon);
 }

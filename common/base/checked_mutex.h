@@ -1,7 +1,7 @@
-// A Mutex (common/base/sync.h) that clang's thread-safety analysis follows, at no cost. A member
-// names the lock that guards it (ABSL_GUARDED_BY), a method the lock that its caller holds
-// (ABSL_EXCLUSIVE_LOCKS_REQUIRED), and `./run tidy` refuses code that breaks either. The analysis
-// takes a lambda for a function of its own, so a lambda that touches such members says so too.
+// A Mutex (common/base/sync.h) that clang's thread-safety analysis checks, at no cost. A member
+// names the lock that guards it (ABSL_GUARDED_BY), and a method names the lock that its caller
+// holds (ABSL_EXCLUSIVE_LOCKS_REQUIRED). `./run tidy` rejects violations. The analysis treats a
+// lambda as a separate function, so a lambda that touches guarded members needs an annotation too.
 #pragma once
 
 #include <mutex>
@@ -18,8 +18,8 @@ class ABSL_LOCKABLE CheckedMutex : public Mutex {
   void unlock() ABSL_UNLOCK_FUNCTION() { Mutex::unlock(); }
 };
 
-/// Holds a CheckedMutex while it lives, except between its unlock() and lock(). It is a
-/// std::unique_lock too, so a CondVar can wait with it.
+/// Holds a CheckedMutex for its scope, except between unlock() and lock(). It is a
+/// std::unique_lock, so a CondVar can wait with it.
 class ABSL_SCOPED_LOCKABLE MutexLock : public std::unique_lock<Mutex> {
  public:
   explicit MutexLock(CheckedMutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu)
@@ -38,7 +38,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock : public std::unique_lock<Mutex> {
 #define DW_RELEASES_UNTIL_END(mu)
 #endif
 
-/// Releases a CheckedMutex that the caller holds, and takes it again at the end of the block, also
+/// Releases a CheckedMutex that the caller holds, and locks it again at the end of the scope, also
 /// when an exception ends it.
 class ABSL_SCOPED_LOCKABLE MutexUnlock {
  public:

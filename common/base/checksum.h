@@ -1,6 +1,6 @@
-// XXH3 checksums (64 and 128 bits) of byte ranges, one-shot and incremental.
-// The hashes have no secret key, so they guard against accidents, not against an adversary.
-// Thread-safe; a Xxh3Stream belongs to one thread. Cost: 10+ GB/s, no allocation per call.
+// XXH3 checksums (64 and 128 bits) of byte ranges, one-shot and incremental, at 10+ GB/s. The
+// hashes have no secret key, so they guard against accidents, not against an adversary. A
+// Xxh3Stream belongs to one thread.
 #pragma once
 
 #include <array>
@@ -14,20 +14,20 @@
 
 namespace deltawire {
 
-/// 128-bit hash; `hi` and `lo` as XXH3 defines them. Text form: 32 hex digits, hi first.
+/// A 128-bit hash; `hi` and `lo` as XXH3 defines them. Its text form is 32 hex digits, hi first.
 struct Hash128 {
   uint64_t hi = 0;
   uint64_t lo = 0;
   friend bool operator==(const Hash128&, const Hash128&) = default;
   std::string Hex() const;
-  /// Reads exactly 32 hex digits; nullopt for any other text.
+  /// Parses exactly 32 hex digits; nullopt for any other text.
   static std::optional<Hash128> FromHex(std::string_view text);
 };
 
 uint64_t Xxh3(Bytes data);
 Hash128 Xxh3_128(Bytes data);
 
-/// Incremental XXH3-64: Update in pieces, then Digest; Reset to start again.
+/// An incremental XXH3-64: Update in pieces, then Digest. Reset starts again.
 class Xxh3Stream {
  public:
   Xxh3Stream();

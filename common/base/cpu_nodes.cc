@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCpus = CPU_SETSIZE;  // as many as a plain cpu_set_t can hold
+constexpr int kMostCpus = CPU_SETSIZE;  // the size of a plain cpu_set_t
 
 std::vector<int> AllowedCpus() {
   std::vector<int> cpus;
@@ -32,7 +32,7 @@ std::vector<int> AllowedCpus() {
   return cpus;
 }
 
-/// Takes a number without sign off the front of `text`.
+/// Removes an unsigned number from the front of `text`.
 std::optional<int> TakeNumber(std::string_view& text) {
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -41,7 +41,7 @@ std::optional<int> TakeNumber(std::string_view& text) {
   return n;
 }
 
-/// The node of each processor that sysfs lists.
+/// Returns the node of each processor that sysfs lists.
 std::map<int, int> NodeOfCpu(const fs::path& sysfs) {
   std::map<int, int> node_of;
   std::error_code ec;
@@ -104,7 +104,7 @@ void PinThisThread(const std::vector<int>& cpus) {
   for (const int c : cpus) {
     if (c >= 0 && c < kMostCpus) CPU_SET(c, &set);
   }
-  // A failure is ignored: a thread on another node is slower, but still correct.
+  // A failure is ignored: a thread on another node is slower, but correct.
   (void)::sched_setaffinity(0, sizeof set, &set);
 }
 

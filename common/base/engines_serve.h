@@ -1,5 +1,4 @@
-// What the engines that a receiver drives serve, as its reports say it. Owner: whoever holds the
-// value. Threads: as any value. Cost: under 100 bytes. Errors: none.
+// The oldest version that a receiver's engines serve, as the receiver reports it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +9,8 @@
 namespace deltawire {
 
 struct EnginesServe {
-  std::optional<uint32_t> engines = 0;  ///< that it drives; nullopt: an older release does not say
-  Identity oldest;  ///< the oldest state that one of them serves; empty: one's is not known
+  std::optional<uint32_t> engines = 0;  ///< that it drives; nullopt: older release
+  Identity oldest;  ///< the oldest state that an engine serves; empty: unknown for at least one
   friend bool operator==(const EnginesServe& a, const EnginesServe& b) {
     return a.engines == b.engines && a.oldest == b.oldest && a.oldest.attempt == b.oldest.attempt;
   }

@@ -47,7 +47,7 @@ std::optional<size_t> IndexParts::TakeLast(Part& part) {
 
 std::optional<size_t> IndexParts::Next(size_t part) {
   if (const auto own = TakeFirst(parts_[part])) return own;
-  // Parts only shrink, so once a pass finds all of them empty nothing is left.
+  // Parts only shrink, so a pass that finds all of them empty is final.
   while (true) {
     Part* fullest = nullptr;
     uint64_t most = 0;

@@ -1,6 +1,5 @@
-// Cuts the indexes [0, n) into contiguous parts and hands each index out exactly once.
-// Owner: one call of ParallelFor. Threads: Next from any. Cost: one atomic per index.
-// Errors: none. REQUIRES: n < 2^32.
+// A partition of the indexes [0, n) into contiguous parts, which hands each index out exactly once.
+// Next may be called from any thread and costs one atomic. REQUIRES: n < 2^32.
 #pragma once
 
 #include <atomic>
@@ -14,17 +13,17 @@ namespace deltawire {
 
 class IndexParts {
  public:
-  /// Makes one part per entry of `shares`, of a size in proportion to it. Equal `n` and `shares`
-  /// always give equal parts. REQUIRES: the sum of `shares` is > 0.
+  /// Makes one part per entry of `shares`, of proportional size. Equal `n` and `shares` give equal
+  /// parts. REQUIRES: the sum of `shares` is > 0.
   IndexParts(size_t n, std::span<const size_t> shares);
 
-  /// The next index of `part`, in rising order; once `part` is empty, the last index of the fullest
-  /// other part. nullopt when every index was handed out.
+  /// Returns the next index of `part`, in rising order. When `part` is empty, returns the last
+  /// index of the fullest other part. nullopt when every index has been handed out.
   std::optional<size_t> Next(size_t part);
 
  private:
-  /// The range that is left: its begin in the lower half of the word, its end in the upper. One
-  /// atomic word holds both, since threads take from both ends. Alone in its cache line.
+  /// The remaining range: its begin in the lower half of the word, its end in the upper. One atomic
+  /// word holds both, because threads take from both ends. It has a cache line to itself.
   struct alignas(64) Part {
     std::atomic<uint64_t> left{0};
   };

@@ -1,6 +1,5 @@
-// Callbacks that are called whenever something changes, each of them without this object's lock.
-// Owner: the object that changes. Threads: any. Cost: a copy of the list for each change. No
-// errors.
+// A list of callbacks that run on every change of their owner, each without this object's lock. A
+// change copies the list. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -17,7 +16,8 @@ class Listeners {
  public:
   using Listener = std::shared_ptr<const std::function<void()>>;
 
-  /// `call` is called at each change until the result is dropped, and perhaps once after that.
+  /// Registers `call` for every change until the result is destroyed. One more call may follow
+  /// that.
   [[nodiscard]] Listener Add(std::function<void()> call) {
     auto listener = std::make_shared<const std::function<void()>>(std::move(call));
     MutexLock lock(mu_);

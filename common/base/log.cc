@@ -16,19 +16,20 @@ namespace {
 /// A line of usual length takes some 400 bytes of the queue.
 constexpr size_t kQueuedLines = 8192;
 
-/// How long the end of the process waits for its lines.
+/// How long the end of the process waits for its lines to be written.
 constexpr std::chrono::seconds kEndWait{1};
 
 using ColorSink = spdlog::sinks::stderr_color_sink_mt;
 
-/// spdlog looks at the terminal and at TERM, not at NO_COLOR, which refuses colours unless empty.
+/// spdlog checks the terminal and TERM, but not NO_COLOR, which turns colors off unless it is
+/// empty.
 spdlog::color_mode Colors() {
   const char* const refused = std::getenv("NO_COLOR");
   return refused != nullptr && *refused != '\0' ? spdlog::color_mode::never
                                                 : spdlog::color_mode::automatic;
 }
 
-/// Tells when it is flushed for the first time: then all lines before are written. Nothing but
+/// A sink that signals its first flush, by which time all earlier lines are written. Only
 /// EndLogging flushes it.
 class StderrSink : public ColorSink {
  public:
@@ -78,10 +79,10 @@ Status InitLogging(std::string_view program, std::string_view level) {
 int EndLogging(int code) {
   const auto logger = spdlog::default_logger();
   const auto sink = std::dynamic_pointer_cast<StderrSink>(logger->sinks().front());
-  if (!sink) return code;  // not begun
+  if (!sink) return code;  // InitLogging was not called
   const std::future<void> flushed = sink->flushed();
   logger->flush();
-  // Not _exit: the thread sanitizer's flushes stderr, which the writer holds.
+  // _exit would hang under the thread sanitizer: it flushes stderr, which the writer holds.
   if (flushed.wait_for(kEndWait) != std::future_status::ready) std::_Exit(code);
   return code;
 }

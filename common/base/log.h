@@ -1,8 +1,7 @@
-// The process's log: one spdlog logger to stderr. One line per event names the model and version
-// that the event concerns. Thread-safe after InitLogging, whose one thread writes the lines: a
-// caller only queues its line, so it may hold a lock. A level that is off costs one compare.
-// log.cc formats the lines, because spdlog's own templates would compile fmt into every file that
-// logs (5 s each).
+// The process's log: one spdlog logger to stderr. One line per event names the model and version.
+// Thread-safe after InitLogging, whose one thread writes the lines. A caller only queues its line,
+// so it may hold a lock. A disabled level costs one compare. log.cc formats the lines, because
+// spdlog's own templates would compile fmt into every file that logs (5 s each).
 #pragma once
 
 #include <string_view>
@@ -12,14 +11,14 @@
 
 namespace deltawire {
 
-/// `program` is put in front of each line; `level` is trace, debug, info, warn, error or off. Where
-/// stderr takes nothing and the queue is full (8,192 lines), the oldest lines are lost. A process
-/// that ends by exit() or from main() has written all of its lines, and waits for stderr to take
-/// them; one that is killed may not have.
+/// `program` is the prefix of each line; `level` is trace, debug, info, warn, error or off. When
+/// stderr blocks and the queue is full (8,192 lines), the oldest lines are lost. A process that
+/// ends by exit() or from main() waits until stderr has taken all lines. A killed process can lose
+/// some.
 Status InitLogging(std::string_view program, std::string_view level);
 
-/// For the end of main(): returns `code` when all lines are written. Where stderr takes nothing for
-/// a second, it ends the process with `code`, since exit() would wait for ever.
+/// Returns `code` at the end of main(), when all lines are written. If stderr blocks for a second,
+/// it ends the process with `code`, because exit() would hang.
 int EndLogging(int code);
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };

@@ -1,5 +1,5 @@
-// Keeps a stranger from filling the log: one line per key (a peer, a reason) and interval.
-// Owner: whoever logs. Threads: any. Cost: a look-up; keys are bounded.
+// A limit of one log line per key (a peer, a reason) and interval, so that a stranger cannot flood
+// the log. The number of keys is bounded. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ class LogThrottle {
   explicit LogThrottle(std::chrono::milliseconds interval = std::chrono::seconds(10))
       : interval_(interval) {}
 
-  /// True when nothing was logged for `key` within the interval.
+  /// Returns true when nothing was logged for `key` within the interval.
   bool Allow(const std::string& key, SteadyClock::time_point now = SteadyClock::now()) {
     MutexLock lock(mu_);
     const auto [entry, is_new] = last_.try_emplace(key, now);

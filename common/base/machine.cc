@@ -14,14 +14,14 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
-/// nullopt: there is no such file, or it says "max".
+/// Returns nullopt when the file does not exist or says "max".
 std::optional<uint64_t> NumberIn(const fs::path& file) {
   std::ifstream in(file);
   uint64_t number = 0;
   return in >> number ? std::optional(number) : std::nullopt;
 }
 
-/// The sum of the numbers behind these words in a file of "word number" lines.
+/// Sums the numbers behind these words in a file of "word number" lines.
 uint64_t SumIn(const fs::path& file, std::initializer_list<std::string_view> words) {
   std::ifstream in(file);
   uint64_t sum = 0, number = 0;
@@ -47,8 +47,8 @@ struct GroupFiles {
   std::initializer_list<std::string_view> cached;
 };
 
-/// Returns the bytes that one group still allows. The kernel drops cached files when memory is
-/// short.
+/// Returns the bytes that one group still allows. Cached files count as free, because the kernel
+/// drops them when memory is short.
 uint64_t RoomOf(const fs::path& group, const GroupFiles& files) {
   const auto limit = NumberIn(group / files.limit), used = NumberIn(group / files.used);
   if (!limit || !used) return kUnknown;
@@ -56,8 +56,8 @@ uint64_t RoomOf(const fs::path& group, const GroupFiles& files) {
   return *limit - std::min(*limit, held);
 }
 
-/// This process's group below the mount of the memory controller; "" in a container that does not
-/// say.
+/// Returns this process's group below the mount of the memory controller, or "" in a container that
+/// hides it.
 fs::path GroupIn(const fs::path& proc, bool second_version) {
   std::ifstream in(proc / "self/cgroup");
   for (std::string line; std::getline(in, line);) {

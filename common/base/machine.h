@@ -1,6 +1,5 @@
-// Facts from the kernel: this machine in /proc, and this process's control group. Plain
-// functions, thread-safe. Cost: each call reads a few small files. Errors: nullopt, or a status
-// with the file's name, where the kernel does not say.
+// Facts about this machine from /proc, and about this process's control group. Each call reads a
+// few small files, and fails with nullopt or a status that names the file.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +11,13 @@
 
 namespace deltawire {
 
-/// Bytes that this process can still take without swapping: of the machine's memory (MemAvailable),
-/// and of what its control group and those above it allow (version 1 or 2, which count the pages of
-/// tmpfs too). Files in a group's page cache count as free.
+/// Returns the bytes that this process can still use without swapping. The machine (MemAvailable)
+/// and the control groups from its own upward (version 1 or 2) both limit them. Groups count the
+/// pages of tmpfs too; files in a group's page cache count as free.
 std::optional<uint64_t> AvailableMemory(const std::filesystem::path& proc = "/proc",
                                         const std::filesystem::path& cgroup = "/sys/fs/cgroup");
 
-/// An id that is new after every start of the machine, and the same in all its containers.
+/// Returns an id that changes at each boot and is the same in all of the machine's containers.
 StatusOr<std::string> BootId(const std::filesystem::path& proc = "/proc");
 
 }  // namespace deltawire

@@ -1,5 +1,5 @@
-// The rule for the names of models and of groups. A model's is also its directory's name; both are
-// words on command lines. Pure functions. Errors: kInvalidArgument, with the name and the rule.
+// The rule for the names of models and of groups. Both are words on command lines, and a model's
+// name is also its directory's. Errors are kInvalidArgument, with the name and the rule.
 #pragma once
 
 #include <string_view>
@@ -11,7 +11,6 @@ namespace deltawire {
 inline constexpr size_t kMaxModelName = 128;
 
 Status CheckModelName(std::string_view name);
-/// Of a group of receivers.
 Status CheckGroupName(std::string_view name);
 
 }  // namespace deltawire

@@ -1,6 +1,6 @@
-// OfThisThread<T>() gives each thread its own T, made at the thread's first call; ScratchMemory is
-// what such a T holds. In a simulated build each fiber counts as a thread. Owner: the thread.
-// Cost: that of thread_local; scratch memory grows to the largest size asked for. Not part of
+// A T for each thread, made at the thread's first OfThisThread<T>() call, and ScratchMemory for
+// such a T to hold, which grows to the largest size asked for. In a simulated build each fiber
+// counts as a thread. Not part of sync.h, because nearly every file includes that.
 // sync.h, because nearly every file includes that.
 #pragma once
 
@@ -28,7 +28,7 @@ namespace deltawire {
 
 class ScratchMemory {
  public:
-  /// `bytes` of memory with undefined content, valid until the next call.
+  /// Returns `bytes` of uninitialized memory, valid until the next call.
   MutableBytes Sized(size_t bytes) {
     if (size_ < bytes) {
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -1,5 +1,5 @@
-// What a receiver is doing, as it reports it to senders and operators, and how a sync of it ends.
-// A plain value. Messages and the CLI carry the phase by name; only ToString defines the names.
+// The phase of a receiver, as it reports it to senders and operators, and the end of a sync.
+// Messages and the CLI carry it by the names that ToString defines.
 #pragma once
 
 #include <cstdint>
@@ -8,30 +8,29 @@
 namespace deltawire {
 
 /// A replica begins as kStarting. From any phase it may go to kIdle, kPulling, kPaused, kFailed or
-/// kWaitingForVersion.
-/// Further transitions: kPulling -> kApplying -> kIdle; any -> kWaitingForReader -> the phase
-/// before; kFailed -> kStarting once the replica has recovered; of a member of a group also
-/// kPulling -> kApplying -> kPrepared -> kApplying.
+/// kWaitingForVersion. Further transitions: kPulling -> kApplying -> kIdle; any ->
+/// kWaitingForReader -> the phase before; kFailed -> kStarting once the replica has recovered. A
+/// member of a group also goes kPulling -> kApplying -> kPrepared -> kApplying.
 enum class ReceiverPhase : uint8_t {
-  kNone,     ///< nothing was reported yet
-  kUnknown,  ///< reported by a receiver of another release, under a name unknown here
+  kNone,     ///< nothing has been reported yet
+  kUnknown,  ///< another release's phase, with a name unknown here
   kStarting,
   kIdle,
   kPulling,
   kApplying,
   kPaused,
   kFailed,
-  kWaitingForVersion,  ///< no version is published by all agents: none yet, or of no common attempt
+  kWaitingForVersion,  ///< no version is published by all agents, or none of one common attempt
   kWaitingForReader,
-  kPrepared,  ///< holds a state ready for its group's word
-  // Only for a sync: asked for, then ended as kCommitted or kFailed.
+  kPrepared,  ///< has prepared a state and waits for its group's decision
+  // A sync alone: it is asked for, then ends as kCommitted or kFailed.
   kAsked,
   kCommitted,
 };
 
-/// The phase's name in messages, e.g. "waiting for reader"; "" for kNone.
+/// Returns the phase's name in messages, e.g. "waiting for reader"; "" for kNone.
 std::string_view ToString(ReceiverPhase phase);
-/// The phase called `name`; kUnknown when no phase is.
+/// Returns the phase called `name`, or kUnknown.
 ReceiverPhase ParseReceiverPhase(std::string_view name);
 
 }  // namespace deltawire

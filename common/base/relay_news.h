@@ -1,7 +1,5 @@
-// What a relay tells its receivers beside its newest version: the version that it is fetching, so
-// that they wait for it, and the relays that its versions come through, so that a circle is
-// noticed. Owner: whoever holds the value. Threads: as any value. Cost: 8 bytes per relay passed.
-// Errors: none.
+// A relay's announcement of the version that it fetches, so that its receivers wait for it, and of
+// the relays on its path, so that a circle is noticed.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +10,12 @@
 namespace deltawire {
 
 struct RelayNews {
-  /// The version that it, or a relay that it pulls from, is pulling; epoch 0: none.
+  /// The version that this relay, or a relay above it, is pulling. Epoch 0: none.
   Identity fetching;
   uint64_t fetched_bytes = 0;  ///< of that pull so far
-  bool applying = false;       ///< the bytes have come and are being put in place
-  /// The relays that this relay's versions come through; it is the last one itself. Each relay is
-  /// named by the number that it drew when it started.
+  bool applying = false;       ///< the bytes have arrived and are being applied
+  /// The relays on the way from the sender, this one last. Each relay is named by the number that
+  /// it drew when it started.
   std::vector<uint64_t> path;
 
   friend bool operator==(const RelayNews&, const RelayNews&) = default;

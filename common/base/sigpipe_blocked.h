@@ -1,7 +1,6 @@
-// Blocks SIGPIPE where a library writes to sockets without MSG_NOSIGNAL, as Gloo and OpenSSL do:
-// otherwise a peer's death would kill this process. Owner: a scope. Threads: blocks the signal in
-// its own thread, and for good in threads that start within the scope. Cost: some system calls.
-// Errors: none.
+// A scope that blocks SIGPIPE, for libraries that write to sockets without MSG_NOSIGNAL, as Gloo
+// and OpenSSL do: otherwise a peer's death would kill this process. It blocks the signal in its own
+// thread, and for good in threads that start within the scope.
 #pragma once
 
 #include <signal.h>

@@ -6,12 +6,13 @@ namespace deltawire {
 namespace {
 
 constexpr size_t kLettersPerError = 3;
-constexpr size_t kLeastBeginning = 3;  // letters of an abbreviation
+constexpr size_t kLeastBeginning = 3;  // shortest abbreviation, in letters
 
 }  // namespace
 
 size_t TypingErrors(std::string_view a, std::string_view b) {
-  // Rows of the usual table: errors between the first i letters of `a` and the first j of `b`.
+  // Rows of the edit distance table: errors between the first i letters of `a` and the first j of
+  // `b`.
   std::vector<size_t> before_last, last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {

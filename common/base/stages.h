@@ -1,6 +1,5 @@
-// The stages of a version's way from the trainer to the engines, and the callback that is told how
-// long each one took. Plain values. Threads: an observer is called from any thread, which holds no
-// lock then. Cost: a call per stage and version. Errors: none.
+// The stages of a version's way from the trainer to the engines, and the callback that receives
+// each stage's duration. It is called from any thread, with no lock held.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +8,19 @@
 
 namespace deltawire {
 
-/// docs/operations.md, "Stages", has their beginnings and ends.
+/// The beginning and end of each are in docs/operations.md, "Stages".
 enum class Stage : uint8_t {
-  // A sender's, once a version.
+  // A sender's, once per version.
   kWait,
   kOffload,
   kDiff,
   kPublish,
-  // A sender's, once a pull.
+  // A sender's, once per pull.
   kConnect,
   kEncode,
   kSend,
   kDeliver,
-  // A receiver's, once a commit.
+  // A receiver's, once per commit.
   kQueue,
   kAhead,
   kTransfer,
@@ -29,24 +28,23 @@ enum class Stage : uint8_t {
   kReaders,
   kApply,
   kCommit,
-  // An engine's, once an update.
+  // An engine's, once per update.
   kPrepare,
   kPause,
   kLoad,
 };
 
-/// "wait", "offload", ...
 std::string_view ToString(Stage stage);
 
-/// A stage that has ended. The texts live as long as the call.
+/// A stage that has ended. The texts are valid only during the call.
 struct StageEnd {
   Stage stage{};
   double seconds = 0;
   std::string_view model;
-  std::string_view engine = {}, kind = {};  ///< of an engine's stage alone
+  std::string_view engine = {}, kind = {};  ///< of an engine's stage only
 };
 
-/// Null: nobody wants to know.
+/// May be null.
 using StageObserver = std::function<void(const StageEnd&)>;
 
 }  // namespace deltawire

@@ -1,5 +1,5 @@
 // The number of a published state: versions rise within an epoch, and a rollback starts the next
-// epoch. A plain value; it identifies bytes only within one lineage (identity.h).
+// epoch. It identifies bytes only within one lineage (identity.h).
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -14,7 +14,7 @@ namespace deltawire {
 struct StateId {
   uint64_t epoch = 0;
   uint64_t version = 0;
-  // clang-tidy takes what the compiler makes of this operator for our code.
+  // clang-tidy mistakes the code that the compiler generates for this operator for ours.
   // NOLINTNEXTLINE(modernize-use-nullptr)
   friend auto operator<=>(const StateId&, const StateId&) = default;
 };

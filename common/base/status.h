@@ -1,7 +1,6 @@
 // The one error vocabulary: absl::Status and StatusOr, with fmt-formatted messages. A message says
-// what happened, to which file/tensor/peer/version, and what to do. Threads: any, as values. Cost:
-// nothing on success. Other libraries' errors are converted at one seam each (Asio in
-// common/net/io_impl.h, gRPC in proto/convert.h).
+// what happened, to which file, tensor, peer or version, and what to do. Other libraries' errors
+// are converted at one seam each (Asio in common/net/io_impl.h, gRPC in proto/convert.h).
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -21,25 +20,24 @@ using absl::Status;
 using absl::StatusCode;
 using absl::StatusOr;
 
-/// The message as std::string_view: Debian's abseil has a string_view type of its own, which
-/// neither fmt nor std accepts.
+/// Returns the message as std::string_view: Debian's abseil has a string_view type of its own,
+/// which neither fmt nor std accepts.
 inline std::string_view MessageOf(const Status& s) {
   return {s.message().data(), s.message().size()};
 }
 
-/// A status of `code` whose message is `format` filled in with `args`.
 template <typename... Args>
 Status Errorf(StatusCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Status(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The same code, its message prefixed with `context` and ": ".
+/// Returns the same code with `context` and ": " before the message.
 inline Status Annotate(const Status& s, std::string_view context) {
   if (s.ok()) return s;
   return Status(s.code(), fmt::format("{}: {}", context, MessageOf(s)));
 }
 
-/// The status of a failed system call; `what` names the call, e.g. "open /path".
+/// Returns the status of a failed system call. `what` names the call, e.g. "open /path".
 inline Status ErrnoError(std::string_view what, int err = errno) {
   StatusCode code = StatusCode::kInternal;
   switch (err) {
@@ -79,7 +77,7 @@ inline Status ErrnoError(std::string_view what, int err = errno) {
     if (!dw_status_.ok()) return dw_status_; \
   } while (false)
 
-/// `lhs` = the value of the StatusOr `expr`, or return its status.
+/// Assigns the value of the StatusOr `expr` to `lhs`, or returns its status.
 #define DW_ASSIGN_OR_RETURN(lhs, expr) \
   DW_ASSIGN_OR_RETURN_IMPL_(DW_CONCAT_(dw_or_, __LINE__), lhs, expr)
 #define DW_ASSIGN_OR_RETURN_IMPL_(tmp, lhs, expr) \

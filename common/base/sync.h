@@ -1,8 +1,7 @@
-// Mutexes, condition variables, threads and clocks by one name each, so that a deterministic
+// Mutexes, condition variables, threads and clocks under one name each, so that a deterministic
 // simulation can substitute its own (tests/simulation). In every other build they are the standard
-// library's, with no code in between.
-// Rules: no mutex is held across I/O, a wait for the pool, or a callback. Lock order:
-// docs/decisions.md.
+// library's, with no code in between. No mutex is held across I/O, a wait for the pool, or a
+// callback. The lock order is in docs/decisions.md.
 #pragma once
 
 #ifdef DELTAWIRE_SIMULATION

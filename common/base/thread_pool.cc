@@ -14,8 +14,8 @@
 namespace deltawire {
 namespace {
 
-/// With fewer threads than nodes some node would have no thread, so all nodes count as one and no
-/// thread is pinned.
+/// With fewer threads than nodes, some node would have no thread. Then all nodes count as one, and
+/// no thread is pinned.
 CpuNodes NodesFor(size_t threads, CpuNodes nodes) {
   if (threads == 0 || threads >= nodes.size()) return nodes;
   for (size_t i = 1; i < nodes.size(); ++i) {
@@ -98,7 +98,7 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
     CheckedMutex mu;
     CondVar done;
     size_t finished = 0;
-    std::exception_ptr thrown;  // the first
+    std::exception_ptr thrown;  // the first exception
   };
   auto shared = std::make_shared<Shared>(n, threads_of_node_);
   auto work = [this, shared, n, &fn] {
@@ -119,8 +119,8 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
     if (shared->finished == n) shared->done.notify_all();
   };
   const size_t helpers = std::min(n, size()) - 1;
-  // To leave here would end `fn` under the helpers that were already asked, so where memory is
-  // short the work goes on with those.
+  // An exception here would end `fn` while helpers still call it, so if memory is short the work
+  // goes on with the helpers that have been queued.
   try {
     for (size_t i = 0; i < helpers; ++i) Submit(work);
   } catch (const std::bad_alloc&) {

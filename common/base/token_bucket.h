@@ -1,6 +1,6 @@
-// A rate limit: how long bytes must wait so that no more than `rate` go out a second, with bursts
-// of up to a tenth of a second's worth. Owner: shared by whoever sends. Threads: any. Cost: a lock.
-// It does not wait itself, and keeps no order beyond that of the calls.
+// A rate limit: computes how long bytes must wait so that at most `rate` are sent a second, with
+// bursts of a tenth of a second. It does not wait itself, and keeps only the order of the calls.
+// Thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@ namespace deltawire {
 
 class TokenBucket {
  public:
-  /// What was not taken for so long may be taken at once.
+  /// Unused credit accumulates up to this duration, then bursts.
   static constexpr std::chrono::milliseconds kBurst{100};
 
   /// `bytes_per_s` 0 means no limit.
   explicit TokenBucket(uint64_t bytes_per_s) : rate_(static_cast<double>(bytes_per_s)) {}
 
-  /// Takes `bytes` now and returns how long the caller must wait before it sends them. A caller
-  /// that sends nothing after all has used up its share; the next ones wait for it.
+  /// Reserves `bytes` now and returns how long the caller must wait before it sends them. A caller
+  /// that sends nothing has still used its share, and later callers wait for it.
   std::chrono::nanoseconds Take(uint64_t bytes, SteadyClock::time_point now = SteadyClock::now()) {
     using std::chrono::nanoseconds;
     if (rate_ <= 0) return nanoseconds(0);
@@ -36,11 +36,11 @@ class TokenBucket {
   }
   bool limits() const { return rate_ > 0; }
 
-  /// A sender that shares the bucket comes and goes.
+  /// Count the senders that share the bucket.
   void Join() { ++senders_; }
   void Leave() { --senders_; }
-  /// How much one sender should take at a time, at most `most`: small enough that each of those who
-  /// share the bucket gets a turn ten times a second, as far as 4 KiB pieces allow that.
+  /// Returns how much one sender should take at a time, at most `most`. Pieces are small enough
+  /// that each sender gets a turn ten times a second, but not below 4 KiB.
   size_t PieceBytes(size_t most) const {
     if (rate_ <= 0) return most;
     const double senders = static_cast<double>(std::max<int64_t>(1, senders_));
@@ -53,7 +53,7 @@ class TokenBucket {
   const double rate_;
   std::atomic<int64_t> senders_{0};
   CheckedMutex mu_;
-  SteadyClock::time_point free_at_ ABSL_GUARDED_BY(mu_){};  // when all that was taken has gone out
+  SteadyClock::time_point free_at_ ABSL_GUARDED_BY(mu_){};  // when all reserved bytes are sent
 };
 
 }  // namespace deltawire

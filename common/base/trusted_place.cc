@@ -12,7 +12,7 @@ namespace {
 
 constexpr uid_t kUnmapped = 65534;
 
-// In the first user namespace each number stands for itself, and 65534 is a user like others.
+// In the initial user namespace each id maps to itself, and 65534 is an ordinary user.
 bool IsInUserNamespace() {
   std::ifstream map("/proc/self/uid_map");
   uint64_t inside = 0, outside = 0, count = 0;
@@ -63,7 +63,7 @@ Status CheckTrustedPlace(const fs::path& path, const std::function<bool(uid_t)>&
   std::error_code ec;
   const fs::path real = fs::canonical(path, ec);
   if (ec) return ErrnoError("look for " + path.native(), ec.value());
-  // First as it is spelled: a link on the way can be replaced by who owns the link's directory.
+  // Check the path as spelled first: the owner of a link's directory can replace the link.
   DW_RETURN_IF_ERROR(CheckEach(fs::absolute(path).lexically_normal(), path, trusted));
   return CheckEach(real, path, trusted);
 }

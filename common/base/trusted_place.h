@@ -1,7 +1,6 @@
-// Whether a file's place is safe: trusted users own all directories on the way to it, and none is
-// open to all users. A directory's group counts as its owner. Threads: any. Cost: a few system
-// calls per directory. Errors: kPermissionDenied names the directory and its user; else the
-// kernel's.
+// A check that a file's place is safe: trusted users own all directories on its path, and none is
+// writable by all users. A directory's group is trusted like its owner. kPermissionDenied names the
+// directory and its user.
 #pragma once
 
 #include <sys/types.h>
@@ -13,16 +12,16 @@
 
 namespace deltawire {
 
-/// True for this process's user and root, and in a user namespace for users of outside, whom the
-/// namespace cannot name.
+/// Returns true for this process's user and root. In a user namespace it is also true for outside
+/// users, which the namespace cannot name.
 bool IsOwnOrRoot(uid_t uid);
 
-/// True for what IsOwnOrRoot(uid) trusts, except for what a user of outside may have made: in a
-/// user namespace, an entry of a directory that all users may write.
+/// Like IsOwnOrRoot(uid), but false for an entry that an outside user may have made: in a user
+/// namespace, an entry of a directory that all users may write.
 bool IsOwnersOrRoots(const std::filesystem::path& at, uid_t uid);
 
-/// Links are followed, and `path` itself counts; empty: the working directory, as parent_path() of
-/// a bare name. Directories with the sticky bit may be written by others.
+/// Follows links and checks `path` itself too. Empty means the working directory, as parent_path()
+/// of a bare name. A directory that others may write passes if it has the sticky bit.
 Status CheckTrustedPlace(const std::filesystem::path& path,
                          const std::function<bool(uid_t)>& trusted = IsOwnOrRoot);
 

@@ -1,5 +1,4 @@
-// The one owner of a file descriptor, which closes it in the destructor. Movable.
-// Threads: one at a time. Cost: an int. Errors: those of close are ignored.
+// The one owner of a file descriptor, which the destructor closes. Errors of close are ignored.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,4 @@
-// How many versions a holder of weights is behind: one number for metrics, which cannot say why.
-// Pure. Cost: constant. Errors: none.
+// The number of versions that a holder of weights is behind, for metrics.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,9 @@
 
 namespace deltawire {
 
-/// The difference of the version numbers; 0 if nothing newer is known. If nothing is held, or a
-/// state of another epoch, the numbers cannot be subtracted, and the result is 1. Lineages and
-/// roots are not compared, since an agent that owns a part names its own.
+/// Returns the difference of the version numbers, or 0 if nothing newer is known. Without a held
+/// state, or across epochs, numbers cannot be subtracted, and the result is 1. Lineages and roots
+/// are not compared, since an agent that owns a part names its own.
 inline uint64_t VersionsBehind(const Identity& held, const Identity& newest) {
   if (newest.empty() || held.id == newest.id) return 0;
   if (held.id.epoch != newest.id.epoch) return 1;

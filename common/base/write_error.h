@@ -1,6 +1,5 @@
-// The error of a file that could not be written: with what to do where its filesystem is full,
-// which for a tmpfs is not what `df` on the machine's disk shows. Threads: any. Cost: none on
-// success.
+// The error of a failed file write. If the filesystem is full it says what to do, because `df` of
+// the machine's disk does not show a tmpfs.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +8,7 @@
 
 namespace deltawire {
 
-/// `err` is what the failed call left in errno.
+/// `err` is the failed call's errno.
 inline Status WriteError(const std::filesystem::path& path, int err = errno) {
   const Status status = ErrnoError("write " + path.native(), err);
   if (err != ENOSPC && err != EDQUOT) return status;
