@@ -9,7 +9,7 @@ namespace deltawire {
 static_assert(kChunkBytes % 8 == 0 && kChunkBytes <= std::numeric_limits<uint32_t>::max());
 
 StatusOr<ChunkTable> ChunkTable::Create(const Layout& layout) {
-  // Counts before anything is allocated. A layout has less than 2^63 bytes, so `total` cannot wrap.
+  // Count before allocating. A layout has less than 2^63 bytes, so `total` cannot wrap.
   uint64_t total = 0;
   for (size_t t = 0; t < layout.size(); ++t) {
     total += layout.bytes(t) / kChunkBytes + (layout.bytes(t) % kChunkBytes != 0);

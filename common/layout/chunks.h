@@ -1,6 +1,6 @@
-// The chunk table: a layout cut into chunks of at most kChunkBytes, none crossing a tensor.
-// Immutable value; chunk i is the unit of diffing, sending, checking, applying and resuming.
-// Cost: 24 bytes per chunk.
+// The chunk table: a layout cut into chunks of at most kChunkBytes, none across two tensors. Chunk
+// i is the unit of diffing, sending, checking, applying and resuming. Immutable; 24 bytes per
+// chunk.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace deltawire {
 
-/// Part of the wire contract: both ends cut tensors alike (docs/wire_format.md, "Chunks").
+/// Part of the wire contract: both ends must cut tensors alike (docs/wire_format.md, "Chunks").
 #ifdef DELTAWIRE_SIMULATION  // many chunks in tiny models (tests/simulation)
 inline constexpr uint64_t kChunkBytes = uint64_t{1} << 10;
 #else
@@ -26,7 +26,7 @@ struct Chunk {
 
 class ChunkTable {
  public:
-  /// A tensor of 0 bytes has no chunk. kInvalidArgument beyond 2^32 - 1 chunks.
+  /// A tensor of 0 bytes has no chunk. Returns kInvalidArgument beyond 2^32 - 1 chunks.
   static StatusOr<ChunkTable> Create(const Layout& layout);
 
   uint32_t size() const { return static_cast<uint32_t>(chunks_.size()); }
@@ -38,7 +38,7 @@ class ChunkTable {
 
  private:
   std::vector<Chunk> chunks_;
-  std::vector<uint32_t> first_;  // tensors + 1
+  std::vector<uint32_t> first_;  // size: tensors + 1
 };
 
 }  // namespace deltawire

@@ -109,7 +109,7 @@ Status CheckPartition(const std::vector<NamedCoverage>& parts) {
   std::string doubled;
   size_t doubles = 0;
   constexpr size_t kNamed = 4;
-  Piece reach{{0, 0}, nullptr};  // of the pieces seen, the one with the greatest end
+  Piece reach{{0, 0}, nullptr};  // the piece with the greatest end so far
   for (const Piece& p : pieces) {
     if (p.range.first > reach.range.last) missing.push_back({reach.range.last, p.range.first});
     if (p.range.first < reach.range.last && doubles++ < kNamed) {

@@ -13,7 +13,7 @@ struct Entry {
   unsigned bytes;
 };
 
-// A type that no code treats apart has no enumerator.
+// A type that no code singles out has no enumerator.
 constexpr DType Unnamed(unsigned number) { return static_cast<DType>(number); }
 
 // In the order of the enum, so that a type's value is its index.

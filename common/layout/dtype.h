@@ -1,5 +1,5 @@
-// Element types of safetensors files: their names and widths. Pure functions.
-// Source of the names: the safetensors format (F64 ... F8_E5M2, I64 ... U8, BOOL, BF16).
+// The element types of safetensors files, with their names and widths. The names come from the
+// safetensors format (F64 ... F8_E5M2, I64 ... U8, BOOL, BF16).
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ enum class DType : uint8_t {
 };
 
 std::string_view DTypeName(DType t);           ///< e.g. "BF16"
-unsigned DTypeBytes(DType t);                  ///< bytes per element: 1, 2, 4 or 8; diffs use it
+unsigned DTypeBytes(DType t);                  ///< bytes per element for diffs: 1, 2, 4 or 8
 StatusOr<DType> ParseDType(std::string_view);  ///< the error lists the known names
 std::span<const DType> AllDTypes();
 

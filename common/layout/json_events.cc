@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kMaxDepth = 16;
 
-/// Turns nlohmann's SAX callbacks into JsonEvents; returning `false` ends the parse.
+/// Turns nlohmann's SAX callbacks into JsonEvents. Returning `false` ends the parse.
 class Adapter {
  public:
   using Json = nlohmann::json;
@@ -67,7 +67,7 @@ class Adapter {
 }  // namespace
 
 Status ReadJson(std::string_view text, JsonEvents& events) {
-  // The parser takes a raw NUL for the end of its input and would ignore the bytes after it.
+  // The parser would treat a raw NUL as the end and ignore the bytes after it.
   if (const size_t nul = text.find('\0'); nul != text.npos) {
     return Errorf(StatusCode::kInvalidArgument, "malformed JSON at byte {}: NUL byte", nul + 1);
   }

@@ -1,7 +1,6 @@
-// Reads JSON from outside as a stream of events: no tree, no recursion, bounded depth. A reader
-// derives from JsonEvents, tracks its position in the document as a state, and refuses events that
-// do not fit there. Threads: the caller's; nothing is shared. Cost: one pass; memory for the
-// longest string. Errors: the first one ends the pass.
+// A stream of events from untrusted JSON: one pass with no tree, no recursion and bounded depth. A
+// reader derives from JsonEvents, tracks its position in the document as a state, and returns an
+// error for events that do not fit there. The first error ends the pass.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +24,8 @@ class JsonEvents {
   virtual Status Other(std::string_view kind) = 0;  ///< any other scalar, e.g. "null"
 };
 
-/// Feeds `text` to `events`. Errors: the first that an event returned, or kInvalidArgument with the
-/// byte position for text that is malformed, not UTF-8 or nested deeper than 16.
+/// Feeds `text` to `events`. Returns an event's error, or kInvalidArgument with the byte position
+/// for text that is malformed, not UTF-8 or nested deeper than 16.
 Status ReadJson(std::string_view text, JsonEvents& events);
 
 }  // namespace deltawire

@@ -56,8 +56,8 @@ void AppendLe(T value, std::string& out) {
 //   u8      rank (0 for a scalar)
 //   u64-LE  each dimension, outermost first
 //
-// and no other bytes. Every field has a fixed width or its length in front of it, so two different
-// lists cannot give the same bytes. The fingerprint of a layout without tensors hashes no bytes.
+// and no other bytes. Every field has a fixed width or a length before it, so two different lists
+// cannot give the same bytes. The fingerprint of a layout without tensors hashes no bytes.
 Hash128 Fingerprint(const std::vector<TensorMeta>& tensors) {
   std::string text;
   for (const TensorMeta& t : tensors) {
@@ -76,7 +76,7 @@ std::string Describe(const TensorMeta& t) {
   return fmt::format("{} [{}]", DTypeName(t.dtype), fmt::join(t.shape, ", "));
 }
 
-/// Collects findings, spells out the first `limit` and counts the rest.
+/// Collects findings, lists the first `limit` and counts the rest.
 class Findings {
  public:
   explicit Findings(size_t limit) : limit_(limit) {}
@@ -102,7 +102,6 @@ class Findings {
   std::string text_;
 };
 
-/// The words for a tensor that only one of two layouts has.
 struct DifferenceWords {
   std::string_view only_want, only_got;
 };
@@ -124,7 +123,7 @@ std::string Compare(const Layout& want, const Layout& got, size_t limit,
       findings.Add("tensor {} ({}) {}", Quoted(g.name), Describe(g), words.only_got);
   }
   if (findings.count() > 0) return findings.Text();
-  // Both have the same tensors, so only the order can differ.
+  // Both layouts have the same tensors, so only the order can differ.
   for (size_t i = 0; i < want.size(); ++i) {
     if (want.tensor(i).name == got.tensor(i).name) continue;
     findings.Add("tensor {} is number {} instead of number {}", Quoted(want.tensor(i).name),
@@ -136,8 +135,8 @@ std::string Compare(const Layout& want, const Layout& got, size_t limit,
 }  // namespace
 
 StatusOr<uint64_t> TensorBytes(const TensorMeta& t) {
-  // Zero dimensions are left out of the product, so that the order of dimensions does not decide
-  // whether a shape overflows.
+  // The product omits zero dimensions, so that the order of dimensions does not decide whether a
+  // shape overflows.
   uint64_t product = DTypeBytes(t.dtype);
   bool empty = false;
   for (const uint64_t d : t.shape) {

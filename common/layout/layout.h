@@ -1,7 +1,6 @@
 // A model's HF layout: the ordered `tensors_meta` with every tensor's offset in the data section.
-// Immutable value, shared by threads; make it once per model and pass it by shared_ptr or const&.
-// Tensors are tightly packed in tensors_meta order, so offsets follow from shapes and dtypes.
-// Errors name the tensor. Cost: one pass; lookups by name are a hash probe.
+// Immutable; make it once per model and pass it by shared_ptr or const&. Tensors are tightly packed
+// in tensors_meta order, so offsets follow from shapes and dtypes. Errors name the tensor.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,8 @@ struct TensorMeta {
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
 };
 
-/// The tensor's size in bytes, or an error that names the tensor when the size is 2^63 or more.
+/// Returns the tensor's size in bytes, or an error that names the tensor when the size is 2^63 or
+/// more.
 StatusOr<uint64_t> TensorBytes(const TensorMeta& t);
 
 class Layout {
@@ -51,15 +51,16 @@ class Layout {
  private:
   Layout() = default;
   std::vector<TensorMeta> tensors_;
-  std::vector<uint64_t> offsets_;  // size() + 1
+  std::vector<uint64_t> offsets_;  // size() + 1 of them
   std::unordered_map<std::string, size_t> index_;
   Hash128 fingerprint_;
 };
 
-/// Says what differs between two layouts in words that a user can act on ("tensor X is missing,
-/// ..."); empty when they are equal. At most `limit` findings are spelt out.
+/// Describes the difference between two layouts for a user ("tensor X is missing, ..."); empty when
+/// they are equal. Lists at most `limit` findings.
 std::string DescribeDifference(const Layout& want, const Layout& got, size_t limit = 5);
-/// The same where neither layout is wrong and the model has changed ("tensor X was added, ...").
+/// The same for a model that has changed, where neither layout is wrong ("tensor X was added,
+/// ...").
 std::string DescribeChange(const Layout& before, const Layout& after, size_t limit = 5);
 
 }  // namespace deltawire

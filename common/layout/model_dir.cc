@@ -30,7 +30,7 @@ namespace {
 class File {
  public:
   static StatusOr<File> Open(const fs::path& path) {
-    // Non-blocking, so that opening a FIFO returns and the check below can refuse it.
+    // Non-blocking, so that the open of a FIFO returns and the check below can reject it.
     File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.fd_ < 0) return ErrnoError("open " + path.string());
     if (::fstat(file.fd_, &file.stat_) != 0) return ErrnoError("stat " + path.string());
@@ -49,7 +49,6 @@ class File {
   uint64_t size() const { return static_cast<uint64_t>(stat_.st_size); }
   const struct stat& stat() const { return stat_; }
 
-  /// Fills `to` from `offset`.
   Status Read(const fs::path& path, uint64_t offset, MutableBytes to) const {
     while (!to.empty()) {
       const ssize_t n = ::pread(fd_, to.data(), to.size(), static_cast<off_t>(offset));
@@ -75,7 +74,7 @@ bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-/// Says how the file of `now` differs from `was`; null if it does not.
+/// Describes how the file of `now` differs from `was`; null if it does not.
 const char* Difference(const struct stat& was, const struct stat& now) {
   if (was.st_ino != now.st_ino || was.st_dev != now.st_dev) return "was replaced";
   if (was.st_size != now.st_size) return "has another size";
@@ -86,10 +85,10 @@ const char* Difference(const struct stat& was, const struct stat& now) {
   return nullptr;
 }
 
-/// True for a file written within the last clock step. The kernel's file times move in such steps,
-/// so a further write could leave the times as they are and go unnoticed.
+/// Returns true for a file written within the last clock step. The kernel's file times move in such
+/// steps, so a further write could leave them unchanged and go unnoticed.
 bool JustWritten(const struct stat& file) {
-  constexpr int64_t kSteps = 20'000'000;  // nanoseconds: two steps at 100 Hz
+  constexpr int64_t kSteps = 20'000'000;  // in nanoseconds: two steps at 100 Hz
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   const int64_t age =
@@ -97,8 +96,7 @@ bool JustWritten(const struct stat& file) {
   return age >= 0 && age < kSteps;
 }
 
-/// Follows symbolic links, since download caches consist of them. Broken links and loops are
-/// errors.
+/// Follows symbolic links, which download caches consist of. Broken links and loops are errors.
 StatusOr<fs::file_status> StatusOf(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -111,7 +109,6 @@ StatusOr<fs::file_status> StatusOf(const fs::path& path) {
   return ErrnoError("open " + path.string(), code);
 }
 
-/// Names in `dir` that are not hidden, sorted.
 StatusOr<std::vector<std::string>> VisibleNames(const fs::path& dir) {
   std::vector<std::string> names;
   std::error_code error;
@@ -143,7 +140,7 @@ StatusOr<std::string> ReadSideFile(const fs::path& path) {
   return ReadWhole(path);
 }
 
-/// The index must name exactly the tensors that the shards hold, each in its own shard.
+/// Checks that the index names exactly the tensors that the shards hold, each in its own shard.
 Status CheckShard(const WeightIndex& index, const std::string& shard, const fs::path& path,
                   const std::vector<StoredTensor>& tensors) {
   for (const StoredTensor& t : tensors) {
@@ -181,8 +178,8 @@ Status CheckIndexIsCovered(const WeightIndex& index, const Layout& layout, const
 
 }  // namespace
 
-/// A whole file, mapped read-only at the size it had when it was opened. If the file is cut short
-/// later, access gives SIGBUS; so model files must be replaced, not rewritten.
+/// A whole file, mapped read-only at its size at opening. If the file is truncated later, access
+/// gives SIGBUS, so model files must be replaced, not rewritten.
 struct ModelDir::Mapping {
   Mapping() = default;
   Mapping(const Mapping&) = delete;
@@ -317,7 +314,7 @@ std::optional<Numbered> ParseNumbered(std::string_view name) {
   return Numbered{fmt::format("{}*{}", stem.substr(0, begin), stem.substr(of)), *number, *total};
 }
 
-/// Without an index, only the names tell whether a numbered set is whole.
+/// Checks that a numbered set is whole. Without an index, only the file names can tell.
 Status CheckWhole(const fs::path& dir, const std::vector<std::string>& names) {
   std::map<std::string, std::pair<std::set<uint64_t>, uint64_t>> sets;
   for (const std::string& name : names) {
@@ -346,7 +343,8 @@ StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, const std::vector<std::s
     std::copy_if(names.begin(), names.end(), std::back_inserter(shards.names),
                  [&](const std::string& n) { return n.ends_with(kWeightSuffix) && wanted(n); });
   };
-  // Others beside it are the same model in another form (consolidated.safetensors), or an adapter.
+  // Other weight files beside it are another form of the model (consolidated.safetensors) or an
+  // adapter.
   keep([&](const std::string& name) { return name == kOnly; });
   keep([](const std::string& name) {
     return name.starts_with("model-") && ParseNumbered(name).has_value();
@@ -367,13 +365,12 @@ StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, const std::vector<std::s
 
 namespace {
 
-/// Reads and parses the header of a safetensors file.
 StatusOr<SafetensorsHeader> ReadHeader(const File& file, const fs::path& path) {
   constexpr uint64_t kLength = 8;
   std::vector<std::byte> prefix(std::min(file.size(), kLength));
   DW_RETURN_IF_ERROR(file.Read(path, 0, prefix));
   if (prefix.size() == kLength) {
-    // A stated length beyond `most` is cut here, and then refused, with its value, by the parser.
+    // A header length beyond `most` is capped here; the parser then rejects it and names its value.
     const uint64_t most = std::min(file.size() - kLength, kMaxSafetensorsHeader);
     prefix.resize(kLength + std::min(LoadLe<uint64_t>(prefix.data()), most));
     DW_RETURN_IF_ERROR(file.Read(path, kLength, MutableBytes(prefix).subspan(kLength)));

@@ -20,7 +20,7 @@ size_t Utf8SequenceLength(std::string_view s) {
   const auto at = [&](size_t i) { return static_cast<uint8_t>(s[i]); };
   const uint8_t lead = at(0);
   if (lead < 0x80) return 1;
-  // Limiting the second byte excludes overlong forms, surrogates and code points above U+10FFFF.
+  // Limits on the second byte exclude overlong forms, surrogates and code points above U+10FFFF.
   size_t length = 0;
   uint8_t low = 0x80;
   uint8_t high = 0xbf;

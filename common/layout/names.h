@@ -1,6 +1,5 @@
-// Text rules for names that come from files and peers: UTF-8, and quoting them in messages.
-// Pure functions, linear in the text; no errors. Quoted text is always valid UTF-8 and bounded, so
-// it is safe in a log line and in a protobuf string.
+// The text rules for names from files and peers: UTF-8, and quotes for messages. Quoted text is
+// always valid UTF-8 and bounded, so it is safe in a log line and in a protobuf string.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +8,14 @@
 
 namespace deltawire {
 
-/// Length in bytes of the well-formed UTF-8 sequence at the start of `s` (no overlong forms, no
-/// surrogates, nothing above U+10FFFF); 0 when `s` does not start with one.
+/// Returns the length in bytes of the well-formed UTF-8 sequence at the start of `s` (no overlong
+/// forms, no surrogates, nothing above U+10FFFF), or 0 when `s` does not start with one.
 size_t Utf8SequenceLength(std::string_view s);
 
 bool IsUtf8(std::string_view s);
 
-/// As much of `s` as fits into `most` bytes without cutting a character. Bytes that are not UTF-8
-/// become '?'.
+/// Returns as much of `s` as fits into `most` bytes without cutting a character. Bytes that are not
+/// UTF-8 become '?'.
 std::string FitUtf8(std::string_view s, size_t most);
 
 /// Quotes `s` for messages: control characters and broken UTF-8 become \xNN, and a long text is cut

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kLengthBytes = 8;
 
-/// Reads the header's JSON. A state is a place where the next value may stand; a value that does
-/// not belong there is refused at once, so nesting never gets deeper than three.
+/// Reads the header's JSON. A state is a place where the next value may stand. A value that does
+/// not belong there is an error at once, so nesting never gets deeper than three.
 class HeaderReader final : public JsonEvents {
  public:
   explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
@@ -233,7 +233,7 @@ class HeaderReader final : public JsonEvents {
   unsigned offsets_ = 0;
 };
 
-/// Checks the stated length against the bytes that exist, and returns the header's JSON.
+/// Checks the stated length against the file's size, and returns the header's JSON.
 StatusOr<std::string_view> HeaderText(Bytes prefix, uint64_t file_size) {
   if (file_size < kLengthBytes || prefix.size() < kLengthBytes) {
     return Errorf(
@@ -267,8 +267,8 @@ StatusOr<std::string_view> HeaderText(Bytes prefix, uint64_t file_size) {
   return text;
 }
 
-/// Checks that the tensors fill the data section without overlap or hole.
-/// REQUIRES: `tensors` is in rising order of offset.
+/// Checks that the tensors fill the data section without overlap or hole. REQUIRES: `tensors` is in
+/// rising order of offset.
 Status CheckPlaces(const std::vector<StoredTensor>& tensors, uint64_t data_bytes) {
   uint64_t filled = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -322,8 +322,8 @@ StatusOr<SafetensorsHeader> ParseSafetensorsHeader(Bytes prefix, uint64_t file_s
   DW_RETURN_IF_ERROR(Annotate(ReadJson(*text, reader), file));
   header.data_offset = kLengthBytes + text->size();
 
-  // A tensor of 0 bytes shares its offset with a neighbour. Sorting by `end` as well puts it before
-  // that neighbour, and the stable sort keeps several such tensors in the header's order.
+  // A tensor of 0 bytes shares its offset with a neighbor. The second key `end` sorts it before
+  // that neighbor, and the stable sort keeps several such tensors in the header's order.
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });

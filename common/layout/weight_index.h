@@ -1,6 +1,5 @@
-// model.safetensors.index.json: which shard file of a model directory holds which tensor.
-// A pure function over the file's text; memory is bounded by the text's size.
-// Errors name the file and, where there is one, the tensor.
+// The index of a model directory, model.safetensors.index.json: the shard file of each tensor.
+// Errors name the file and the tensor, if there is one.
 #pragma once
 
 #include <string>
@@ -16,8 +15,8 @@ inline constexpr std::string_view kWeightIndexName = "model.safetensors.index.js
 /// Maps a tensor name to a shard file name, which is plain: never a path, never hidden.
 using WeightIndex = std::unordered_map<std::string, std::string>;
 
-/// Reads "weight_map" and skips everything else. Refuses duplicate tensors and shard names that
-/// are not plain *.safetensors file names.
+/// Reads "weight_map" and skips everything else. Rejects duplicate tensors and shard names that are
+/// not plain *.safetensors file names.
 StatusOr<WeightIndex> ParseWeightIndex(std::string_view json, std::string_view file);
 
 }  // namespace deltawire
