@@ -1,6 +1,6 @@
-// The past deltas that led to a chunk's bytes, taken out of a log in the form the codec tight
-// needs. The sender builds it from its log, the receiver from the deltas that it kept. Points into
-// the log's deltas, which must outlive it. Pure; cost: a binary search per delta.
+// The past deltas that led to a chunk's bytes, as the codec tight needs them. The sender builds it
+// from its log, the receiver from the deltas that it kept. It points into those deltas, which must
+// outlive it. Costs a binary search per delta.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@ constexpr uint64_t kHistoryBytes = uint64_t{256} << 20;
 class ChunkHistory {
  public:
   ChunkHistory() = default;
-  /// Takes the newest deltas of `log`, at most `limit`. It stops before the first one, going back,
-  /// in which `chunk` has no payload (ChunkDelta::full).
+  /// Collects the newest deltas of `log`, at most `limit`. Going back, it stops before the first
+  /// delta in which `chunk` has no payload (ChunkDelta::full).
   ChunkHistory(std::span<const std::shared_ptr<const Delta>> log, uint32_t chunk, size_t limit);
 
   size_t depth() const { return depth_; }
-  /// The history of the `depth` newest deltas. REQUIRES: depth <= depth().
+  /// Returns the history of the `depth` newest deltas. REQUIRES: depth <= depth().
   kernels::History First(size_t depth) const;
 
  private:
@@ -32,8 +32,8 @@ class ChunkHistory {
   std::array<uint64_t, kernels::kMaxHistory> hashes_{};
 };
 
-/// The deltas that both ends have kept: the part of `log` that ends at state `held` and goes back
-/// as far as the receiver's own deltas do; perhaps empty. `before[i]` is the state before the
+/// Returns the deltas that both ends have kept: the part of `log` that ends at state `held` and
+/// goes back as far as the receiver's own deltas; may be empty. `before[i]` is the state before the
 /// receiver's delta i, newest first.
 std::span<const std::shared_ptr<const Delta>> CommonHistory(const LogView& log, StateId held,
                                                             std::span<const StateId> before);

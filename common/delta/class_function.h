@@ -1,5 +1,5 @@
-// Chooses the delta format's class function for a dtype (docs/delta_format.md, "Class").
-// Pure; no errors: a dtype without an exponent gets kNone.
+// The choice of the delta format's class function for a dtype (docs/delta_format.md, "Class"). A
+// dtype without an exponent has kNone.
 #pragma once
 
 #include "common/layout/dtype.h"

@@ -6,12 +6,12 @@
 namespace deltawire {
 namespace {
 
-// The estimates are rough, so a codec must promise at least this gain over fast; otherwise chunks
-// would switch back and forth.
+// The estimates are rough, so another codec must promise at least this gain over fast. Otherwise
+// chunks would switch back and forth.
 constexpr double kWorthwhile = 0.95;
 
-// A pull whose coders were busy for this share of its time tells little about the link. Well below
-// 1, since a small pull's stages hardly overlap.
+// A pull whose coders were busy for this share of its time tells little about the link. The share
+// is well below 1, since a small pull's stages hardly overlap.
 constexpr double kCodersBound = 0.4;
 
 double Seconds(double bytes, double per_second) {

@@ -38,11 +38,11 @@ CoderSpeeds Speeds(const PerCodec<CoderRate>& rates, double threads) {
 
 void CoderRate::Add(double work, double seconds) {
   nanos_ += static_cast<uint64_t>(seconds * 1e9);
-  // The last chunk of a tensor may have a few bytes only; its time is all overhead.
+  // A tensor's last chunk may have only a few bytes; its time is all overhead.
   constexpr double kTelling = 1 << 10;
   if (work < kTelling) return;
-  // A thread that was interrupted says little of the codec, which might not be taken again for it.
-  // If the codec has become slower indeed, the next chunks say so, too.
+  // Cap the time: an interrupted thread says little about the codec, and one outlier could exclude
+  // it from then on. If the codec has become slower, the next chunks show it too.
   constexpr double kMost = 2;
   const double known = seconds_per_work_.load(std::memory_order_relaxed);
   const double now = seconds / work;
@@ -93,8 +93,9 @@ void CoderRates::Calibrate(const kernels::Backend& backend) {
   const CodedChunk chunk{backend, kBytes, kWidth, kernels::ClassFunction::kBF16, before, {}};
   for (const Coder& coder : Coders()) {
     const double work = coder.work(kBytes, fast.size());
-    // The first pass touches code, tables and scratch memory for the first time, and any may be
-    // interrupted. A codec that seems too slow is never taken, so no real work would correct that.
+    // Keep the best of several passes. The first one warms code, tables and scratch memory, and any
+    // may be interrupted. A codec that seems too slow is never chosen, so no real work would
+    // correct that.
     constexpr int kPasses = 4;
     double encoding = std::numeric_limits<double>::infinity(), decoding = encoding;
     for (int pass = 0; pass < kPasses; ++pass) {

@@ -1,7 +1,6 @@
-// How fast this process codes chunks, and how small they become: running averages of real work that
-// start from a short calibration, and the sums that the metrics show.
-// Owner: the daemon; outlives every user. Threads: any thread may call any method.
-// Cost: a few atomics per chunk; Calibrate takes some ten milliseconds.
+// The speeds at which this process codes chunks, and the size ratios: running averages of real work
+// that start from a short calibration, and sums for the metrics. The daemon owns it. Thread-safe, a
+// few atomics per chunk. Calibrate takes some ten milliseconds.
 #pragma once
 
 #include <atomic>
@@ -17,10 +16,10 @@ class CoderRate {
  public:
   /// `work` is in the unit of the codec's Coder::work (coders.h).
   void Add(double work, double seconds);
-  /// Work per second of one thread; 0 before the first Add.
+  /// Returns the work per second of one thread; 0 before the first Add.
   double per_s() const;
   double total_seconds() const;
-  /// After calibration: keeps the average, but clears the sums, which count only real work.
+  /// Clears the sums after calibration, since they count only real work. Keeps the average.
   void ForgetTotals() { nanos_ = 0; }
 
  private:
@@ -34,15 +33,15 @@ class CoderRates {
 
   PerCodec<CoderRate> encode, decode;
 
-  /// Payload bytes against the fast payload's.
+  /// Adds a payload's size in bytes, and the size of the fast payload for the same chunk.
   void AddSize(kernels::Codec codec, size_t fast, size_t other);
-  /// The average of these sizes; 0 for fast.
+  /// Returns the average ratio of these sizes; 0 for fast.
   double ratio(kernels::Codec codec) const { return ratio_[codec]; }
 
   CoderSpeeds EncodeSpeeds(double threads) const;
   CoderSpeeds DecodeSpeeds(double threads) const;
 
-  /// Encodes and decodes a made-up chunk, so that the first choices rest on measured speeds.
+  /// Encodes and decodes a synthetic chunk, so that the first choices rest on measured speeds.
   void Calibrate(const kernels::Backend& backend);
 
  private:

@@ -21,7 +21,7 @@ struct Scratch {
 
 Scratch& ThreadScratch() { return OfThisThread<Scratch>(); }
 
-// The kernel keeps to the limit, which is the fast payload's size, by itself.
+// The kernel itself keeps to the limit, which is the fast payload's size.
 Bytes EncodeTight(const CodedChunk& c, Bytes fast, size_t) {
   Scratch& s = ThreadScratch();
   const MutableBytes out = s.out.Sized(fast.size());
@@ -44,7 +44,7 @@ DecodeStatus ReadTightNeed(Bytes payload, HistoryNeed* need) {
   return s;
 }
 
-// For each change, and a little (so much, as measured) for each element.
+// The cost of each change, and a small measured cost for each element.
 double TightWork(size_t chunk_bytes, size_t fast_bytes) {
   return static_cast<double>(fast_bytes) + static_cast<double>(chunk_bytes) / 1024;
 }
@@ -62,8 +62,8 @@ DecodeStatus DecodeDense(const CodedChunk& c, Bytes payload, MutableBytes out, s
 double ChunkWork(size_t chunk_bytes, size_t) { return static_cast<double>(chunk_bytes); }
 
 constexpr Coder kCoders[] = {
-    // The speeds are format 3's at 1.3 % of bf16: 39 ns a change to encode and 36 to decode; with
-    // history by the rates of whole chunks, less the diff and the apply.
+    // The speeds are those of format 3 at 1.3 % of bf16: 39 ns per change to encode and 36 to
+    // decode. With history they are the rates of whole chunks, less the diff and the apply.
     {.codec = Codec::kTight,
      .encode = EncodeTight,
      .decode = DecodeTight,
@@ -73,8 +73,8 @@ constexpr Coder kCoders[] = {
      .usual_ratio = 0.65,
      .usual_speeds =
          {.encode = 34.5e6, .decode = 37e6, .history_encode = 8.3e6, .history_decode = 14e6}},
-    // Gaps are cheaper than planes of zeros, so it wants a part of the chunk changed. The speeds
-    // lie in the middle of what was measured.
+    // Gaps are cheaper than planes of zeros, so dense needs a changed share. The speeds lie in the
+    // middle of the measurements.
     {.codec = Codec::kDense,
      .encode = EncodeDense,
      .decode = DecodeDense,
@@ -87,7 +87,7 @@ constexpr Coder kCoders[] = {
 
 constexpr size_t kFirst = kernels::FormOf(Codec::kFast) + 1;
 
-// Every codec but fast has its row, where CoderOf looks for it.
+// Every codec but fast has a row, at the index where CoderOf looks for it.
 constexpr bool RowsByNumber() {
   for (size_t i = 0; i < std::size(kCoders); ++i) {
     if (kernels::FormOf(kCoders[i].codec) != kFirst + i) return false;

@@ -1,7 +1,7 @@
-// One version's delta: for every changed chunk an encoded payload, or a note that the chunk must be
-// sent whole. Immutable once built, and held by shared_ptr: streams send straight from its memory,
-// so evicting it from the log cannot take bytes from under a send. Many threads build it through a
-// DeltaBuilder. Cost: payload bytes plus 56 per changed chunk. Payloads: docs/delta_format.md.
+// One version's delta: for every changed chunk an encoded payload (docs/delta_format.md), or a note
+// that the chunk must be sent whole. Immutable and held by shared_ptr: streams send straight from
+// its memory, so the log can evict it during a send. Many threads build it through a DeltaBuilder.
+// Costs the payload bytes plus 56 per changed chunk.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace deltawire {
 
-/// False for a payload that is nearly as large as its chunk: sending the chunk whole saves the
-/// receiver the decoding. The payload is kept all the same, since a rollback can undo it.
+/// Returns false for a payload nearly as large as its chunk: the whole chunk saves the receiver the
+/// decoding. The delta keeps the payload, since a rollback can undo it.
 inline bool WorthSending(size_t payload_bytes, size_t chunk_bytes) {
   return payload_bytes * 10 < chunk_bytes * 9;
 }
@@ -27,7 +27,7 @@ struct ChunkDelta {
   uint64_t digest_before = 0;
   uint64_t digest_after = 0;
   uint64_t payload_xxh3 = 0;
-  Bytes payload;  ///< into the delta's memory; empty when full
+  Bytes payload;  ///< points into the delta's memory; empty when full
 };
 
 class Delta {
@@ -36,10 +36,10 @@ class Delta {
   StateId to() const { return to_; }
   /// Sorted by chunk number; a chunk without an entry did not change.
   const std::vector<ChunkDelta>& chunks() const { return chunks_; }
-  /// The entry of `chunk`, or null when it did not change.
+  /// Returns the entry of `chunk`, or null when it did not change.
   const ChunkDelta* Find(uint32_t chunk) const;
   uint64_t payload_bytes() const { return payload_bytes_; }
-  /// Memory counted against the log's limit: payload slabs and the table of chunks.
+  /// The memory counted against the log's limit: payload slabs and the table of chunks.
   uint64_t memory_bytes() const { return memory_bytes_; }
 
  private:
@@ -55,16 +55,16 @@ class Delta {
 /// Collects chunk deltas from many threads; Finish makes the immutable Delta.
 class DeltaBuilder {
  public:
-  /// Once payloads have `payload_limit` bytes in all, further ones are dropped and their chunks
+  /// Once payloads reach `payload_limit` bytes in all, further ones are discarded and their chunks
   /// marked full, so that one huge version cannot outgrow the log.
   explicit DeltaBuilder(uint64_t payload_limit) : limit_(payload_limit) {}
 
-  /// Copies `payload`; an empty payload marks the entry full. A chunk that is added twice becomes
-  /// full too, because one payload no longer holds its whole change. Returns whether the payload is
+  /// Copies `payload`; an empty one marks the entry full. A chunk that is added twice becomes full
+  /// too, because one payload no longer holds its whole change. Returns whether the payload is
   /// kept. Thread-safe.
   bool Add(ChunkDelta entry, Bytes payload);
 
-  /// REQUIRES: no Add is running. The builder is spent afterwards.
+  /// REQUIRES: no Add is running. The builder cannot be used afterwards.
   std::shared_ptr<const Delta> Finish(StateId from, StateId to);
 
  private:

@@ -4,12 +4,12 @@ namespace deltawire {
 namespace {
 
 // A chain is folded into one payload before it is sent, and the fold is much smaller than the sum
-// (0.1 to 0.3 of it for 32 training steps). A chain whose sum exceeds this multiple of the chunk is
-// not folded; the chunk goes whole.
+// (0.1 to 0.3 of it for 32 training steps). If the sum exceeds this multiple of the chunk, the
+// chunk goes whole instead.
 constexpr uint64_t kWorthFolding = 4;
 
-// The plan from the entries of `chunk` in log[first..]. kFull when an entry has no payload or one
-// not worth sending, or when folding cannot pay.
+// Returns the plan from the entries of `chunk` in log[first..]. The plan is kFull when an entry has
+// no payload or one not worth sending, or when a fold cannot pay.
 ChunkPlan Chain(const LogView& log, size_t first, uint32_t chunk, uint64_t chunk_bytes) {
   ChunkPlan plan;
   plan.kind = ChunkPlan::Kind::kDelta;
@@ -46,8 +46,8 @@ ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version, u
   if (held_digest == digest) {
     return {.kind = ChunkPlan::Kind::kNothing, .base_refused = false, .chain = {}};
   }
-  // After a rollback a version number may occur twice; the digest tells the two apart. The search
-  // begins with the newest.
+  // After a rollback a version number may occur twice, and the digest tells the two apart. The
+  // search begins with the newest.
   for (size_t i = log.size(); i-- > 0;) {
     if (log[i]->from().version != held_version) continue;
     if (FirstDigestBefore(log, i, chunk, digest) == held_digest) {

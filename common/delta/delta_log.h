@@ -1,8 +1,7 @@
 // The bounded log of a model's newest deltas, and the choice of what to send a receiver for a
-// chunk. The publisher owns the DeltaLog and locks it; a LogView is an immutable copy of its
-// pointers, which pulls read without a lock. Cost: a view copies one pointer per delta; planning a
-// chunk is a binary search per delta. Errors: none; a chunk that no delta can serve is planned
-// full.
+// chunk. The publisher owns the DeltaLog and locks it. A LogView is an immutable copy of its
+// pointers, which pulls read without a lock. A plan costs a binary search per delta. A chunk that
+// no delta can serve is planned full.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@ namespace deltawire {
 /// Deltas in publish order: log[i].to() == log[i+1].from().
 using LogView = std::vector<std::shared_ptr<const Delta>>;
 
-/// What a receiver needs to bring one chunk to the newest version.
+/// The plan to bring one of a receiver's chunks to the newest version.
 struct ChunkPlan {
   enum class Kind : uint8_t { kNothing, kFull, kDelta };
   Kind kind = Kind::kFull;
@@ -25,13 +24,13 @@ struct ChunkPlan {
   std::vector<const ChunkDelta*> chain;  ///< kDelta: oldest first; valid while the view lives
 };
 
-/// `held_version` and `held_digest` are what the receiver says the chunk is (version ~0: unknown),
-/// `digest` the chunk's digest now, `chunk_bytes` the price of sending it whole. A base is accepted
-/// only if its digest is the one that the log recorded for that version.
+/// `held_version` and `held_digest` describe the receiver's chunk (version ~0: unknown). `digest`
+/// is the chunk's digest now, `chunk_bytes` the cost of sending it whole. A base is accepted only
+/// if the log recorded its digest for that version.
 ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version, uint64_t held_digest,
                     uint64_t digest, uint64_t chunk_bytes);
 
-/// The same for a chunk that this pull has already sent and that is `behind` publishes old.
+/// Plans a chunk that this pull has already sent and that is `behind` publishes old.
 ChunkPlan PlanLift(const LogView& log, uint32_t chunk, uint64_t behind, uint64_t chunk_bytes);
 
 class DeltaLog {
@@ -39,7 +38,8 @@ class DeltaLog {
   explicit DeltaLog(uint64_t limit_bytes, size_t limit_deltas = ~size_t{0})
       : limit_(limit_bytes), limit_deltas_(limit_deltas) {}
 
-  /// Appends, then drops the oldest deltas until the log fits both limits. The newest always stays.
+  /// Appends, then evicts the oldest deltas until the log fits both limits. The newest always
+  /// stays.
   void Append(std::shared_ptr<const Delta> delta);
   void Clear();
   /// Takes effect at the next Append.

@@ -35,7 +35,7 @@ struct Contexts {
 
 Contexts& ThreadContexts() { return OfThisThread<Contexts>(); }
 
-// The kernels below update a digest as well, which nobody reads here, so any key will do.
+// The kernels below also update a digest, which is unused here, so any key will do.
 const kernels::DigestKey& AnyKey() {
   static const kernels::DigestKey key(0);
   return key;
@@ -91,7 +91,7 @@ DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
                                                                       : DecodeStatus::kMalformed;
   }
   const bool whole = frame_bytes == frame.size();
-  // This also refuses skippable frames (size 0) and frames that do not state their content size.
+  // This also rejects skippable frames (size 0) and frames that do not state their content size.
   const bool sized = ZSTD_getFrameContentSize(frame.data(), frame.size()) == raw_bytes;
   return whole && sized && raw_bytes > 0 ? DecodeStatus::kOk : DecodeStatus::kMalformed;
 }
@@ -112,7 +112,7 @@ size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes
   kernels::WithWidth(width, [&](auto zero) {
     SplitPlanes<decltype(zero)>(t.differences.data(), raw_bytes / width, t.planes.data());
   });
-  // Always the same room: zstd's output depends on it.
+  // The room is always the same, because zstd's output depends on it.
   const size_t room = kDenseHeadBytes + ZSTD_compressBound(raw_bytes);
   if (out.size() < room) out.resize(room);
   const size_t frame =

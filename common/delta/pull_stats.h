@@ -1,5 +1,5 @@
-// How much a pull moved and how long it took, as each end counts it and as the status shows it.
-// Plain values. Times are in seconds, bytes as on the wire without headers.
+// The counts and times of one pull, at either end and in the status. Times are in seconds, bytes as
+// on the wire without headers.
 #pragma once
 
 #include <array>
@@ -37,11 +37,11 @@ struct PullStats {
   uint64_t refused_chunks = 0;  ///< tight payloads that did not fit the receiver's bytes or history
   uint64_t history_chunks = 0;  ///< tight payloads that used past deltas
   uint32_t streams = 0;         ///< of all agents together
-  double round_trip_seconds = 0;  ///< least of the streams'; 0: not known
+  double round_trip_seconds = 0;  ///< the least of all streams; 0: unknown
   double best_bytes_per_s = 0;    ///< over the best 200 ms; 0: the pull was shorter
-  /// The part of the pull before its version was published, where the other times begin.
+  /// The part of the pull before its version was published, which is where the other times begin.
   double ahead_seconds = 0;
-  uint64_t ahead_bytes = 0;  ///< those of payload_bytes that had come by then
+  uint64_t ahead_bytes = 0;  ///< those of payload_bytes that had arrived by then
   /// Counted by the receiver. Its messages carry only the chunk counts, so at a sender bytes are 0.
   FormCounts forms;
   friend bool operator==(const PullStats&, const PullStats&) = default;
