@@ -18,7 +18,8 @@
 namespace deltawire {
 namespace {
 
-/// The bytes of the file that get memory, as ranges of whole pages: sorted, disjoint, not adjacent.
+/// Returns the bytes of the file that get memory, as ranges of whole pages: sorted, disjoint, not
+/// adjacent.
 std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offset, uint64_t bytes) {
   if (options.only.empty()) return {{0, bytes}};
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -35,7 +36,7 @@ std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offse
   return pages;
 }
 
-/// Populates on kernels before 5.14. It changes no byte, even while others write them.
+/// Populates on kernels before 5.14. It changes no byte, even while other threads write them.
 void TouchPages(const Mapping& map, const ByteRange& range) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   for (uint64_t at = range.first; at < range.last; at += page) {
@@ -45,11 +46,12 @@ void TouchPages(const Mapping& map, const ByteRange& range) {
 }
 
 void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
-  // Where the mount or the kernel has no huge pages this fails, and the buffer has small pages.
+  // If the mount or the kernel has no huge pages this fails, and the buffer has small pages.
   if (options.huge_pages) ::madvise(map.base(), map.bytes(), MADV_HUGEPAGE);
 }
 
-/// False, with errno set, when there is no memory for the pages. REQUIRES: `range` starts a page.
+/// Returns false, with errno set, when there is no memory for the pages. REQUIRES: `range` starts a
+/// page.
 bool Populate(const Mapping& map, const ByteRange& range) {
   int rc;
   do {
@@ -59,7 +61,7 @@ bool Populate(const Mapping& map, const ByteRange& range) {
 }
 
 /// Populates several ranges of pages, chunk by chunk on the pool if there is one. Returns 0 or an
-/// errno, ECANCELED if `stop` says so. REQUIRES: `pages` is in rising order.
+/// errno, ECANCELED if `stop` returns true. REQUIRES: `pages` is in rising order.
 int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
                 uint64_t data_offset, const BufferOptions& options) {
   ThreadPool* const pool = options.pool;
@@ -73,13 +75,14 @@ int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const L
     return 0;
   }
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  // A page that two chunks share counts to the later one; pages before the first chunk count to it.
+  // A page that two chunks share belongs to the later one. The first chunk also gets the pages
+  // before it.
   const auto start = [&](size_t i) {
     if (i == 0) return uint64_t{0};
     if (i == table->size()) return map.bytes();
     return (data_offset + (*table)[static_cast<uint32_t>(i)].offset) / page * page;
   };
-  std::atomic<int> failed = 0;  // errno of a thread that failed
+  std::atomic<int> failed = 0;  // errno of a failed thread
   pool->ParallelFor(table->size(), [&](size_t i) {
     if (failed == 0 && stopped()) failed = ECANCELED;
     const uint64_t begin = start(i), end = start(i + 1);
@@ -101,7 +104,7 @@ bool KernelPopulates(const Mapping& map) {
 Status CheckHeader(const Mapping& map, const Layout& layout, const std::string& want,
                    const std::filesystem::path& path) {
   const Bytes file{map.base(), map.bytes()};
-  // Parsing 100,000s of tensors takes seconds, and is only needed to say what differs.
+  // Parsing 100,000s of tensors takes seconds, and only the error message needs it.
   if (file.size() >= want.size() && std::memcmp(file.data(), want.data(), want.size()) == 0) {
     return {};
   }
@@ -185,7 +188,7 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
     return Errorf(StatusCode::kFailedPrecondition, "{} has {} bytes and its layout {}; remove it",
                   path.native(), buffer.map_.bytes(), bytes);
   }
-  // A copied file may have holes, and writing into a hole fails when the filesystem is full.
+  // A copied file may have holes, and a write into a hole fails when the filesystem is full.
   const bool holes = file.st_blocks * uint64_t{512} < bytes;
   AdviseHugePages(buffer.map_, options);
   const bool kernel_populates = KernelPopulates(buffer.map_);
@@ -257,7 +260,7 @@ Status BufferFile::Exchange(BufferFile& other) {
   // The spare name keeps `other` alive when this file is renamed over its name.
   const std::filesystem::path mine = path_;
   constexpr std::string_view kSwap = ".swap";
-  const bool swapped = mine.native().ends_with(kSwap);  // an exchange before was left so
+  const bool swapped = mine.native().ends_with(kSwap);  // left by an earlier exchange
   const std::filesystem::path spare =
       swapped ? mine.native().substr(0, mine.native().size() - kSwap.size())
               : mine.native() + std::string(kSwap);
@@ -266,7 +269,7 @@ Status BufferFile::Exchange(BufferFile& other) {
   if (::rename(mine.c_str(), other.path_.c_str()) != 0) return failed("rename");
   path_ = other.path_;
   other.path_ = spare;
-  // From here on the two are exchanged, whatever else fails: the other file keeps the spare name.
+  // The two are exchanged from here on, whatever else fails: the other file keeps the spare name.
   if (const Status named = other.Rename(mine); !named.ok()) LogWarn("{}", MessageOf(named));
   return {};
 }

@@ -13,7 +13,7 @@
 namespace deltawire {
 namespace {
 
-// The byte table of docs/delta_file.md. Little-endian, as bytes.h asserts.
+// The byte table is in docs/delta_file.md. Little-endian, as bytes.h asserts.
 
 constexpr char kMagic[9] = "DWDELTA1";
 constexpr uint32_t kFormatVersion = 1;
@@ -104,7 +104,6 @@ StatusOr<DeltaFileHead> HeadOf(const std::filesystem::path& path, const Header& 
                        .to = IdentityOf(h.to)};
 }
 
-/// The entries of a file whose header is right.
 StatusOr<std::vector<DeltaFileEntry>> ReadEntries(const std::filesystem::path& path, Bytes file,
                                                   uint32_t count, uint32_t chunks) {
   std::vector<DeltaFileEntry> entries;

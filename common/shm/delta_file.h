@@ -1,7 +1,7 @@
 // A committed delta as a file beside the receiver's buffer, for processes that hold the weights in
-// a layout of their own (docs/delta_file.md). Written once and never changed; a DeltaFile owns its
-// mapping, which outlives the file's name. Immutable after Open, so any thread may read.
-// Errors name the file: kDataLoss when it is not whole or not one, kResourceExhausted for no room.
+// another layout (docs/delta_file.md). Written once and never changed. A DeltaFile owns its
+// mapping, which outlives the file's name, and any thread may read it. Errors name the file:
+// kDataLoss when it is incomplete or not a delta file, kResourceExhausted for no room.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace deltawire {
 /// The folder of delta files in a receiver's directory.
 inline constexpr const char* kDeltaFolder = ".deltawire.deltas";
 
-/// What one delta does to one chunk. An empty payload means that the chunk's new bytes are in the
-/// buffer; otherwise the payload is a valid one of the codec fast.
+/// One delta's change to one chunk. An empty payload means that the chunk's new bytes are in the
+/// buffer. Otherwise the payload is a valid one of the codec fast.
 struct DeltaFileEntry {
   uint32_t chunk = 0;
   uint64_t digest_before = 0;
@@ -31,7 +31,6 @@ struct DeltaFileEntry {
   bool whole() const { return payload.empty(); }
 };
 
-/// The model and the two states that a delta is between.
 struct DeltaFileHead {
   Hash128 fingerprint;
   uint64_t digest_seed = 0;
@@ -40,24 +39,23 @@ struct DeltaFileHead {
   Identity to;
 };
 
-/// Bytes that WriteDeltaFile would take for these entries.
 uint64_t DeltaFileBytes(std::span<const DeltaFileEntry> entries);
 
-/// Writes `path` whole, or not at all. REQUIRES: entries in rising order of chunk, several of one
+/// Writes all of `path`, or nothing. REQUIRES: entries in rising order of chunk, several of one
 /// chunk in the order of application.
 Status WriteDeltaFile(const std::filesystem::path& path, const DeltaFileHead& head,
                       std::span<const DeltaFileEntry> entries);
 
-/// The size of the file that WriteDeltaFile is writing in `folder`, or that a killed process has
-/// left unfinished there; nullopt: there is none.
+/// Returns the size of the file that WriteDeltaFile is writing in `folder`, or that a killed
+/// process has left unfinished there; nullopt: no such file.
 std::optional<uint64_t> DeltaBeingWritten(const std::filesystem::path& folder);
 
 class DeltaFile {
  public:
-  /// Maps and checks all of it but what the payloads say (kernels::Backend::validate does that).
-  /// kNotFound when it is gone: its writer had no more room for it.
+  /// Maps the file and checks everything but the payloads (kernels::Backend::validate checks
+  /// those). Returns kNotFound when its writer has removed it for lack of room.
   static StatusOr<DeltaFile> Open(const std::filesystem::path& path);
-  /// The head alone, without its checksum: to find the file that is worth opening.
+  /// Reads the head alone, without its checksum: to find the file that is worth opening.
   static StatusOr<DeltaFileHead> Peek(const std::filesystem::path& path);
 
   const DeltaFileHead& head() const { return head_; }

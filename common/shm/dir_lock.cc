@@ -22,10 +22,10 @@ namespace {
 constexpr mode_t kGroupMode = 02750;
 constexpr mode_t kOwnMode = 0700;
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
-/// Both daemons keep a file or directory of such a name in a model's directory.
+/// The prefix of the files and directories that both daemons keep in a model's directory.
 constexpr std::string_view kOurPrefix = ".deltawire.";
 
-/// "process 1234", or another description while the owner has not written its pid yet.
+/// Returns "process 1234", or another description while the owner has not written its pid yet.
 std::string DescribeOwner(int fd) {
   char text[32];
   const ssize_t n = ::pread(fd, text, sizeof text, 0);
@@ -51,10 +51,10 @@ StatusOr<struct stat> StatOf(int fd, const std::filesystem::path& dir) {
   return info;
 }
 
-/// In a directory, whether this process's user made a file by one of deltawire's hidden names.
+/// The files in a directory: whether this process's user made one of deltawire's hidden files.
 struct Content {
   bool ours = false;
-  std::string foreign;  ///< the name of some other file, if there is one
+  std::string foreign;  ///< the name of another file, if there is one
 };
 
 StatusOr<Content> ContentOf(int fd, const std::filesystem::path& dir) {
@@ -79,7 +79,7 @@ StatusOr<Content> ContentOf(int fd, const std::filesystem::path& dir) {
   return content;
 }
 
-/// Refuses a directory that is not for us alone. Changes nothing.
+/// Fails for a directory that is not for us alone. Changes nothing.
 Status CheckMayTake(int fd, const std::filesystem::path& dir) {
   DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
   const mode_t mode = info.st_mode & 07777;
@@ -110,10 +110,10 @@ StatusOr<gid_t> GroupNamed(const std::string& name) {
 
 Status GiveGroup(int fd, const std::filesystem::path& dir, const std::string& name, gid_t group) {
   DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
-  // A process with more rights has given it to the group. A daemon that is not in the group would
-  // take the set-group-id bit away by setting it, and a sandbox may forbid both calls.
+  // A process with more rights has set the group. A daemon outside the group would clear the
+  // set-group-id bit by setting it, and a sandbox may forbid both calls.
   if (info.st_gid == group && (info.st_mode & 07777) == kGroupMode) return absl::OkStatus();
-  // The set-group-id bit gives new files in it to the group from the start.
+  // The set-group-id bit gives new files in the directory to the group from the start.
   if (::fchown(fd, static_cast<uid_t>(-1), group) == 0 && ::fchmod(fd, kGroupMode) == 0) {
     return absl::OkStatus();
   }
@@ -124,8 +124,8 @@ Status GiveGroup(int fd, const std::filesystem::path& dir, const std::string& na
                 dir.native(), name, UserName(::geteuid()));
 }
 
-/// Takes `dir` back from those whom an earlier run, or another process, let in. Its mode alone
-/// keeps them from every file in it, so the files keep theirs.
+/// Revokes the access to `dir` that an earlier run, or another process, has given. The directory's
+/// mode alone keeps others from every file in it, so the files keep their modes.
 Status KeepToOneself(int fd, const std::filesystem::path& dir) {
   DW_ASSIGN_OR_RETURN(const struct stat info, StatOf(fd, dir));
   const mode_t was = info.st_mode & 07777;
@@ -148,7 +148,7 @@ mode_t FileModeIn(const std::filesystem::path& dir) {
 }
 
 StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& named, const std::string& group) {
-  // Behind a slash the kernel would follow a link.
+  // With a trailing slash the kernel would follow a link.
   const std::filesystem::path dir = named.has_filename() ? named : named.parent_path();
   gid_t members = 0;
   if (!group.empty()) {
@@ -167,10 +167,10 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& named, const std
   DirLock lock;
   lock.dir_ = dir;
   DW_ASSIGN_OR_RETURN(lock.dir_fd_, OpenOwnDirectory(dir));
-  // Up to here nothing that was there is changed.
+  // No call above changes anything that existed.
   DW_RETURN_IF_ERROR(CheckMayTake(lock.dir_fd_.get(), dir));
   DW_RETURN_IF_ERROR(lock.TakeLock());
-  // After TakeLock, which fails if another owner has given the directory a group.
+  // Comes after TakeLock, which fails if another owner has given the directory a group.
   DW_RETURN_IF_ERROR(group.empty() ? KeepToOneself(lock.dir_fd_.get(), dir)
                                    : GiveGroup(lock.dir_fd_.get(), dir, group, members));
   DW_RETURN_IF_ERROR(WritePid(lock.fd_.get(), dir / kFileName));
@@ -202,7 +202,7 @@ Status DirLock::TakeLock() {
 }
 
 bool DirLock::IsInPlace() const {
-  // A link that leads to the directory does not count: Acquire would refuse it.
+  // A link to the directory does not count: Acquire would reject it.
   struct stat ours, named, locked, found;
   return ::fstat(dir_fd_.get(), &ours) == 0 && ::lstat(dir_.c_str(), &named) == 0 &&
          ours.st_dev == named.st_dev && ours.st_ino == named.st_ino &&

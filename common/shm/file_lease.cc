@@ -63,7 +63,7 @@ bool HasMapped(pid_t pid, const struct stat& file) {
 
 FileLease::Answer FileLease::Try() {
   if (wanted()) {
-    Release();  // otherwise the opener would wait until the kernel breaks the lease
+    Release();  // or the opener would wait until the kernel breaks the lease
     return Answer::kInUse;
   }
   if (held_) return Answer::kAlone;
@@ -77,8 +77,8 @@ FileLease::Answer FileLease::Try() {
     return Answer::kUnsupported;
   }
   held_ = true;
-  // A process may have looked up the file's name before it was taken away, and be opening the file
-  // now; the kernel then already wants the lease back.
+  // A process may have looked up the file's name before it was removed, and be opening the file
+  // now. Then the kernel already wants the lease back.
   if (::fcntl(fd_, F_GETLEASE) == F_WRLCK) return Answer::kAlone;
   Release();
   return Answer::kInUse;

@@ -1,8 +1,7 @@
-// Asks the kernel whether anybody else has a file open or mapped: a write lease (fcntl F_SETLEASE)
-// is refused while another descriptor, or a mapping of one that is closed by now, exists.
-// Owner: whoever owns the descriptor, which must be its process's only one and outlive the lease.
-// Threads: one at a time. Cost: one system call, about 2 us; WhoHas reads /proc, milliseconds.
-// Errors: a kernel or filesystem without leases is kUnsupported, with reason().
+// A test for readers of a file: the kernel denies a write lease (fcntl F_SETLEASE) while another
+// descriptor, or a mapping of one that is closed by now, exists. The descriptor must be its
+// process's only one and outlive the lease. One thread at a time. A lease costs one system call,
+// about 2 us; WhoHas reads /proc, which takes milliseconds.
 #pragma once
 
 #include <sys/types.h>
@@ -18,8 +17,8 @@ class FileLease {
  public:
   enum class Answer : uint8_t {
     kAlone,        ///< held; an opener of the file now waits for Release (or lease-break-time)
-    kInUse,        ///< somebody else has the file open or mapped, or is just opening it
-    kUnsupported,  ///< no lease is available, so nothing is known about other users
+    kInUse,        ///< another process has the file open or mapped, or is just opening it
+    kUnsupported,  ///< no lease is available, so readers are unknown
   };
 
   explicit FileLease(int fd = -1) : fd_(fd) {}
@@ -33,15 +32,15 @@ class FileLease {
   }
   ~FileLease() { Release(); }
 
-  /// Asks for the lease; kAlone again while it is held. When somebody else opens the file, the
-  /// kernel sends SIGURG to this process, which ignores it unless it has a handler.
+  /// Requests the lease; returns kAlone again while it is held. When another process opens the
+  /// file, the kernel sends SIGURG to this process, which ignores it unless it has a handler.
   Answer Try();
-  /// Gives the lease back; processes that wait to open the file go on. Idempotent.
+  /// Releases the lease, so that waiting openers of the file continue. Idempotent.
   void Release();
   bool held() const { return held_; }
-  /// True when the lease is held and somebody waits for Release to open the file.
+  /// Returns true when the lease is held and a process waits for Release to open the file.
   bool wanted() const;
-  /// Why Try last returned kUnsupported.
+  /// The reason why Try last returned kUnsupported.
   const std::string& reason() const { return reason_; }
 
  private:
@@ -59,11 +58,11 @@ struct FileHolder {
   std::string name;  ///< the process's, as in /proc/PID/comm
 };
 
-/// The processes (at most 8) that have the file of `fd` open or mapped; `fd` itself and this
-/// process's mappings do not count. Best effort: it depends on the machine whether /proc shows
-/// processes of other users and containers.
+/// Returns at most 8 processes that have the file of `fd` open or mapped, apart from `fd` itself
+/// and this process's mappings. Best effort: /proc may hide processes of other users and
+/// containers.
 std::vector<FileHolder> WhoHas(int fd);
-/// "process 12 (python), process 77 (vllm)", or "a process that /proc does not show".
+/// Returns "process 12 (python), process 77 (vllm)", or "a process that /proc does not show".
 std::string DescribeHolders(const std::vector<FileHolder>& holders);
 
 }  // namespace deltawire

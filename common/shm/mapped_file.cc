@@ -30,8 +30,8 @@ uint64_t FreeBytes(int fd) {
   return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
 }
 
-/// The hidden name lies in the file's own directory, so that the rename is atomic. It is always the
-/// same, so that the next attempt finds and removes what a crash left.
+/// Returns a hidden name in the file's own directory, so that the rename is atomic. It is always
+/// the same, so that the next attempt finds and removes a crash's leftover.
 std::filesystem::path HiddenName(const std::filesystem::path& path) {
   std::string name = path.filename().native();
   if (!name.starts_with('.')) name.insert(name.begin(), '.');
@@ -91,7 +91,7 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
 
   if (builder.needed_ > FreeBytes(builder.fd())) return builder.NoSpace();
   // tmpfs reports free space up to its size limit, whatever memory there is. Without this check the
-  // kernel would kill some process once the pages are taken.
+  // kernel would kill some process once the pages are in use.
   if (LivesInMemory(builder.fd())) {
     const uint64_t available = AvailableMemory().value_or(builder.needed_);
     if (builder.needed_ > available) {
@@ -135,7 +135,7 @@ Status FileBuilder::Allocate(uint64_t first, uint64_t last) {
 Status FileBuilder::NoSpace() const {
   struct stat file;
   const uint64_t held = ::fstat(fd(), &file) == 0 ? file.st_blocks * uint64_t{512} : 0;
-  const uint64_t free = FreeBytes(fd()) + held;  // a failed attempt may have taken some already
+  const uint64_t free = FreeBytes(fd()) + held;  // a failed attempt may hold some already
   return Errorf(StatusCode::kResourceExhausted,
                 "{} needs {} ({} bytes), and its filesystem has {} ({} bytes) free; remove files "
                 "there, enlarge it (tmpfs: mount -o remount,size=...) or choose another directory",

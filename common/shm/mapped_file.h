@@ -1,7 +1,7 @@
-// The parts that buffer and state files are made of: a file under construction, and a shared
-// mapping of a file. FileBuilder builds under a hidden name, which Publish renames into place and
-// the destructor otherwise removes, so `path` is never seen half made. Not thread-safe.
-// Errors: too little space is kResourceExhausted with bytes needed and free.
+// The base of buffer and state files: a file under construction, and a shared mapping of a file. A
+// FileBuilder builds under a hidden name, which Publish renames into place and the destructor
+// otherwise removes, so `path` is never seen half made. Not thread-safe. Too little space is
+// kResourceExhausted with bytes needed and free.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace deltawire {
 
-/// Bytes that can still be allocated in `dir`: what the filesystem has free and, if it lives in
-/// memory, no more than the machine's available memory.
+/// Returns the bytes that can still be allocated in `dir`: the filesystem's free space and, if it
+/// lives in memory, no more than the machine's available memory.
 uint64_t RoomFor(const std::filesystem::path& dir);
-/// Logs a warning if `dir` is on a disk: then every version is written to that disk.
+/// Logs a warning if `dir` is on a disk, since every version is then written to that disk.
 void WarnIfOnDisk(const std::filesystem::path& dir);
 
 /// One MAP_SHARED mapping of a whole file; `bytes` > 0.
@@ -46,9 +46,9 @@ class Mapping {
 
 class FileBuilder {
  public:
-  /// Starts a file of `bytes` zeroes (sparse until Allocate) that becomes `path`. `needed` says how
-  /// many of them will be allocated if the rest stays a hole. kResourceExhausted at once when the
-  /// filesystem, or the machine if the filesystem lives in memory, has no room for that many.
+  /// Starts a file of `bytes` zeros (sparse until Allocate) that becomes `path`. `needed` is the
+  /// number of bytes that will be allocated, if the rest stays a hole. Returns kResourceExhausted
+  /// at once when the filesystem, or the machine's memory below it, has no room for that many.
   static StatusOr<FileBuilder> Start(const std::filesystem::path& path, uint64_t bytes,
                                      std::optional<uint64_t> needed = std::nullopt);
   FileBuilder(FileBuilder&&) noexcept;
@@ -60,11 +60,10 @@ class FileBuilder {
   UniqueFd TakeFd() { return std::move(fd_); }
   /// Allocates every block, so that no later write through a mapping can fail with SIGBUS.
   Status Allocate() { return Allocate(0, bytes_); }
-  /// The same for the bytes first <= i < last only.
+  /// Allocates the bytes first <= i < last only.
   Status Allocate(uint64_t first, uint64_t last);
-  /// The error to return when space runs out although Start found enough.
+  /// Returns the error for space that runs out although Start found enough.
   Status NoSpace() const;
-  /// Renames the file to `path`.
   Status Publish();
 
  private:

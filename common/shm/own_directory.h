@@ -1,6 +1,5 @@
-// Opens and makes directories that only this process's user may change. Plain functions,
-// thread-safe. Cost: a few system calls. Errors name the path: kFailedPrecondition for a link or a
-// file in its place, kPermissionDenied for another user's directory.
+// Directories that only this process's user may change. Errors name the path: kFailedPrecondition
+// for a link or a file in its place, kPermissionDenied for another user's directory.
 #pragma once
 
 #include <sys/types.h>
@@ -12,25 +11,25 @@
 
 namespace deltawire {
 
-/// In each directory that a receiver has taken, beside files whose names are also a sender's.
+/// The mark in each directory of a receiver, whose other file names a sender uses too.
 inline constexpr const char* kReceiverMark = ".deltawire.receiver";
 
-/// kPermissionDenied if another user (but root) owns a link in the path: it leads where its owner
-/// wants, also after this check.
+/// Returns kPermissionDenied if another user (but root) owns a link in the path, because its owner
+/// can redirect it, also after this check.
 Status CheckLinks(const std::filesystem::path& path);
 
-/// A descriptor of a directory that belongs to this process's user. A link in its place is refused,
-/// and so is a path through a link that another user owns.
+/// Opens a directory of this process's user. Rejects a link in its place, and a path through a link
+/// that another user owns.
 StatusOr<UniqueFd> OpenOwnDirectory(const std::filesystem::path& dir);
 
-/// Makes the directory, or checks that it is one of ours, and gives it the mode.
+/// Makes the directory, or checks that it is one of ours, and sets its mode.
 Status MakeOwnDirectory(const std::filesystem::path& dir, mode_t mode);
 
-/// kPermissionDenied unless the directory, or the one that a link at `dir` leads to, belongs to
+/// Returns kPermissionDenied unless the directory, or the target of a link at `dir`, belongs to
 /// this process's user or to root.
 Status CheckTrustedOwner(const std::filesystem::path& dir);
 
-/// "alice (1000)".
+/// Returns "alice (1000)".
 std::string UserName(uid_t uid);
 
 }  // namespace deltawire

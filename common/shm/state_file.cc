@@ -14,7 +14,7 @@
 namespace deltawire {
 namespace {
 
-// The byte table of docs/lifecycle.md, "State file". Little-endian, as bytes.h asserts.
+// The byte table is in docs/lifecycle.md, "State file". Little-endian, as bytes.h asserts.
 
 constexpr char kStateMagic[9] = "DWSTATE2";
 constexpr char kFirstStateMagic[9] = "DWSTATE1";
@@ -30,7 +30,7 @@ struct StateIdentity {
 
 struct StoredSlot {
   uint64_t sequence;
-  uint64_t phase;  // a SlotPhase, plus kPickSecond when identities[1] counts
+  uint64_t phase;  // a SlotPhase, plus kPickSecond when identities[1] is the valid one
   StateIdentity identities[2];
   uint64_t attempts[2];
   uint64_t inode;
@@ -59,7 +59,7 @@ struct StateHeader {
 constexpr size_t kStateHeaderBytes =
     8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 8 + 4 * 8 + 2 * sizeof(StoredSlot);
 static_assert(sizeof(StateHeader) == kStateHeaderBytes && kStateHeaderBytes == 384);
-/// The header size of format 1. A file needs this many bytes for its format to be recognised.
+/// The header size of format 1. A shorter file's format cannot be recognized.
 constexpr size_t kFirstHeaderBytes = 256;
 
 struct StateEntry {
@@ -125,7 +125,7 @@ uint64_t ShapeChecksum(const StateHeader& header) {
   return Xxh3({reinterpret_cast<const std::byte*>(&header), offsetof(StateHeader, checksum)});
 }
 
-/// Differs after every start of the machine.
+/// Returns a hash that changes at each boot.
 StatusOr<uint64_t> BootHash() {
   DW_ASSIGN_OR_RETURN(const std::string id, BootId());
   return Xxh3(AsBytes(id));
@@ -323,7 +323,7 @@ void StateFile::FinishWrite(uint32_t slot, const Identity& identity) {
   Word phase(words.phase);
   Word sequence(words.sequence);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // after every write to the buffer
-  // The identity that counts stays untouched until one store of the phase word picks the other.
+  // The valid identity stays untouched until one store of the phase word picks the other.
   const uint64_t pick = ~phase.load(kRelaxed) & kPickSecond;
   StateIdentity& next = words.identities[pick != 0];
   Word(next.epoch).store(identity.id.epoch, kRelaxed);
@@ -370,7 +370,7 @@ uint64_t StateFile::sequence(uint32_t slot) const { return Load(SlotOf(map_, slo
 uint64_t StateFile::sequence() const { return CombinedSequence(map_); }
 
 StatusOr<StateReader> StateReader::Open(const std::filesystem::path& path) {
-  // CheckWords is left out: the owner may be in the middle of a write.
+  // No CheckWords here: the owner may be in the middle of a write.
   DW_ASSIGN_OR_RETURN(Opened opened, OpenAndCheck(path, false));
   StateReader reader;
   reader.path_ = path;

@@ -1,8 +1,8 @@
 // The small file beside the buffers that says what they hold, and is right after a crash at any
 // point: it is mapped, and each claim in it is one atomic 64-bit word, written only once the claim
-// is true. One owner process writes it (under DirLock), its threads different entries at once; any
-// process may map it read-only (StateReader). Byte table and order of writes: docs/lifecycle.md.
-// Cost: 16 bytes per chunk and slot.
+// is true. One owner process writes it (under DirLock), its threads different entries at once. Any
+// process may map it read-only (StateReader). It has 16 bytes per chunk and slot. The byte table
+// and the order of writes are in docs/lifecycle.md.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,14 @@
 
 namespace deltawire {
 
-/// A chunk of unknown content: never written, being written, or torn by a crash.
+/// A chunk with unknown content: never written, being written, or torn by a crash.
 inline constexpr uint64_t kVersionUnknown = ~uint64_t{0};
 
-/// What a slot (one buffer file) holds. Allowed moves:
+/// The content of a slot (one buffer file). Allowed moves:
 ///   kEmpty -> kWriting -> kWhole -> kWriting -> ...
 enum class SlotPhase : uint64_t {
   kEmpty = 0,    ///< nothing usable
-  kWriting = 1,  ///< chunks may differ from the identity; the entries say which are known
+  kWriting = 1,  ///< chunks may differ from the identity; the entries tell which are known
   kWhole = 2,    ///< every chunk is at the identity's version
 };
 
@@ -37,32 +37,33 @@ struct StateShape {
   friend bool operator==(const StateShape&, const StateShape&) = default;
 };
 
-/// The owner's side.
 class StateFile {
  public:
   using Shape = StateShape;
 
   /// Makes a new file, replacing an existing one: all slots kEmpty, all chunks kVersionUnknown.
   static StatusOr<StateFile> Create(const std::filesystem::path& path, const Shape& shape);
-  /// Maps an existing file. kNotFound when absent; kDataLoss when it is not whole, not ours, or
-  /// older than the machine's last start (a disk may have kept the claims and lost the data).
+  /// Maps an existing file. Returns kNotFound when absent. Returns kDataLoss when it is incomplete,
+  /// not ours, or older than the machine's last boot: a disk may have kept the claims but not the
+  /// data.
   static StatusOr<StateFile> Open(const std::filesystem::path& path);
 
   const Shape& shape() const { return shape_; }
 
-  /// Which slot is the active one: the sender's published half, or the receiver's named file, which
-  /// gets its name first.
+  /// Returns the active slot: the sender's published half, or the receiver's named file. The file
+  /// gets its name before this changes.
   uint32_t active() const;
   void set_active(uint32_t slot);
-  /// The highest version that a sender has published in this lineage; 0: none, or not recorded.
+  /// Returns the highest version that a sender has published in this lineage; 0: none, or not
+  /// recorded.
   uint64_t highest_version() const;
   void set_highest_version(uint64_t version);
 
   SlotPhase phase(uint32_t slot) const;
-  /// The identity that the slot last was wholly, also while it is kWriting; empty: none.
+  /// Returns the last identity of the whole slot, also while it is kWriting; empty: none.
   Identity identity(uint32_t slot) const;
   StateId id(uint32_t slot) const { return identity(slot).id; }
-  /// The inode of the buffer file that the slot's entries describe; 0: not set.
+  /// Returns the inode of the buffer file that the slot's entries describe; 0: not set.
   uint64_t inode(uint32_t slot) const;
   /// Gives the slot another file: sets kWriting, marks every entry unknown, then sets the inode.
   /// The identity stays.
@@ -80,8 +81,8 @@ class StateFile {
   uint64_t chunk_version(uint32_t slot, uint32_t chunk) const;
   uint64_t chunk_digest(uint32_t slot, uint32_t chunk) const;
 
-  /// Odd while the slot's buffer changes. A reader that sees the same even value before and after a
-  /// read has read one version. Without `slot`: covers all slots.
+  /// Returns a value that is odd while the slot's buffer changes. A reader that sees the same even
+  /// value before and after a read has read one version. Without `slot`: covers all slots.
   uint64_t sequence(uint32_t slot) const;
   uint64_t sequence() const;
 
@@ -91,8 +92,9 @@ class StateFile {
   Mapping map_;
 };
 
-/// The side of other processes: a read-only mapping, which stays valid even when the owner is gone.
-/// When the model's layout changes the owner replaces the file, and IsCurrent() becomes false.
+/// Other processes' access to a state file: a read-only mapping, which stays valid even when the
+/// owner is gone. When the model's layout changes, the owner replaces the file and IsCurrent()
+/// becomes false.
 class StateReader {
  public:
   static StatusOr<StateReader> Open(const std::filesystem::path& path);
@@ -107,14 +109,14 @@ class StateReader {
   const StateShape& shape() const { return shape_; }
   uint32_t active() const;
   uint64_t sequence() const;
-  /// All words of a slot, as they were at one moment.
+  /// Returns all words of a slot, as they were at one moment.
   Slot slot(uint32_t slot) const;
   uint64_t chunk_version(uint32_t slot, uint32_t chunk) const;
   uint64_t chunk_digest(uint32_t slot, uint32_t chunk) const;
-  /// True if `before` is kWhole and no write to `slot` has begun since `before` was taken. Bytes
-  /// read from the buffer in between are then wholly before.identity.
+  /// Returns true if `before` is kWhole and no write to `slot` has begun since `before` was read.
+  /// Then all bytes read from the buffer in between belong to before.identity.
   bool StillHolds(uint32_t slot, const Slot& before) const;
-  /// False when `path` no longer names the file that is mapped.
+  /// Returns false when `path` no longer names the mapped file.
   bool IsCurrent() const;
 
  private:
