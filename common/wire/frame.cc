@@ -5,7 +5,7 @@
 namespace deltawire::wire {
 namespace {
 
-// Offsets of the fields, in the order of the table in docs/wire_format.md, "Frame header".
+// Field offsets, in the order of the table in docs/wire_format.md, "Frame header".
 constexpr size_t kMagicAt = 0;
 constexpr size_t kWireVersionAt = kMagicAt + 4;
 constexpr size_t kTypeAt = kWireVersionAt + 1;
@@ -27,7 +27,7 @@ bool IsKnownType(uint8_t t) {
 
 bool IsChunkFrame(FrameType t) { return t == FrameType::kChunkFull || t == FrameType::kChunkDelta; }
 
-/// Says what a peer that does not speak our protocol probably is, judged by its first bytes.
+/// Guesses the protocol of a peer that does not speak ours, by its first bytes.
 std::string_view GuessPeer(Bytes header) {
   const std::string_view head = AsChars(header.first(4));
   if (head == "PRI ") return "the peer speaks gRPC: this is the bulk port, dial the gRPC port";
@@ -40,7 +40,7 @@ std::string_view GuessPeer(Bytes header) {
   return "check that the peer is a deltawire bulk port";
 }
 
-/// kDataLoss when a field that this type does not use is not zero.
+/// Returns kDataLoss when a field that this type does not use is not zero.
 Status CheckUnusedFields(const FrameHeader& h) {
   const bool chunk_frame = IsChunkFrame(h.type);
   const bool has_version = chunk_frame || h.type == FrameType::kEnd;
@@ -77,7 +77,6 @@ Status CheckPayloadSize(const FrameHeader& h) {
       ToString(h.type), h.payload_bytes, limit);
 }
 
-/// The value of payload_xxh3 in the encoded header.
 uint64_t PayloadHash(const FrameHeader& h) {
   if (h.type == FrameType::kChunkFull) return 0;
   return h.payload_bytes == 0 ? Xxh3({}) : h.payload_xxh3;
@@ -96,7 +95,7 @@ FrameHeader LoadFields(const std::byte* p) {
   return h;
 }
 
-/// Everything that must hold before a field may be believed.
+/// Checks everything that must hold before any field can be trusted.
 Status CheckEnvelope(Bytes header) {
   if (header.size() != kFrameHeaderBytes) {
     return Errorf(StatusCode::kDataLoss,
@@ -110,7 +109,7 @@ Status CheckEnvelope(Bytes header) {
                   "not a deltawire frame (magic {:#010x}, want {:#010x}): {}", magic, kMagic,
                   GuessPeer(header));
   }
-  // Checked before the checksum, which another version may place elsewhere.
+  // Comes before the checksum, which another version may place elsewhere.
   const auto version = static_cast<uint8_t>(p[kWireVersionAt]);
   if (version != kWireVersion) {
     return Errorf(StatusCode::kUnimplemented,

@@ -1,7 +1,7 @@
-// The 64-byte frame header of the bulk protocol: encode, decode, check. Pure, no I/O.
-// Byte table and worked example: docs/wire_format.md. All integers little-endian.
-// Errors: kDataLoss (not a frame, corrupt), kUnimplemented (another wire version),
-// kResourceExhausted (over a limit; checked here, before memory is taken for the payload).
+// The 64-byte frame header of the bulk protocol, little-endian: encode, decode, check, without I/O.
+// Byte table and worked example: docs/wire_format.md. Errors are kDataLoss (not a frame, corrupt),
+// kUnimplemented (another wire version) and kResourceExhausted (over a limit, which is checked
+// here, before memory is allocated for the payload).
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace deltawire::wire {
 inline constexpr uint32_t kMagic = 0x31465744;  // "DWF1" as bytes on the wire
 inline constexpr uint8_t kWireVersion = 4;
 
-/// Who sends what, and when: docs/wire_format.md, "Life of a stream".
+/// The order of frames is in docs/wire_format.md, "Life of a stream".
 enum class FrameType : uint8_t {
   kHello = 1,       ///< receiver: opens a stream; payload Hello
   kWelcome = 2,     ///< sender: stream accepted; no payload
@@ -33,7 +33,6 @@ inline constexpr uint32_t kMaxHavePayload = 256u << 20;
 inline constexpr uint32_t kMaxControlPayload = 8192;
 inline constexpr uint32_t kEndPayload = 40;
 
-/// The largest payload that a frame of this type may carry.
 uint32_t MaxPayload(FrameType type);
 
 struct FrameHeader {
@@ -57,15 +56,15 @@ static_assert(kFrameHeaderBytes == 64);
 
 using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 
-/// For frames without payload and for kChunkFull the function ignores h.payload_xxh3 and writes the
-/// only value that the format allows.
+/// For frames without payload and for kChunkFull, ignores h.payload_xxh3 and writes the only value
+/// that the format allows.
 HeaderBytes EncodeHeader(const FrameHeader& h);
 
-/// Checks magic, version, header checksum, type, reserved bits, that fields which the type does not
-/// use are zero, and payload_bytes against MaxPayload.
+/// Checks magic, version, header checksum, type, reserved bits, zeros in the fields that the type
+/// does not use, and payload_bytes against MaxPayload.
 StatusOr<FrameHeader> DecodeHeader(Bytes header);
 
-/// kDataLoss unless `payload_hash` is what the header says; the message names type and chunk.
+/// Returns kDataLoss unless `payload_hash` matches the header; the message names type and chunk.
 /// REQUIRES: not kChunkFull, whose payload is checked against digest_after.
 Status CheckPayload(const FrameHeader& h, uint64_t payload_hash);
 

@@ -11,12 +11,12 @@ namespace {
 // Sums of the fields in docs/wire_format.md, "Payloads".
 constexpr size_t kHelloBytes =
     16 + 16 + 2 + 2 + 4;  // ticket, fingerprint, stream, streams, reserved
-constexpr size_t kProofBytes = sizeof(HelloProof);  // after those, from a receiver with a token
+constexpr size_t kProofBytes = sizeof(HelloProof);  // follows them, from a receiver with a token
 // epoch, version, lineage, root, count, history, reserved
 constexpr size_t kHaveHeadBytes = 8 + 8 + 16 + 8 + 4 + 1 + 3;
 constexpr size_t kHaveCountAt = 8 + 8 + 16 + 8;
 constexpr size_t kHaveHistoryAt = kHaveCountAt + 4;
-constexpr size_t kHaveStateBytes = 8 + 8;      // epoch, version: of each delta of history
+constexpr size_t kHaveStateBytes = 8 + 8;      // epoch, version: per delta of the history
 constexpr size_t kHaveEntryBytes = 8 + 8;      // version, digest
 constexpr size_t kHaveDepthBytes = 1;          // per chunk, if there is history
 static_assert(kEndPayload == 16 + 8 + 8 + 8);  // lineage, root, attempt, side files
@@ -42,7 +42,8 @@ Status ReservedSet(std::string_view what, uint32_t bits) {
                 kSameRelease);
 }
 
-/// An error about bytes that are not UTF-8 (e.g. of a file name) shall arrive, too.
+/// Makes an error text valid UTF-8, so that the error arrives even if it quotes other bytes, e.g. a
+/// file name.
 std::string FitMessage(std::string_view text) { return FitUtf8(text, kMaxMessageBytes); }
 
 }  // namespace

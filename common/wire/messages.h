@@ -1,6 +1,6 @@
-// Payloads of the control frames: Hello, Have, End, WireError. Pure encode and decode.
-// Byte tables: docs/wire_format.md. Decoders check every length before taking memory and never read
-// past their span. Errors: kDataLoss, also for trailing bytes and for reserved bits that are set.
+// The payloads of the control frames Hello, Have, End and WireError, with encoders and decoders.
+// Byte tables: docs/wire_format.md. Decoders check every length before they allocate and never read
+// past their span. Trailing bytes and reserved bits that are set are kDataLoss too.
 #pragma once
 
 #include <array>
@@ -16,58 +16,57 @@
 
 namespace deltawire::wire {
 
-/// Ties TCP streams to the pull that gRPC granted; random, valid for one pull and a short time.
+/// The key that ties TCP streams to a pull granted by gRPC: random, valid for one pull and a short
+/// time.
 using Ticket = std::array<std::byte, 16>;
 
-/// HMAC-SHA256 by which a receiver shows that it knows its token (docs/security.md).
+/// An HMAC-SHA256 that proves that the receiver knows its token (docs/security.md).
 using HelloProof = std::array<std::byte, 32>;
 
 struct Hello {
   Ticket ticket{};
-  Hash128 fingerprint;              ///< of the receiver's layout
+  Hash128 fingerprint;              ///< the receiver's layout
   uint16_t stream = 0;              ///< this stream's index, 0 .. streams-1
   uint16_t streams = 1;             ///< number of the pull's streams, 1 .. kMaxStreams
-  std::optional<HelloProof> proof;  ///< of a receiver with a token
+  std::optional<HelloProof> proof;  ///< only from a receiver with a token
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 inline constexpr uint16_t kMaxStreams = 64;
-/// The most deltas that Have may name.
 inline constexpr size_t kMaxHistory = 8;
-/// Chunks that a receiver may name as suspects of a pull, when it asks for its ticket.
+/// The largest number of corrupt chunks that a receiver may name when it asks for its ticket.
 inline constexpr size_t kMaxSuspects = 65'536;
 
-/// What the receiver holds, one entry per chunk, so that each pull itself says which bytes its
-/// deltas apply to.
+/// The receiver's chunks, one entry each, so that each pull itself names the bytes that its deltas
+/// apply to.
 struct Have {
-  /// A chunk of this version has unknown content: it is asked for whole.
+  /// The version of a chunk with unknown content, which is fetched whole.
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   struct Entry {
     uint64_t version = kUnknown;
     uint64_t digest = 0;
-    uint8_t depth = 0;  ///< how many deltas of `history` the receiver has for this chunk
+    uint8_t depth = 0;  ///< number of deltas in `history` that the receiver has for this chunk
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  /// The state last committed, with lineage and root as this sender's End named them; the attempt
-  /// is not sent.
+  /// The state last committed, with lineage and root from this sender's End. The attempt is not
+  /// sent.
   Identity held;
-  /// The deltas that led to `held` and that the receiver keeps, newest first; each is named by the
-  /// state before it.
+  /// The kept deltas that led to `held`, newest first. Each is named by the state before it.
   std::vector<StateId> history;
   std::vector<Entry> chunks;
   friend bool operator==(const Have&, const Have&) = default;
 };
 
-/// The state that a pull has brought, together with the epoch and version in the End frame's
-/// header. Every stream of a pull ends with the same.
+/// The state that a pull delivered, together with the epoch and version in the End frame's header.
+/// All streams of a pull end with the same.
 struct End {
   Hash128 lineage;
   uint64_t root = 0;             ///< over the chunks that this sender owns
-  uint64_t attempt = 0;          ///< of the offload that was published
-  uint64_t side_files_hash = 0;  ///< of the side files that belong to the state
+  uint64_t attempt = 0;          ///< of the published offload
+  uint64_t side_files_hash = 0;  ///< of the state's side files
   friend bool operator==(const End&, const End&) = default;
 };
 
-/// Why a stream ends. Codes are absl's StatusCode numbers.
+/// The reason why a stream ends. Codes are absl's StatusCode numbers.
 struct WireError {
   uint32_t code = 0;
   std::string message;  ///< UTF-8, at most 4096 bytes; says what to do
@@ -85,11 +84,10 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks);
 StatusOr<End> DecodeEnd(Bytes payload);
 StatusOr<WireError> DecodeWireError(Bytes payload);
 
-/// The payload of a Have of `chunks` entries that names `history` deltas.
 uint64_t HaveBytes(uint64_t chunks, size_t history);
 
-/// kDataLoss when no Have of `chunks` entries can have `payload_bytes`. For use before memory is
-/// taken for the payload.
+/// Returns kDataLoss when no Have of `chunks` entries can have `payload_bytes`. Call it before
+/// memory is allocated for the payload.
 Status CheckHaveSize(uint64_t payload_bytes, uint32_t chunks);
 
 WireError FromStatus(const Status& s);
