@@ -65,7 +65,7 @@ StatusOr<std::string> AlternativeNames(const std::vector<std::string>& hosts) {
   return names;
 }
 
-// A version 3 certificate of `key` for `name` with a random serial number; not signed yet.
+// Makes an unsigned version 3 certificate of `key` for `name` with a random serial number.
 StatusOr<OwnedCertificate> Blank(EVP_PKEY* key, const std::string& name, std::chrono::days valid) {
   DW_RETURN_IF_ERROR(CheckName(name));
   OwnedCertificate certificate(X509_new());

@@ -1,6 +1,6 @@
-// Makes a private certificate authority and certificates from it, for a first set-up
-// (`deltawire certs`): ECDSA keys on P-256, X.509 v3. Pure functions over OpenSSL; thread-safe.
-// Cost: milliseconds. Errors: kInvalidArgument for a name or key that cannot be used.
+// A private certificate authority and its certificates, for a first set-up (`deltawire certs`):
+// ECDSA keys on P-256, X.509 v3. Calls take milliseconds. kInvalidArgument is the error for an
+// unusable name or key.
 #pragma once
 
 #include <chrono>
@@ -16,10 +16,10 @@ struct IssuedCertificate {
   std::string key;          ///< PEM, without a passphrase: keep it secret
 };
 
-/// An authority that signs itself. `name` becomes its common name.
+/// Makes a self-signed authority with the common name `name`.
 StatusOr<IssuedCertificate> MakeAuthority(const std::string& name, std::chrono::days valid);
 
-/// A certificate for servers and clients, signed by `authority`. `name` becomes the common name;
+/// Makes a certificate for servers and clients, signed by `authority`, with the common name `name`.
 /// `hosts` (DNS names and IP addresses) are the names that peers may dial it by.
 StatusOr<IssuedCertificate> Issue(const IssuedCertificate& authority, const std::string& name,
                                   const std::vector<std::string>& hosts, std::chrono::days valid);

@@ -12,7 +12,7 @@
 namespace deltawire::security {
 namespace {
 
-// The key or the certificates would otherwise be asked for a passphrase on a terminal.
+// OpenSSL's default would ask for a passphrase on a terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 StatusOr<std::vector<OwnedCertificate>> ParseCertificates(const std::string& pem) {

@@ -1,7 +1,7 @@
-// What a process shows to its peers and whom it believes, from one TOML file with the keys `ca`,
-// `certificate`, `key`, `token-file` and `server-name` (docs/security.md). Used by both daemons and
-// the tool. Owner: shared. Threads: every method from any. Cost: Reread's.
-// Errors name the file and the key; what a secret file holds is in no message.
+// The credentials that a process presents to peers, and the authorities that it trusts, from one
+// TOML file with the keys `ca`, `certificate`, `key`, `token-file` and `server-name`
+// (docs/security.md). Both daemons and the tool use it. Thread-safe. Errors name the file and the
+// key, and never contain a secret.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,14 @@
 
 namespace deltawire::security {
 
-/// One reading of the files; never changes. Empty strings: not given.
+/// The content of one reading of the files. Immutable; empty strings are unset.
 struct CredentialMaterial {
   std::string
-      authorities;  ///< PEM certificates that a peer's must come from; empty: no TLS dialled
+      authorities;  ///< PEM certificates that must have issued a peer's; empty: no TLS dialed
   std::string certificate;  ///< PEM chain, the own certificate first; empty: no TLS served
   std::string key;          ///< PEM, the certificate's
   std::string token;        ///< shown with every call
-  std::string server_name;  ///< expected in peers' certificates instead of the name dialled
+  std::string server_name;  ///< expected in peers' certificates instead of the dialed name
 };
 
 struct CredentialPaths {
@@ -32,7 +32,7 @@ struct CredentialPaths {
 class Credentials {
  public:
   static StatusOr<std::shared_ptr<Credentials>> Load(const std::string& file);
-  /// Credentials that show nothing and believe nobody: plaintext.
+  /// Returns empty credentials, which trust no authority: plaintext.
   static std::shared_ptr<Credentials> None();
 
   std::shared_ptr<const CredentialMaterial> Now() { return reread_->Now(); }
@@ -46,11 +46,11 @@ class Credentials {
  private:
   Credentials() = default;
   std::string file_;
-  CredentialPaths paths_;  // as at the first reading: gRPC watches these files itself
+  CredentialPaths paths_;  // of the first reading: gRPC watches these files itself
   std::unique_ptr<Reread<CredentialMaterial>> reread_;
 };
 
-/// When each certificate of `pem` begins and ends to be valid, with its subject.
+/// The validity period and the subject of each certificate in `pem`.
 struct CertificateDates {
   std::string subject;
   std::chrono::system_clock::time_point from, to;

@@ -1,5 +1,5 @@
-// Private to common/security: owning pointers for OpenSSL's objects, and its errors as text.
-// Owner: each pointer. Threads: an object belongs to one thread at a time. Cost: none.
+// Owning pointers for OpenSSL's objects, and its errors as text. Private to common/security. An
+// object belongs to one thread at a time.
 #pragma once
 
 #include <openssl/bio.h>
@@ -38,7 +38,7 @@ inline std::string PemOf(X509* certificate) {
   return {text, static_cast<size_t>(size)};
 }
 
-/// OpenSSL's oldest queued error; empties the queue.
+/// Returns OpenSSL's oldest queued error and empties the queue.
 inline std::string OpensslError() {
   const unsigned long code = ERR_get_error();
   ERR_clear_error();

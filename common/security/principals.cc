@@ -18,7 +18,7 @@ constexpr std::pair<Role, std::string_view> kRoles[] = {{Role::kObserver, "obser
                                                         {Role::kOperator, "operator"}};
 constexpr std::string_view kAnonymous = "anonymous";
 
-// Reads one file of principals, and remembers where a mistake is.
+// Reads one file of principals, and keeps the position of a mistake.
 class Reader {
  public:
   explicit Reader(std::string file) : file_(std::move(file)) {}
@@ -127,7 +127,6 @@ class Reader {
     return *node.value<std::string>();
   }
 
-  /// A text, or a list of texts.
   StatusOr<std::vector<std::string>> ReadTexts(const toml::node& node) const {
     std::vector<std::string> texts;
     const toml::array* all = node.as_array();
@@ -202,7 +201,7 @@ const Principal* PrincipalTable::ByCertificate(const std::vector<std::string>& n
       return std::find(names.begin(), names.end(), name) != names.end();
     };
     if (std::none_of(p.certificates.begin(), p.certificates.end(), shown)) continue;
-    if (found != nullptr) return nullptr;  // one certificate must not count as two principals'
+    if (found != nullptr) return nullptr;  // ambiguous: the certificate names two principals
     found = &p;
   }
   return found;
@@ -210,7 +209,7 @@ const Principal* PrincipalTable::ByCertificate(const std::vector<std::string>& n
 
 const Principal* PrincipalTable::ByToken(std::string_view token) const {
   const Principal* found = nullptr;
-  for (const Principal& p : principals_) {  // all of them, whichever it is
+  for (const Principal& p : principals_) {  // all of them, so that timing tells nothing
     if (!p.token.empty() && SameSecret(p.token, token)) found = &p;
   }
   return found;

@@ -1,7 +1,6 @@
-// Who may do what: the principals that a daemon knows, each with roles, the models it may touch,
-// and how it proves who it is (a certificate's name or a token). Read from a TOML file
-// (docs/security.md). Owner: shared. Threads: every method from any. Cost: Reread's; a look-up is
-// linear in the principals. Errors: kUnauthenticated, kPermissionDenied, which name no secret.
+// The principals that a daemon knows, from a TOML file (docs/security.md): each one's roles,
+// models, and proof of identity (a certificate's name or a token). Thread-safe. A look-up is linear
+// in the principals. Errors are kUnauthenticated and kPermissionDenied, and name no secret.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace deltawire::security {
 
-/// A set of roles is their sum, a Roles. Whoever has any role may also observe.
+/// A set of roles is their sum, a Roles. Any role includes the observer's.
 enum class Role : uint8_t { kObserver = 1, kReceiver = 2, kTrainer = 4, kOperator = 8 };
 using Roles = uint8_t;
 inline constexpr Roles kAllRoles = 15;
@@ -24,7 +23,7 @@ inline Roles operator|(Role a, Role b) {
   return static_cast<Roles>(static_cast<Roles>(a) | static_cast<Roles>(b));
 }
 std::string_view ToString(Role role);
-/// "operator or receiver".
+/// Returns "operator or receiver".
 std::string ToString(Roles roles);
 
 struct Principal {
@@ -34,7 +33,7 @@ struct Principal {
   std::vector<std::string> certificates;  ///< common names or alternative names; any one is enough
   std::string token;                      ///< empty: none
 
-  /// True when it has one of `wanted`; any role includes the observer's.
+  /// Returns true when it has one of `wanted`; any role includes the observer's.
   bool Has(Roles wanted) const;
   bool MayTouch(std::string_view model) const;
 };
@@ -44,14 +43,14 @@ class PrincipalTable {
   explicit PrincipalTable(std::vector<Principal> principals, Roles anonymous_roles,
                           bool require_certificate);
 
-  // The principal that shows this: the names in its verified certificate, a token, or its own name.
-  // Null: the table knows nobody who would, or two principals have names of the certificate.
+  // Find the principal by the names in its verified certificate, by a token, or by its own name.
+  // Null: no principal matches, or the certificate has names of two principals.
   const Principal* ByCertificate(const std::vector<std::string>& names) const;
   const Principal* ByToken(std::string_view token) const;
   const Principal* ByName(std::string_view name) const;
-  /// The principal that a peer is which dials over loopback without TLS and shows nothing.
+  /// Returns the principal of a peer that dials over loopback without TLS or a token.
   const Principal& anonymous() const { return anonymous_; }
-  /// Whether the TLS handshake ends without a client's certificate.
+  /// Returns whether the TLS handshake fails without a client's certificate.
   bool require_certificate() const { return require_certificate_; }
   size_t size() const { return principals_.size(); }
 

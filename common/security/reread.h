@@ -1,7 +1,6 @@
-// A value read from files, and read again when one of them has changed or when Reload says so; the
-// old value stays in use where the new files cannot be read, which is logged and tried again.
-// Owner: whoever holds the value's readers. Threads: every method from any.
-// Cost: Now() looks at the files at most once a second.
+// A value read from files, and read again when one of them changes or Reload is called. If the new
+// files cannot be read, the old value stays in use; the error is logged and the read retried.
+// Thread-safe. Now() checks the files at most once a second.
 #pragma once
 
 #include <sys/stat.h>
@@ -50,7 +49,7 @@ class Reread {
 
   /// Reads the files now. After an error the value is the old one.
   Status Reload() {
-    // The stamps are taken before the files are read: a change in between is then seen next time.
+    // Take the stamps before reading the files: a change in between is then noticed next time.
     std::vector<std::string> files;
     {
       std::lock_guard lock(mu_);
@@ -60,11 +59,12 @@ class Reread {
     auto reading = read_();
     std::lock_guard lock(mu_);
     stamps_ = std::move(before);
-    // A file that the broken ones name may come without any of them changing again.
+    // Retry after an error: a file that the broken ones name may appear without a change to any of
+    // them.
     again_at_ = reading.ok() ? SteadyClock::time_point::max() : SteadyClock::now() + kRetryEvery;
     if (!reading.ok()) return reading.status();
     if (files_ != reading->files) {
-      // These stamps may be newer than what was read, so all is read once more.
+      // These stamps may be newer than the content, so read everything once more.
       stamps_ = StampsOf(reading->files);
       again_at_ = SteadyClock::now() + kRetryEvery;
     }
@@ -104,7 +104,7 @@ class Reread {
   std::vector<std::string> files_;
   std::vector<Stamp> stamps_;
   SteadyClock::time_point next_look_{};
-  SteadyClock::time_point again_at_ = SteadyClock::time_point::max();  // whatever the stamps say
+  SteadyClock::time_point again_at_ = SteadyClock::time_point::max();  // whatever the stamps
 };
 
 }  // namespace deltawire::security

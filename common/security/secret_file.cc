@@ -45,7 +45,8 @@ StatusOr<std::string> Read(const std::string& file, bool secret) {
   return text;
 }
 
-/// A secret file's one line, of `least` to kMostToken visible characters; `hint` ends the refusal.
+/// Reads a secret file's one line, of `least` to kMostToken visible characters. `hint` ends the
+/// error message.
 StatusOr<std::string> ReadLine(const std::string& file, size_t least, std::string_view hint) {
   DW_ASSIGN_OR_RETURN(std::string text, Read(file, true));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();

@@ -75,7 +75,7 @@ Disbelief Explain(long code, const std::string& host) {
   }
 }
 
-/// A context that believes `own`'s authorities and shows its certificate.
+/// Makes a context that trusts `own`'s authorities and presents its certificate.
 StatusOr<OwnedContext> MakeContext(const CredentialMaterial& own) {
   OwnedContext context(SSL_CTX_new(TLS_client_method()));
   if (context == nullptr) return absl::InternalError("TLS: " + OpensslError());
@@ -95,7 +95,7 @@ StatusOr<OwnedContext> MakeContext(const CredentialMaterial& own) {
       SSL_CTX_add1_chain_cert(context.get(), one.get());
     }
   }
-  // The handshake goes on with a certificate that is not believed, so that it can be described.
+  // The handshake continues with an untrusted certificate, so that it can be described.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);
   static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
   SSL_CTX_set_alpn_protos(context.get(), kHttp2, sizeof kHttp2);
@@ -103,8 +103,8 @@ StatusOr<OwnedContext> MakeContext(const CredentialMaterial& own) {
   return context;
 }
 
-// With TLS 1.3 a server looks at its client's certificate after the client has ended the handshake,
-// so its refusal comes with the first read. One that accepts sends HTTP/2's settings.
+// With TLS 1.3 a server checks its client's certificate after the client has finished the
+// handshake, so its rejection comes with the first read. One that accepts sends HTTP/2's settings.
 std::string RefusalOf(SSL* ssl) {
   char byte;
   if (SSL_read(ssl, &byte, 1) > 0) return "";

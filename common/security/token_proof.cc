@@ -55,7 +55,7 @@ bool SameProof(const Proof& a, const Proof& b) {
 }
 
 bool SameSecret(std::string_view a, std::string_view b) {
-  // Digests have one length, so the comparison does not tell the secret's length either.
+  // Digests have one length, so the time does not reveal the secret's length either.
   const Sha256 of_a = DigestOf(a), of_b = DigestOf(b);
   return CRYPTO_memcmp(of_a.data(), of_b.data(), of_a.size()) == 0;
 }
