@@ -25,14 +25,14 @@ sigset_t HandledSignals() {
   return set;
 }
 
-/// How often systemd wants to hear that this process is alive; none: it does not.
+/// Returns the interval at which systemd expects a keep-alive; nullopt: it expects none.
 std::optional<std::chrono::microseconds> WatchdogPeriod() {
   uint64_t limit = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &limit) <= 0) return std::nullopt;
   return std::chrono::microseconds(limit / 2);
 }
 
-/// Waits for a signal of `set`, at most for `limit`; 0: none came.
+/// Waits for a signal of `set`, at most for `limit`; returns 0 if none came.
 int WaitForSignal(const sigset_t& set, std::optional<std::chrono::microseconds> limit) {
   int received = 0;
   if (!limit) {
@@ -58,7 +58,7 @@ void BlockTerminationSignals() {
 
 void ExplainUncaughtExceptions() {
   std::set_terminate([] {
-    // The log's own thread may be what could not be started, so this goes past it.
+    // The log's own thread may be the one that failed to start, so write to stderr directly.
     try {
       if (const std::exception_ptr thrown = std::current_exception())
         std::rethrow_exception(thrown);
@@ -91,8 +91,8 @@ const char* ServeUntilTermination(const std::function<std::string()>& status,
   int received = 0;
   while ((received = WaitForSignal(set, period)) == 0 || received == SIGHUP) {
     if (received == SIGHUP) {
-      // systemd takes the reload to be over when READY=1 comes, and knows by the time given here
-      // that it is this reload's.
+      // systemd considers the reload finished at READY=1, and matches it to this reload by the time
+      // given here.
       timespec now{};
       clock_gettime(CLOCK_MONOTONIC, &now);
       const long long micros = now.tv_sec * 1'000'000LL + now.tv_nsec / 1000;

@@ -1,7 +1,5 @@
-// The life of a daemon's process: the signals that end it, and what systemd is told of it (ready,
-// alive, stopping), when systemd has started it. Owner: none, since both belong to the process.
-// Threads: the main thread. Cost: a datagram for each notice. No errors: a daemon without systemd
-// tells nobody.
+// The life of a daemon's process: the signals that end it, and its notices to systemd (ready,
+// alive, stopping), if systemd has started it. Call it from the main thread.
 #pragma once
 
 #include <functional>
@@ -10,20 +8,20 @@
 namespace deltawire {
 
 /// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in threads that it starts, and ignores
-/// SIGPIPE. SIGCHLD gets its usual meaning: where a parent has ignored it, the kernel would forget
-/// how programs that this process starts have ended. REQUIRES: no other thread has been started.
+/// SIGPIPE. Restores SIGCHLD's default: if a parent has ignored it, the kernel would discard the
+/// exit status of programs that this process starts. REQUIRES: no other thread has been started.
 void BlockTerminationSignals();
 
-/// An exception that nobody catches says on stderr what it was and what to do about it, before it
-/// ends the process: where threads or memory are limited, the limits are what to look at.
+/// Installs a handler that prints an uncaught exception and a remedy to stderr before it ends the
+/// process. If threads or memory are limited, check these limits first.
 void ExplainUncaughtExceptions();
 
-/// Tells systemd that the daemon is ready, waits for SIGINT or SIGTERM, tells systemd that the
-/// daemon stops, and returns the signal's name. `status` returns the line that `systemctl status`
-/// shows. If the unit has a watchdog (WatchdogSec), `status` is called twice in its time, and
-/// systemd is told that the daemon is alive each time that it returns. So it shall take the locks
-/// that every call takes: a daemon that hangs is killed and started again. At SIGHUP `reload` is
-/// called, and systemd is told when it begins and ends.
+/// Notifies systemd that the daemon is ready, waits for SIGINT or SIGTERM, notifies systemd that
+/// the daemon stops, and returns the signal's name. `status` returns the line that `systemctl
+/// status` shows. If the unit has a watchdog (WatchdogSec), `status` is called twice per period,
+/// and each return is reported as a sign of life. So it must take the locks that every call takes:
+/// then a daemon that hangs is killed and restarted. SIGHUP calls `reload`, whose begin and end
+/// systemd learns too.
 const char* ServeUntilTermination(const std::function<std::string()>& status,
                                   const std::function<void()>& reload);
 
