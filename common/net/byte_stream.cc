@@ -10,12 +10,12 @@
 namespace deltawire::net {
 namespace {
 
-// Completion condition of a write. Asio's default one splits a write into calls of 64 KiB.
+// The completion condition of a write. Asio's default splits a write into calls of 64 KiB.
 size_t WholePiece(const ErrorCode& ec, size_t) {
   return ec ? 0 : std::numeric_limits<size_t>::max();
 }
 
-// A stream that always finds its socket ready gives way to others on its thread this often.
+// A stream that always finds its socket ready yields to others on its thread at this interval.
 constexpr std::chrono::milliseconds kTurn{5};
 
 bool IsAddress(const std::string& host) {
@@ -41,7 +41,7 @@ ErrorCode ByteStream::Begin(std::shared_ptr<const TlsContext> tls, const std::st
     return {};
   }
   const std::string& expected = tls_->server_name.empty() ? *host : tls_->server_name;
-  // An empty name would be compared with nothing.
+  // An empty name would match any certificate.
   bool named = !expected.empty();
   if (named && IsAddress(expected)) {
     named = X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), expected.c_str()) == 1;
@@ -122,7 +122,7 @@ asio::awaitable<ByteStream::Count> ByteStream::ReadSome(asio::mutable_buffer to)
   if (const ErrorCode ec = co_await GiveWay()) co_return Count(ec, 0);
   size_t done = 0;
   while (socket_->is_open()) {
-    // A record has 16 KiB; what lies ready is taken at once, so that the caller's turn is worth it.
+    // A record has 16 KiB. Read whatever else is ready too, so that the caller's turn pays off.
     size_t n = 0;
     ERR_clear_error();
     const int rc =

@@ -1,8 +1,7 @@
-// Private to common/net: a TCP connection's bytes, plain or through TLS, with one set of calls.
-// Owner: the coroutine of a stream; the socket is shared with whoever may close it.
-// Threads: the socket's strand only. Cost: in plaintext none beside Asio's; TLS reads and writes
-// the socket itself (no buffers between), so that the kernel's TLS can take over where it is there.
-// Errors: Asio's codes; after one of TLS, fault() says more.
+// A TCP connection's bytes, plain or through TLS, with one set of calls. Private to common/net. The
+// stream's coroutine owns it; the socket is shared with code that may close it. For the socket's
+// strand only. TLS reads and writes the socket itself, without buffers between, so that the
+// kernel's TLS can be used. Errors are Asio's codes; after one of TLS, fault() says more.
 #pragma once
 
 #include <openssl/ssl.h>
@@ -25,19 +24,18 @@ class ByteStream {
 
   explicit ByteStream(std::shared_ptr<tcp::socket> socket) : socket_(std::move(socket)) {}
 
-  /// The TLS handshake as a server, or as a client that dialled `host`.
+  /// Does the TLS handshake as a server, or as a client that dialed `host`.
   asio::awaitable<ErrorCode> Accept(std::shared_ptr<const TlsContext> tls);
   asio::awaitable<ErrorCode> Connect(std::shared_ptr<const TlsContext> tls, std::string host);
 
   asio::awaitable<Count> ReadSome(asio::mutable_buffer to);
   asio::awaitable<Count> ReadAll(asio::mutable_buffer to);
-  /// Writes both, the second after the first.
   asio::awaitable<ErrorCode> Write(asio::const_buffer first, asio::const_buffer second = {});
-  /// Says goodbye, if TLS is on, and closes.
+  /// Sends TLS's close notice, if TLS is on, and closes.
   void Close();
 
   bool encrypted() const { return ssl_ != nullptr; }
-  /// Why TLS refused the peer or failed; empty if it did not.
+  /// Returns why TLS rejected the peer or failed; empty if it did not.
   const std::string& fault() const { return fault_; }
   std::vector<std::string> peer_names() const;
   security::ChannelBinding binding() const;
@@ -49,12 +47,12 @@ class ByteStream {
 
   asio::awaitable<ErrorCode> Handshake();
   ErrorCode Begin(std::shared_ptr<const TlsContext> tls, const std::string* host);
-  /// Waits until the socket can be read or written, whichever the last OpenSSL call, which returned
-  /// `rc`, needs.
+  /// Waits until the socket can be read or written, whichever the last OpenSSL call needs; `rc` is
+  /// that call's result.
   asio::awaitable<ErrorCode> Await(int rc);
   asio::awaitable<ErrorCode> WriteTls(asio::const_buffer from);
-  /// Lets the strand's other work run, timers and cuts included, if this stream has had its turn:
-  /// calls of OpenSSL that find the socket ready do not suspend.
+  /// Lets the strand's other work run, timers and cuts included, if this stream has used its turn.
+  /// OpenSSL calls that find the socket ready do not suspend.
   asio::awaitable<ErrorCode> GiveWay();
   bool TurnIsOver() const;
 

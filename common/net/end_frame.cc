@@ -1,4 +1,5 @@
-// Not in pull_server.cc, because the simulation uses this function and cannot link sockets.
+// The end of a stream. It is not in pull_server.cc, because the simulation uses this function and
+// cannot link sockets.
 #include "common/net/pull_server.h"
 
 namespace deltawire::net {

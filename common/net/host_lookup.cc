@@ -33,7 +33,7 @@ StatusOr<std::vector<std::string>> HostLookup::Run(const std::string& host,
       StatusOr<std::vector<std::string>> found = absl::InternalError("the resolver threw");
       try {
         found = self->resolve_(host);
-      } catch (...) {  // `found` keeps the error that it was made with
+      } catch (...) {  // `found` keeps its initial error
       }
       std::lock_guard lock(self->mu_);
       self->found_ = std::move(found);

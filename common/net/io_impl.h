@@ -1,6 +1,6 @@
-// Private to common/net: the Asio code that its .cc files share.
-// Threads: each stream is a coroutine on its own strand. A Watchdog closes a socket on which one
-// wait takes too long. Errors: FromAsio and FromException turn them into Status.
+// The Asio code that the .cc files of common/net share, and private to it. Each stream is a
+// coroutine on its own strand. A Watchdog closes a socket on which one wait takes too long.
+// FromAsio and FromException turn errors into Status.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace asio = boost::asio;
 using tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-/// Completion token of every wait: it returns errors as values instead of throwing them.
+/// The completion token of every wait: it returns errors as values instead of throwing them.
 inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 struct IoThreads::Impl {
@@ -51,13 +51,13 @@ inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
 }
 
 /// Closes a socket after `limit` without progress, or at the deadline that EndAfter sets. Progress
-/// is a Feed(), or bytes that only the kernel has seen: on a slow link a stream waits longer than
-/// the limit for the half MiB that it reads or writes at once. Runs on the socket's strand; owned
-/// by shared_ptr because its timer may outlive the stream.
+/// is a Feed(), or bytes that only the kernel has seen: on a slow link half a MiB, a stream's unit
+/// of I/O, takes longer than the limit. Runs on the socket's strand. Owned by shared_ptr because
+/// its timer may outlive the stream.
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
-  /// Which of the kernel's bytes count: the stream's own, so that a peer cannot keep it open by
-  /// sending what nobody waits for, a byte at a time.
+  /// The direction of the kernel's bytes that counts as progress: the stream's own, so that a peer
+  /// cannot keep it open by sending unexpected bytes one at a time.
   enum class Counts : uint8_t { kReceived, kAcknowledged, kBoth };
   Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit, Counts counts)
       : socket_(std::move(socket)),
@@ -70,20 +70,19 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     Feed();
     Arm();
   }
-  /// Which of the kernel's bytes count from now on.
   void Count(Counts counts) { counts_ = counts; }
-  /// Reports progress, which starts the time limit anew.
+  /// Reports progress, which restarts the time limit.
   void Feed() {
     if (!last_) deadline_ = std::chrono::steady_clock::now() + limit_;
   }
-  /// Closes the socket `rest` from now, whatever progress there is; replaces an earlier one.
+  /// Closes the socket `rest` from now, whatever the progress; replaces an earlier deadline.
   void EndAfter(std::chrono::milliseconds rest) {
     last_ = true;
     shown_ = rest;
     deadline_ = std::chrono::steady_clock::now() + rest;
-    timer_.cancel();  // its handler arms it anew, with the new deadline
+    timer_.cancel();  // its handler arms it again, with the new deadline
   }
-  /// Undoes EndAfter: the limit counts from now on.
+  /// Undoes EndAfter, and restarts the time limit.
   void Resume() {
     last_ = false;
     shown_ = limit_;
@@ -94,11 +93,11 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     timer_.cancel();
   }
   bool fired() const { return fired_; }
-  /// The time that passed without progress when it fired, for messages.
+  /// Returns the time without progress at which it fired, for messages.
   std::chrono::milliseconds limit() const { return shown_; }
 
  private:
-  /// Four times in the limit it looks at the kernel's count.
+  /// Checks the kernel's count four times per limit.
   void Arm() {
     const auto now = std::chrono::steady_clock::now();
     timer_.expires_at(last_ ? deadline_ : std::min(deadline_, now + limit_ / 4));
@@ -131,7 +130,6 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   bool fired_ = false;
 };
 
-/// Turns an exception into a kInternal status, so that it goes no further.
 inline Status FromException(std::string_view what, const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -142,7 +140,7 @@ inline Status FromException(std::string_view what, const std::exception_ptr& thr
   }
 }
 
-/// "10.0.0.2:7701", or "?" when the peer is gone already.
+/// Returns "10.0.0.2:7701", or "?" when the peer has gone already.
 inline std::string PeerName(const tcp::socket& socket) {
   ErrorCode ec;
   const auto peer = socket.remote_endpoint(ec);

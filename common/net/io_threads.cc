@@ -13,14 +13,14 @@ IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   for (size_t i = 0; i < threads; ++i) {
     impl_->threads.emplace_back([this] {
-      // OpenSSL writes to sockets without MSG_NOSIGNAL; a program that has not ignored SIGPIPE
-      // shall not die of a peer that has gone. Blocked, the signal of such a write stays pending.
+      // OpenSSL writes to sockets without MSG_NOSIGNAL. A peer that has gone must not kill a
+      // program that does not ignore SIGPIPE. A blocked signal stays pending.
       sigset_t broken_pipe;
       sigemptyset(&broken_pipe);
       sigaddset(&broken_pipe, SIGPIPE);
       pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
       // Streams catch their own exceptions. One that arrives here comes from a single handler, so
-      // the thread goes on serving the other streams.
+      // the thread continues to serve the other streams.
       while (true) {
         try {
           impl_->context.run();

@@ -1,6 +1,6 @@
 // The threads that run all bulk streams of a process. It hides one Asio io_context, so that no
-// other room includes Asio. Owner: the daemon has one, which outlives every PullServer and
-// PullClient. Threads: a fixed number, started at construction, joined by Stop or the destructor.
+// other room includes Asio. The daemon has one, which outlives every PullServer and PullClient.
+// Stop or the destructor joins the threads.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@ namespace deltawire::net {
 
 class IoThreads {
  public:
-  /// `threads` 0 means one per core.
+  /// 0 threads: one per core.
   explicit IoThreads(size_t threads = 0);
   ~IoThreads();
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
-  /// Ends all streams, even those that still wait, and joins the threads. Idempotent.
+  /// Ends all streams, even waiting ones, and joins the threads. Idempotent.
   void Stop();
 
   struct Impl;

@@ -6,15 +6,15 @@
 namespace deltawire::net {
 namespace {
 
-constexpr double kBytesOfStream = 512 << 10;  // the most that one stream should have under way
-constexpr double kRateOfStream = 1e9;         // the most that a core moves through one socket
+constexpr double kBytesOfStream = 512 << 10;  // in-flight bytes of one stream, at most
+constexpr double kRateOfStream = 1e9;         // per second: what a core can move through one socket
 // About half of a socket's memory holds payload, and the kernel's structures take the rest. It must
-// hold twice what is under way, since bytes that are sent again stay for a second round trip.
+// hold twice the in-flight bytes, since retransmitted bytes stay for a second round trip.
 constexpr double kMemoryOverBytes = 4;
 constexpr double kUnsentSeconds = 0.05;
 constexpr uint32_t kUsualUnsent = 128 << 10;
 constexpr double kLeastUnsent = 128 << 10, kMostUnsent = 1 << 20;
-// A pull as long as this has left its slow start behind.
+// A pull of this duration has left its slow start behind.
 constexpr double kTellingSeconds = 0.5, kTellingRoundTrips = 10;
 
 double RateOf(const LinkFigures& link) {

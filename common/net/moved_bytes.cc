@@ -1,7 +1,7 @@
 #include "common/net/moved_bytes.h"
 
-// Not netinet/tcp.h, whose tcp_info ends before the counts of bytes; the two cannot be included in
-// one file.
+// netinet/tcp.h cannot be used: its tcp_info ends before the byte counts, and one file cannot
+// include both.
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>

@@ -1,6 +1,5 @@
-// How many bytes a TCP connection has moved as far as the kernel knows, which is more than the
-// program has read or has got rid of. Threads: any. Cost: a system call. Errors: 0 where the kernel
-// does not tell.
+// The byte counts that the kernel keeps of a TCP connection, which can be ahead of the program's
+// reads and behind its writes. One system call; 0 if the kernel does not report them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ struct MovedBytes {
 
 MovedBytes MovedBytesOf(int socket);
 
-/// What was written to the socket and is not in the peer's kernel yet.
+/// Returns the bytes that were written to the socket and are not in the peer's kernel yet.
 uint64_t QueuedBytesOf(int socket);
 
 }  // namespace deltawire::net

@@ -15,7 +15,7 @@
 
 namespace deltawire::net {
 
-// Shared by the caller of Run and the coroutines; whichever ends last frees it.
+// Shared by the caller of Run and the coroutines; the last one frees it.
 struct PullClient::Impl : std::enable_shared_from_this<Impl> {
   Impl(asio::io_context& context, PullTarget t, ResolveHost resolve)
       : io(context),
@@ -23,7 +23,7 @@ struct PullClient::Impl : std::enable_shared_from_this<Impl> {
         lookup(std::make_shared<HostLookup>(std::move(resolve))) {}
 
   asio::io_context& io;
-  PullTarget target;  // does not change from Run on
+  PullTarget target;  // constant from Run on
   const std::shared_ptr<HostLookup> lookup;
   std::vector<tcp::endpoint> endpoints;  // set before the first stream begins
 
@@ -31,15 +31,15 @@ struct PullClient::Impl : std::enable_shared_from_this<Impl> {
   std::condition_variable done;
   size_t running = 0;
   bool cancelled = false;
-  // What Run hands to the streams, which may have connected before.
+  // Run hands this to the streams, which may have connected before.
   const wire::Have* have = nullptr;
   ChunkSink* sink = nullptr;
-  std::vector<std::shared_ptr<asio::steady_timer>> go;  // of each stream; expires when it may go on
+  std::vector<std::shared_ptr<asio::steady_timer>> go;  // per stream; expires when it may continue
   Status status;
   std::optional<PullEnd> end;
   std::vector<std::shared_ptr<tcp::socket>> sockets;
   RateMeter rate;
-  double round_trip_seconds = 0;  // the least of the streams that have ended; 0: not known
+  double round_trip_seconds = 0;  // the least of the ended streams; 0: unknown
 
   void Came(size_t bytes) {
     std::lock_guard lock(mu);
@@ -62,7 +62,7 @@ struct PullClient::Impl : std::enable_shared_from_this<Impl> {
     CloseAll();
   }
 
-  /// Starts the streams, which connect and then wait for Go. REQUIRES (here and below): mu held.
+  /// Starts the streams, which connect and then wait for Go. REQUIRES, here and below: mu held.
   void Spawn(std::vector<tcp::endpoint> to);
   void Go() {
     for (const auto& timer : go) {
@@ -99,7 +99,7 @@ namespace {
 
 constexpr std::string_view kConnecting = "connecting";
 
-// A socket that cannot be opened counts as one whose connecting was aborted.
+// Returns true when no descriptor is left. The connection then counts as aborted.
 bool OutOfDescriptors() {
   const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return probe.get() < 0 && (errno == EMFILE || errno == ENFILE);
@@ -116,8 +116,8 @@ class ClientStream {
         go_(std::move(go)),
         index_(index),
         where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
-        // What is sent counts, too: over a slow link a long Have takes longer than the limit, and
-        // nothing else comes or goes meanwhile.
+        // Sent bytes count too: over a slow link a long Have takes longer than the limit, and no
+        // other bytes travel meanwhile.
         watchdog_(
             std::make_shared<Watchdog>(socket_, target_.stream_timeout, Watchdog::Counts::kBoth)) {}
 
@@ -153,8 +153,8 @@ class ClientStream {
     const auto hello_bytes = wire::Encode(hello);
     status = co_await Send(wire::FrameType::kHello, hello_bytes);
     if (!status.ok()) co_return status;
-    // Before the answer, which takes a round trip to come. A sender that refuses does not read a
-    // long Have to its end, so sending it may fail, and why is in the answer.
+    // Comes before the answer, which takes a round trip. A sender that rejects the stream does not
+    // read all of a long Have, so sending it may fail; the answer has the reason.
     if (index_ == 0) {
       const auto have_bytes = wire::Encode(*have_);
       status = co_await Send(wire::FrameType::kHave, have_bytes);
@@ -214,21 +214,20 @@ class ClientStream {
     co_return sink_->Finish(header);
   }
 
-  // Reads a payload straight into place and hashes each piece while it is still in the cache. A
-  // delta's checksum is computed here; a whole chunk has none, and the sink computes its digest.
+  // Reads a payload straight into place and hashes each piece while it is in the cache. A delta's
+  // checksum is computed here. A whole chunk has none, and the sink computes its digest.
   asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
     constexpr size_t kPiece = size_t{1} << 20;
     constexpr size_t kWakeUpFor = size_t{512} << 10;
-    constexpr size_t kMostReadAhead = size_t{17}
-                                      << 10;  // a record of TLS has at most 16 KiB and 256
+    constexpr size_t kMostReadAhead = size_t{17} << 10;  // a TLS record has at most 16 KiB + 256
     const bool has_checksum = header.type != wire::FrameType::kChunkFull;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();
-      // A wake-up costs as much as copying tens of kilobytes, so the kernel shall wait until more
-      // bytes are there, but never for more than the payload still lacks, which would never come.
+      // A wake-up costs as much as copying tens of kilobytes, so ask the kernel to wait for more
+      // bytes, but never for more than the payload still needs: those would never come.
       const size_t of_socket = to.size() - done;
-      // TLS may have read a part of a record ahead, and those bytes are no longer the socket's.
+      // TLS may have read part of a record ahead, and those bytes are no longer the socket's.
       const size_t surely = !bytes_.encrypted()          ? of_socket
                             : of_socket > kMostReadAhead ? of_socket - kMostReadAhead
                                                          : 1;
@@ -284,11 +283,11 @@ class ClientStream {
 
   asio::awaitable<Status> Connect() {
     watchdog_->Feed();
-    // Connecting opens the socket, so a close that came before it has no effect.
+    // Connecting opens the socket, so an earlier close has no effect.
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     const ErrorCode connect_ec = co_await ConnectToFirst();
     if (connect_ec) co_return Failure(kConnecting, connect_ec);
-    // Each further address opens the socket anew, too.
+    // Each further address opens the socket again, too.
     if (watchdog_->fired()) co_return Failure(kConnecting, asio::error::timed_out);
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     TuneSocket(socket_->native_handle(), target_.sockets);
@@ -300,8 +299,8 @@ class ClientStream {
     co_return absl::OkStatus();
   }
 
-  // Not by async_connect of all endpoints, which opens the socket by itself: its memory has to be
-  // set between the two.
+  // async_connect of all endpoints opens the socket by itself, but its memory has to be set between
+  // the open and the connect.
   asio::awaitable<ErrorCode> ConnectToFirst() {
     ErrorCode ec = asio::error::not_found;
     for (const tcp::endpoint& endpoint : pull_->endpoints) {
@@ -327,7 +326,7 @@ class ClientStream {
     watchdog_->Feed();
     const ErrorCode ec =
         co_await bytes_.Write(asio::buffer(bytes), asio::buffer(payload.data(), payload.size()));
-    // A server that refuses the stream may close it before reading everything. The error is then in
+    // A server that rejects the stream may close it before reading everything. The error is then in
     // its Error frame, which is read next.
     if (ec && ec != asio::error::broken_pipe && ec != asio::error::connection_reset) {
       co_return Failure("sending", ec);
@@ -423,7 +422,7 @@ PullClient::PullClient(IoThreads& io, PullTarget target, ResolveHost resolve)
     : impl_(std::make_shared<Impl>(io.impl().context, std::move(target), std::move(resolve))) {}
 
 PullClient::~PullClient() {
-  // Streams that Run never came for must not stay connected.
+  // Streams for which Run was never called must not stay connected.
   impl_->Fail(absl::CancelledError("the pull was dropped"));
 }
 
@@ -445,7 +444,7 @@ StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
   std::unique_lock lock(impl_->mu);
   const bool connected = !impl_->sockets.empty() && impl_->status.ok();
   if (!connected && !impl_->cancelled) {
-    // What Connect began may have failed, e.g. since the sender was not there yet.
+    // The early Connect may have failed, e.g. because the sender did not run yet.
     impl_->done.wait(lock, ended);
     lock.unlock();
     auto endpoints = impl_->FindEndpoints();

@@ -1,8 +1,7 @@
-// The receiving end of the bulk protocol: dials N streams for one pull and hands frames to a sink.
-// Run blocks the thread that drives a replica; the streams run on IoThreads. A host that is given
-// by name is looked up once, within the stream timeout.
-// Owner: one PullClient per pull. Run once; Cancel from any thread makes Run return kCancelled.
-// Errors: the first error of any stream ends all streams; frames handed over before stay valid.
+// The receiving end of the bulk protocol: it dials N streams for one pull and hands frames to a
+// sink. Run blocks the thread that drives a replica; the streams run on IoThreads. Cancel from any
+// thread makes Run return kCancelled. A host name is looked up once, within the stream timeout. The
+// first error of any stream ends all streams; frames handed over before stay valid.
 #pragma once
 
 #include <memory>
@@ -18,7 +17,7 @@ class PullClient : public PullTransport {
   PullClient(IoThreads& io, PullTarget target, ResolveHost resolve = AddressesOf);
   ~PullClient() override;
 
-  /// Dials a host that is an address; a name is looked up by Run.
+  /// Dials a host given as an address; Run looks up a name.
   void Connect() override;
   void SetTicket(const wire::Ticket& ticket) override;
   StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) override;

@@ -17,7 +17,7 @@
 namespace deltawire::net {
 
 namespace {
-/// The most refused connections that may stay open until they have got their Error frame.
+/// The limit of rejected connections that stay open until their Error frame is sent.
 constexpr size_t kMostRefused = 256;
 }  // namespace
 
@@ -50,8 +50,8 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     return o;
   }
   void Take(int fd);
-  /// kResourceExhausted: the peer shall get this error before the connection is closed. kCancelled:
-  /// the connection shall be closed at once.
+  /// kResourceExhausted: the connection gets this error, then is closed. kCancelled: the connection
+  /// is closed at once.
   Status Admit(const std::shared_ptr<Connection>& connection);
   void Forget(const std::shared_ptr<Connection>& connection);
   asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, Status refusal);
@@ -77,8 +77,8 @@ Status PullServer::Impl::Admit(const std::shared_ptr<Connection>& connection) {
     return absl::OkStatus();
   }
   ++refused;
-  // A refused connection stays open only for TLS's handshake and its Error frame, and does not
-  // count as admitted. Peers that take their time for it could pile up, so their number is limited.
+  // A rejected connection stays open only for TLS's handshake and its Error frame, and does not
+  // count as admitted. Slow peers could pile up, so their number is limited.
   if (connections.size() - admitted >= kMostRefused) return absl::CancelledError("too many");
   connections.insert(connection);
   return Errorf(StatusCode::kResourceExhausted,

@@ -1,7 +1,7 @@
-// What a receiver needs of the bulk protocol, independent of the carrier: the sink for a pull's
-// chunks, and the pull itself. PullClient (pull_client.h) carries it over TCP; the simulation has
-// its own transport. Owner: one PullTransport per pull. Run is called once and blocks; Cancel, from
-// any thread, ends it.
+// A receiver's interface to the bulk protocol, whatever carries it: the sink for a pull's chunks,
+// and the pull itself. PullClient (pull_client.h) uses TCP; the simulation has its own transport.
+// There is one PullTransport per pull. Run is called once and blocks; Cancel, from any thread, ends
+// it.
 #pragma once
 
 #include <chrono>
@@ -22,22 +22,22 @@ namespace deltawire::net {
 
 class Tls;
 
-/// Where chunk frames go. Calls for different streams come from several threads at once; calls for
-/// one chunk come in the order in which its frames were sent. An error return ends the pull.
+/// The destination of chunk frames. Calls for different streams come from several threads at once.
+/// Calls for one chunk come in the order in which its frames were sent. An error ends the pull.
 class ChunkSink {
  public:
   virtual ~ChunkSink() = default;
 
-  /// A chunk frame's header has arrived. Returns the memory for its payload_bytes, or an error for
-  /// a frame that cannot be right.
+  /// Called when a chunk frame's header has arrived. Returns the memory for its payload_bytes, or
+  /// an error for an impossible frame.
   virtual StatusOr<MutableBytes> Begin(const wire::FrameHeader& header) = 0;
-  /// The first `bytes` of the payload are in place and can be processed while they are still in the
-  /// cache. `bytes` rises with each call and reaches payload_bytes before Finish.
+  /// Called when the first `bytes` of the payload are in place, so that they can be processed while
+  /// in the cache. `bytes` rises with each call and reaches payload_bytes before Finish.
   virtual void Arrived(const wire::FrameHeader& /*header*/, size_t /*bytes*/) {}
-  /// The whole payload has arrived. A delta's checksum has been checked; a whole chunk's bytes have
-  /// not: the sink itself must compare them with digest_after.
+  /// Called when the whole payload has arrived. A delta's checksum has been checked. A whole
+  /// chunk's bytes have not: the sink itself must compare them with digest_after.
   virtual Status Finish(const wire::FrameHeader& header) = 0;
-  /// The payload did not arrive whole or did not match its checksum.
+  /// Called when the payload did not arrive whole or did not match its checksum.
   virtual void Abandon(const wire::FrameHeader& header) = 0;
 };
 
@@ -50,13 +50,13 @@ struct PullTarget {
   std::chrono::milliseconds stream_timeout{30000};  ///< longest silence; pings come more often
   std::shared_ptr<Tls> tls;                         ///< null: plaintext
   std::string token;  ///< each stream proves that it knows this; empty: none
-  LinkFigures link;   ///< what the way to the sender is taken for
+  LinkFigures link;   ///< the estimate of the link to the sender
   SocketChoice sockets;
 };
 
-/// The state that a pull has brought, as its End frames name it.
+/// The state that a pull delivered, as its End frames name it.
 struct PullEnd {
-  Identity identity;  ///< its root covers the chunks that the sender owns
+  Identity identity;  ///< its root covers the sender's own chunks
   uint64_t side_files_hash = 0;
 };
 
@@ -64,16 +64,16 @@ class PullTransport {
  public:
   virtual ~PullTransport() = default;
 
-  /// Begins to connect to the target, whose ticket may not be known yet; does not block. At most
-  /// once, before Run. What fails is tried again by Run. Who is dialled waits two seconds for a
-  /// first byte, so Run has to follow within that time.
+  /// Begins to connect to the target, whose ticket may be unknown yet; does not block. At most
+  /// once, before Run, which retries a failure. The sender waits two seconds for a first byte, so
+  /// Run must follow within that time.
   virtual void Connect() {}
-  /// The ticket that the target lacked. REQUIRES: before Run.
+  /// Sets the ticket that the target lacked. REQUIRES: before Run.
   virtual void SetTicket(const wire::Ticket& /*ticket*/) {}
   /// Sends `have` and receives until every stream has ended.
   virtual StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) = 0;
   virtual void Cancel() = 0;
-  /// After Run, also of a pull that broke: what its connections showed of the way to the sender.
+  /// Returns the measurements of the link to the sender, after Run, also of a pull that failed.
   virtual LinkSample link() const { return {}; }
 };
 

@@ -1,6 +1,5 @@
-// The best rate at which bytes came during a pull, over windows of a fifth of a second, so that
-// neither its slow start nor its last stream counts. Owner: a pull. Threads: one at a time.
-// Cost: constant. Errors: none.
+// The best rate of bytes during a pull, over windows of a fifth of a second, so that neither its
+// slow start nor its last stream counts. One thread at a time.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ class RateMeter {
     window_ = now;
     in_window_ = 0;
   }
-  /// Bytes a second; 0 while no window is over.
+  /// In bytes per second; 0 until a window has ended.
   double best() const { return best_; }
   double seconds() const { return std::chrono::duration<double>(last_ - first_).count(); }
 

@@ -17,17 +17,18 @@ namespace {
 // Time for the Error frame to arrive and for the peer to close.
 constexpr std::chrono::milliseconds kErrorGrace{1000};
 
-// A peer has nothing to say after the end; whoever says more than this is not waited for.
+// A peer has nothing to send after the end. The stream does not wait for one that sends more than
+// this.
 constexpr size_t kMostIgnored = size_t{64} << 10;
 
-// A stream that waits for its turn looks so often whether it was closed.
+// A stream that waits for its turn checks at this interval whether it was closed.
 constexpr std::chrono::milliseconds kLookAgain{200};
 
-// And one that is held back, whether it still is.
+// The same for one that is held back, which also checks whether it still is.
 constexpr std::chrono::milliseconds kLookForOthers{25};
 
-// The session is told of bytes that have arrived when so many more were sent: it costs a system
-// call.
+// The session is notified of arrived bytes whenever this many more were sent, because asking the
+// kernel costs a system call.
 constexpr uint64_t kTellEvery = uint64_t{256} << 10;
 
 // First byte of every TLS connection: a record of type handshake.
@@ -96,8 +97,8 @@ asio::awaitable<void> ServerStream::Run() {
     session_->Measured(TcpFactsOf(socket_->native_handle()));
   }
   TellSession(status);
-  // The session is told before SendError: the stream needs the half no longer, so a trainer that
-  // waits for it need not wait until the peer has read the error.
+  // Close the session's stream before SendError: it no longer needs the half, so a waiting trainer
+  // need not wait until the peer has read the error.
   if (!status.ok() && socket_->is_open()) co_await SendError(status);
   watchdog_->Stop();
   bytes_.Close();
@@ -105,7 +106,7 @@ asio::awaitable<void> ServerStream::Run() {
 }
 
 asio::awaitable<Status> ServerStream::Exchange() {
-  // A refusal goes the way that the peer speaks; in plaintext nothing needs to be awaited for it.
+  // A rejection uses the peer's protocol, so plaintext needs no handshake first.
   if (!refusal_.ok() && options_.tls == nullptr) co_return refusal_;
   Status status = co_await AwaitFirstByte();
   if (!status.ok()) co_return status;
@@ -141,7 +142,7 @@ asio::awaitable<Status> ServerStream::Exchange() {
 }
 
 void ServerStream::FitToLink(uint16_t streams) {
-  // The round trip is this connection's own; its handshake has just shown it.
+  // The round trip is this connection's own, which its handshake has just measured.
   LinkFigures link = session_->link();
   link.round_trip_seconds = TcpFactsOf(socket_->native_handle()).round_trip_seconds;
   FitSocket(socket_->native_handle(), SocketEnd::kSender, link, streams);
@@ -158,7 +159,7 @@ asio::awaitable<Status> ServerStream::AwaitFirstByte() {
 
 asio::awaitable<Status> ServerStream::Secure() {
   std::byte first{};
-  // The byte is there, so this does not block; it stays where it is for whoever reads next.
+  // The byte is there, so this does not block, and the peek leaves it for the next read.
   if (recv(socket_->native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
     co_return absl::UnavailableError("the peer closed the connection before it said anything");
   }
@@ -186,8 +187,8 @@ asio::awaitable<Status> ServerStream::ReceiveHave() {
   Status status = wire::CheckHaveSize(header->payload_bytes, session_->chunks());
   if (!status.ok()) co_return status;
   std::vector<std::byte> payload;
-  // Over a slow link a long Have takes longer than the limit. Its size is bounded, and so is the
-  // time until it must be there (ServedPull::CutIfLate).
+  // Over a slow link a long Have takes longer than the limit. Its size is bounded, and so is its
+  // deadline (ServedPull::CutIfLate).
   watchdog_->Count(Watchdog::Counts::kReceived);
   status = co_await ReadPayload(*header, payload);
   watchdog_->Count(Watchdog::Counts::kAcknowledged);
@@ -202,7 +203,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
   while (true) {
     if (connection_->cut) co_return WhyCut();
     connection_->woken = false;
-    // The session may call this from any thread, even after this coroutine is gone.
+    // The session may call this from any thread, even after this coroutine has ended.
     auto next = session_->Next(stream_, [connection = connection_] {
       asio::post(connection->socket.get_executor(), [connection] {
         connection->woken = true;
@@ -220,7 +221,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
       co_return absl::OkStatus();
     }
     const uint64_t queued = QueuedBytesOf(socket_->native_handle());
-    // A wake, a cut or a close may have been posted already; posting here runs them first.
+    // A wake, a cut or a close may have been posted already; this post runs them first.
     co_await asio::post(socket_->get_executor(), asio::use_awaitable);
     const auto interrupted = [this] {
       return connection_->woken || connection_->closed || connection_->cut;
@@ -237,7 +238,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
   }
 }
 
-// The receiver shall close first: closing while a byte of it is unread would send a reset.
+// The receiver must close first: closing with an unread byte of it would send a reset.
 asio::awaitable<void> ServerStream::AwaitClose() {
   std::array<std::byte, 4096> ignored;
   ErrorCode ec;
@@ -253,7 +254,7 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   watchdog_->Feed();
   // Payloads go out in pieces, so that the watchdog sees progress.
   size_t done = std::min(PieceBytes(), frame.payload.size());
-  // Pings and errors are small, and late ones would be of no use.
+  // Pings and errors are small and must not be late, so only frames with payload wait.
   const bool waits = frame.header.type != wire::FrameType::kError && !frame.payload.empty();
   if (waits) {
     const Status turn = co_await AwaitTurn(header.size() + done);
@@ -266,7 +267,7 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   while (!ec && done < frame.payload.size()) {
     const size_t piece = std::min(PieceBytes(), frame.payload.size() - done);
     if (waits) {
-      // Not with `?:`: gcc 12 destroys what a co_await in it has returned twice.
+      // No `?:` here: gcc 12 destroys the result of a co_await in it twice.
       const Status turn = co_await AwaitTurn(piece);
       if (!turn.ok()) co_return turn;
     }
@@ -328,9 +329,9 @@ asio::awaitable<Status> ServerStream::AwaitUntil(std::chrono::steady_clock::time
   while (std::chrono::steady_clock::now() < until && still()) {
     if (connection_->closed) co_return absl::CancelledError("the stream was closed");
     if (!socket_->is_open()) co_return Failure("sending", asio::error::operation_aborted);
-    if (connection_->cut) break;  // what is left of this frame has little time
+    if (connection_->cut) break;  // the rest of this frame has little time
     watchdog_->Feed();
-    // The timer may be cancelled by a wake or a cut, which changes nothing here.
+    // A wake or a cut may cancel the timer, which changes nothing here.
     connection_->idle.expires_at(std::min(until, std::chrono::steady_clock::now() + look));
     co_await connection_->idle.async_wait(kAwait);
   }
@@ -338,7 +339,7 @@ asio::awaitable<Status> ServerStream::AwaitUntil(std::chrono::steady_clock::time
 }
 
 void ServerStream::TellMoved() {
-  // The kernel says nothing of a socket that was closed meanwhile, as under a receiver that is
+  // The kernel has no count for a socket that was closed meanwhile, as for a receiver that has
   // gone.
   if (session_ == nullptr || untold_ < kTellEvery || !socket_->is_open()) return;
   untold_ = 0;

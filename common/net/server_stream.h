@@ -1,7 +1,7 @@
-// Private to common/net: one accepted connection of a PullServer, from its first byte to its close.
-// Owner: the coroutine that runs it; PullServer and Cut share its Connection.
-// Threads: one strand of IoThreads; Connection's Close and Cut may be called from any thread.
-// Errors go to the peer as an Error frame and to the session; exceptions become INTERNAL.
+// One accepted connection of a PullServer, from its first byte to its close. Private to common/net.
+// Its coroutine owns it and runs on one strand of IoThreads; PullServer and Cut share its
+// Connection, whose Close and Cut any thread may call. Errors go to the peer as an Error frame and
+// to the session; exceptions become INTERNAL.
 #pragma once
 
 #include <array>
@@ -15,21 +15,21 @@
 
 namespace deltawire::net {
 
-/// The part of a stream that other threads may reach, to stop or to cut it.
+/// The part of a stream that other threads may use, to stop or to cut it.
 struct Connection : std::enable_shared_from_this<Connection> {
   explicit Connection(asio::any_io_executor executor) : socket(executor), idle(executor) {}
 
-  /// Closes at once, without telling the peer why.
+  /// Closes at once, without an Error frame.
   void Close();
-  /// Ends the stream after the frame under way and tells the peer why; closes it in the middle of
-  /// that frame if cut_grace is over first.
+  /// Ends the stream after the current frame and sends the peer the reason. Closes it in the middle
+  /// of that frame if cut_grace ends first.
   void Cut();
 
   tcp::socket socket;
   asio::steady_timer idle;
   std::string address;    ///< the peer's, without its port
   bool admitted = false;  ///< counts against the server's limits; guarded by PullServer's mutex
-  // Used on the strand only:
+  // For the strand only:
   bool closed = false;
   bool cut = false;
   bool woken = false;
@@ -39,9 +39,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
 
 class ServerStream {
  public:
-  /// If `refusal` is an error, Run sends it to the peer, after TLS's handshake where the server has
-  /// TLS, and closes; it reads nothing that the peer says.
-  /// `rate` is shared by all streams of the server.
+  /// If `refusal` is an error, Run sends it to the peer and closes, after TLS's handshake if the
+  /// server has TLS. It reads no message of the peer. All streams of the server share `rate`.
   ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
                const PullServer::Options& options, TokenBucket& rate, Status refusal);
   ~ServerStream();
@@ -53,26 +52,27 @@ class ServerStream {
  private:
   asio::awaitable<Status> Exchange();
   asio::awaitable<Status> AwaitFirstByte();
-  /// Begins TLS where the server has it; refuses a peer that speaks the other way.
+  /// Begins TLS if the server has it; rejects a peer that speaks the other protocol.
   asio::awaitable<Status> Secure();
-  /// Fits the socket to its part in a pull of `streams`.
+  /// Tunes the socket for its part in a pull of `streams`.
   void FitToLink(uint16_t streams);
   asio::awaitable<Status> ReceiveHave();
   asio::awaitable<Status> SendAll();
   asio::awaitable<void> AwaitClose();
   asio::awaitable<Status> Send(const OutFrame& frame);
-  /// Waits until `bytes` more may go out.
   asio::awaitable<Status> AwaitTurn(size_t bytes);
-  /// Waits for pulls that go first.
+  /// Waits for pulls with priority.
   asio::awaitable<Status> AwaitOthers(size_t bytes);
-  /// Waits until then, or until `still` is false. Looks every `look` whether the stream was closed.
+  /// Waits until then, or until `still` is false. Checks at the interval `look` whether the stream
+  /// was closed.
   asio::awaitable<Status> AwaitUntil(std::chrono::steady_clock::time_point until,
                                      std::chrono::milliseconds look, std::function<bool()> still);
-  /// Tells the session what the receiver's kernel has taken since.
+  /// Reports to the session the bytes that have reached the receiver's kernel since the last
+  /// report.
   void TellMoved();
-  /// How much is sent at a time, so that a stream of low rate is not silent for long.
+  /// Returns the size of one send, which is small enough that a slow stream is not silent for long.
   size_t PieceBytes() const;
-  /// This stream begins or ends to share the limits of its pull.
+  /// Joins or leaves the limits of its pull.
   void ShareRates(void (TokenBucket::*change)()) const;
   asio::awaitable<Status> SendBare(wire::FrameType type);
   asio::awaitable<void> SendError(const Status& status);
@@ -81,7 +81,6 @@ class ServerStream {
                                       std::vector<std::byte>& payload);
   asio::awaitable<Status> ReadAll(void* to, size_t bytes, std::string_view what);
   void TellSession(const Status& status);
-  /// The session's reason for cutting this stream.
   Status WhyCut();
   Status Failure(std::string_view doing, const ErrorCode& ec) const;
 
@@ -96,7 +95,7 @@ class ServerStream {
   std::shared_ptr<Watchdog> watchdog_;
   std::shared_ptr<PullSession> session_;
   uint16_t stream_ = 0;
-  uint64_t moved_ = 0;   // bytes that the peer's kernel had taken when the session was last told
+  uint64_t moved_ = 0;   // bytes in the peer's kernel at the last report to the session
   uint64_t untold_ = 0;  // bytes sent since
 };
 

@@ -21,8 +21,7 @@ TcpFacts TcpFactsOf(int socket) {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return facts;
-  // A field that an older kernel does not fill in stays 0, and a round trip that was not measured
-  // is all ones.
+  // A field that an older kernel does not fill in stays 0. An unmeasured round trip is all ones.
   const uint32_t least = info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;
   facts.round_trip_seconds = kMicro * (least != 0 ? least : info.tcpi_rtt);
   facts.sent_bytes = info.tcpi_bytes_sent;

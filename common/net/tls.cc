@@ -89,7 +89,7 @@ std::string AddressOf(const ASN1_OCTET_STRING* bytes) {
 StatusOr<std::shared_ptr<Tls>> Tls::Create(std::shared_ptr<security::Credentials> credentials,
                                            Side side, bool require_certificate) {
   std::shared_ptr<Tls> tls(new Tls(std::move(credentials), side, require_certificate));
-  const auto first = tls->Now();  // says now what would fail at the first stream
+  const auto first = tls->Now();  // an error shows now, not at the first stream
   if (!first.ok()) return first.status();
   return tls;
 }
@@ -119,10 +119,10 @@ StatusOr<std::shared_ptr<const TlsContext>> Tls::Make(const CredentialMaterial& 
   if (context == nullptr) return Errorf(StatusCode::kInternal, "TLS: {}", NextError());
   SSL_CTX* const c = context.get();
   SSL_CTX_set_min_proto_version(c, TLS1_3_VERSION);
-  // AES with 128 bits first: it is a third cheaper than with 256, and no weaker link of the chain.
+  // AES-128 comes first: it is a third cheaper than AES-256, and not the weakest link of the chain.
   SSL_CTX_set_ciphersuites(
       c, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
-  // A stream lives for one pull, so nothing is gained by resuming sessions.
+  // A stream lives for one pull, so resumed sessions gain nothing.
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(c, 0);
   SSL_CTX_set_options(c, SSL_OP_ENABLE_KTLS | SSL_OP_NO_RENEGOTIATION);

@@ -1,6 +1,5 @@
-// TLS 1.3 contexts for bulk streams, made from a process's credentials, and made anew when those
-// were read again; streams that run keep the context that they began with.
-// Owner: shared by the streams. Threads: every method from any. Errors: OpenSSL's, with the
+// TLS 1.3 contexts for bulk streams, made from a process's credentials and again when those are
+// reread. Running streams keep their context. Thread-safe. Errors are OpenSSL's, with the
 // credentials' file.
 #pragma once
 
@@ -16,17 +15,17 @@
 
 namespace deltawire::net {
 
-/// Never changes after it was made, as OpenSSL wants it of a context that several streams share.
+/// Immutable, as OpenSSL requires of a context that several streams share.
 struct TlsContext {
   std::shared_ptr<SSL_CTX> context;
-  std::string server_name;  ///< of a client: expected in the peer's certificate; empty: the host
+  std::string server_name;  ///< a client's: expected in the peer's certificate; empty: the host
 };
 
 class Tls {
  public:
   enum class Side { kServer, kClient };
 
-  /// A server's, with `require_certificate`, ends the handshake of a client that shows none.
+  /// With `require_certificate`, a server ends the handshake of a client without a certificate.
   static StatusOr<std::shared_ptr<Tls>> Create(std::shared_ptr<security::Credentials> credentials,
                                                Side side, bool require_certificate = false);
 
@@ -47,16 +46,17 @@ class Tls {
   std::shared_ptr<const TlsContext> context_;
 };
 
-/// The common name and the alternative names of the peer's verified certificate; none without one.
+/// Returns the common name and the alternative names of the peer's verified certificate; none
+/// without one.
 std::vector<std::string> PeerNames(const SSL* ssl);
 
-/// Counts a stream for KernelTls(). To be called when its handshake has ended.
+/// Counts a stream for KernelTls(). Call it when the stream's handshake has ended.
 void NoteKernelTls(const SSL* ssl);
-/// Whether the kernel encrypts this process's streams, for displays: "yes, what is sent", or "no"
-/// and why.
+/// Returns for displays whether the kernel encrypts this process's streams: "yes, what is sent", or
+/// "no" and the reason.
 std::string KernelTls();
 
-/// OpenSSL's errors of this thread as one text for a message; empties the queue.
+/// Returns OpenSSL's errors of this thread as one text, and empties the queue.
 std::string TlsErrors(const SSL* ssl);
 
 }  // namespace deltawire::net

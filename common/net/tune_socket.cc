@@ -14,7 +14,7 @@
 namespace deltawire::net {
 namespace {
 
-// Of a connection within one host.
+// For a connection within one host.
 constexpr int kWindow = 768 << 10, kNotSent = 256 << 10;
 
 template <typename T>
@@ -22,7 +22,7 @@ void Set(int socket, int level, int name, T value) {
   setsockopt(socket, level, name, &value, sizeof value);
 }
 
-/// The most memory of a socket in bytes, as ChooseBuffer takes it.
+/// The largest memory of a socket in bytes, as ChooseBuffer needs it.
 struct Reach {
   uint64_t tuned = 0, asked = 0;
 };
