@@ -16,7 +16,7 @@ constexpr int kUsageError = 2;
 constexpr size_t kHelpColumn = 34;
 constexpr size_t kMaxEntryBytes = 4096;  // std::regex recurses once per character
 
-/// CLI11's help with a switch as "--[no-]name" and one blank line between groups, not two.
+/// CLI11's help, with a switch as "--[no-]name" and one blank line between groups, not two.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kHelpColumn); }
@@ -37,8 +37,8 @@ std::string WithoutComment(const std::string& line) {
   return CLI::detail::trim_copy(line.substr(0, line.find('#')));
 }
 
-/// CLI11's TOML reader behind a check of each line. Without the check CLI11 would take a malformed
-/// line for a flag or for part of a value, and would ignore a key that is set twice.
+/// CLI11's TOML reader behind a check of each line. Without the check CLI11 would parse a malformed
+/// line as a flag or as part of a value, and would ignore a key that is set twice.
 class OptionFile : public CLI::ConfigTOML {
  public:
   explicit OptionFile(const CLI::App& app) : app_(app) {}
@@ -62,8 +62,8 @@ class OptionFile : public CLI::ConfigTOML {
     return CLI::ConfigTOML::from_config(checked);
   }
 
-  /// Turns a leading "--key: " of `message` into "file:line: key: " if that key's value is the
-  /// file's.
+  /// Replaces a leading "--key: " of `message` by "file:line: key: " if that key's value came from
+  /// the file.
   std::string NameSource(const std::string& message) const {
     const auto key = sources_.find(message.substr(0, message.find(": ")));
     if (key == sources_.end() || key->second.empty()) return message;
@@ -107,7 +107,7 @@ class OptionFile : public CLI::ConfigTOML {
                                          is_switch ? "true or false" : "a string or number",
                                          match.str(2)));
     }
-    // The command line was read before the file, and CLI11 keeps what it said; so the file is the
+    // CLI11 has read the command line before the file and keeps its values, so the file is the
     // source of a value only if the option is still empty.
     if (!sources_.emplace("--" + key, option->empty() ? source : "").second) {
       throw CLI::ConfigError(fmt::format("{}{}: is set again", source, key));

@@ -1,6 +1,5 @@
-// What the daemons add to CLI11: tidy help, an option file that is read strictly, and errors that
-// name where a value came from: "--streams: ..." or "receiver.toml:12: streams: ...".
-// Lives for one parse. Not thread-safe.
+// The daemons' additions to CLI11: tidy help, a strict reader of option files, and errors that name
+// a value's source: "--streams: ..." or "receiver.toml:12: streams: ...".
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,11 +10,11 @@
 
 namespace deltawire {
 
-/// Gives `app` --help, --version and --config.
+/// Adds --help, --version and --config to `app`.
 void AddGeneralOptions(CLI::App& app);
 
-/// An error if a value of `app`, or of a subcommand that was called, begins with "~/", alone or
-/// after "NAME=": a shell replaces that only at the start of a word, and a unit of systemd never.
+/// Returns an error if a value of `app`, or of a subcommand in use, begins with "~/", alone or
+/// after "NAME=": a shell expands that only at the start of a word, and a systemd unit never.
 Status CheckHome(const CLI::App& app);
 
 struct CommandLineOutcome {
@@ -23,8 +22,8 @@ struct CommandLineOutcome {
   std::string text;
   int exit_code = 0;
 };
-/// Reads the command line and the file of --config into the options' targets (the command line
-/// wins), then runs `check`. A message of `check` about a single option begins with "--name: ".
+/// Reads the command line and the file of --config into the options' targets, then runs `check`.
+/// The command line wins. A message of `check` about a single option begins with "--name: ".
 CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
                                     const std::function<Status()>& check);
 

@@ -14,7 +14,7 @@ constexpr size_t kMaxHostBytes = 253;
 
 bool IsHostChar(unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; }
 
-/// A host name, IPv4 or IPv6 address without brackets.
+/// Returns true for a host name, or an IPv4 or IPv6 address without brackets.
 bool IsHost(const std::string& host) {
   in6_addr v6;
   if (host.find(':') != std::string::npos) {

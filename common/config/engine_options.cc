@@ -16,14 +16,14 @@ static_assert(std::size(kKinds) == static_cast<size_t>(EngineKind::kDiskDelta) +
 constexpr std::string_view kFailures[] = {"retry", "rollback", "stay-paused", "take-out"};
 static_assert(std::size(kFailures) == static_cast<size_t>(EngineFailure::kTakeOut) + 1);
 
-// In the engines' words; the last one is the usual one.
+// In the engines' words; the last one is the default.
 constexpr std::string_view kVllmPauses[] = {"abort", "wait", "keep"};
 constexpr std::string_view kSglangPauses[] = {"abort", "in_place", "retract"};
 
 constexpr std::string_view kScheme = "http://", kTlsScheme = "https://";
 constexpr uint32_t kMostKept = 10'000;
 
-/// Visible ASCII: what may stand in a request's first line.
+/// Returns true for visible ASCII, as the first line of a request needs.
 bool IsPath(std::string_view path) {
   return std::all_of(path.begin(), path.end(), [](char c) { return c > ' ' && c <= '~'; });
 }
@@ -47,7 +47,7 @@ Status ReadProgram(std::string_view target, EngineOptions* engine) {
   return {};
 }
 
-/// "/DIRECTORY [xor|overwrite] [keep=N]"
+/// Parses "/DIRECTORY [xor|overwrite] [keep=N]".
 Status ReadDiskDelta(std::string_view target, EngineOptions* engine) {
   const std::vector<std::string> words = Words(target);
   if (words.empty() || !words.front().starts_with('/')) {
@@ -82,7 +82,7 @@ bool IsSglang(EngineKind kind) {
   return kind == EngineKind::kSglang || kind == EngineKind::kSglangReload;
 }
 
-/// The words that may follow the URL of an engine of this kind, for a refusal.
+/// Returns the words that may follow the URL of an engine of this kind, for an error message.
 std::string UrlWords(EngineKind kind) {
   std::string words = "token_file=, ca_file=";
   if (IsVllm(kind) || IsSglang(kind)) words += ", pause=";
@@ -110,7 +110,7 @@ Status ReadPause(std::string_view mode, EngineOptions* engine) {
   return {};
 }
 
-/// A word that may follow the URL.
+/// Parses a word that follows the URL.
 Status ReadUrlWord(std::string_view word, EngineOptions* engine) {
   const EngineKind kind = engine->kind;
   const bool plug_in = kind == EngineKind::kVllm || kind == EngineKind::kSglang;

@@ -1,5 +1,5 @@
-// One --group of a sender: "[MODEL:]NAME=ID[,ID...]". A plain value and its parser.
-// Errors: kInvalidArgument, with the text and what is expected.
+// One --group of a sender: "[MODEL:]NAME=ID[,ID...]". Errors are kInvalidArgument, with the text
+// and the expected form.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 namespace deltawire {
 
 struct GroupOptions {
-  std::string model;  ///< empty: of every model
+  std::string model;  ///< empty: all models
   std::string name;
   std::vector<std::string> members;  ///< receiver ids
   friend bool operator==(const GroupOptions&, const GroupOptions&) = default;
 };
 
 StatusOr<GroupOptions> ParseGroup(std::string_view text);
-/// No name twice, and no receiver in two groups, of one model.
+/// Checks that within a model no name occurs twice and no receiver is in two groups.
 Status CheckGroups(const std::vector<GroupOptions>& groups);
 
 }  // namespace deltawire

@@ -1,6 +1,6 @@
-// Options by the kind of their value: each is declared with its check and with its default, as
-// --help shows it. Functions on a CLI::App, whose options write to their targets when it parses;
-// targets outlive it. Threads: one. Errors: a value that does not fit is a CLI::ValidationError.
+// The kinds of options by their value: each function declares one with its check and with its
+// default, as --help shows it. Options write to their targets when the CLI::App parses, so targets
+// outlive it. An invalid value is a CLI::ValidationError.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,31 +14,30 @@
 
 namespace deltawire {
 
-/// "TYPE" or "TYPE [default]": how --help shows an option's value.
+/// Returns an option's value as --help shows it: "TYPE" or "TYPE [default]".
 template <typename T>
 std::string Shown(std::string_view type, const T& value) {
   const std::string text = fmt::format("{}", value);
   return text.empty() ? std::string(type) : fmt::format("{} [{}]", type, text);
 }
 
-/// Declares a string option. `check` refuses a value or brings it into its final form.
+/// Declares a string option. `check` rejects a value or normalizes it.
 void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
              std::string* target, Status (*check)(std::string& text));
-/// Declares an option that may be given again and again. `add` is called with one value after the
-/// other; its error refuses the option.
+/// Declares an option that may be repeated. `add` is called with each value in turn; its error
+/// rejects the option.
 CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& type,
                      const std::string& help, std::function<Status(const std::string& text)> add);
 CLI::Option* AddListen(CLI::App& app, const std::string& name, const std::string& help,
                        Endpoint* target);
-/// `min` and `max` are allowed.
 void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,
                uint32_t max, uint32_t* target);
-/// From `min` to a day.
+/// Allows `min` up to a day.
 void AddMillis(CLI::App& app, const std::string& name, const std::string& help, uint64_t min,
                std::chrono::milliseconds* target);
-/// Bytes, also with a unit and decimals: 512MiB, 1.5GiB.
+/// Accepts bytes, also with a unit and decimals: 512MiB, 1.5GiB.
 void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target);
-/// --name and --no-name.
+/// Declares --name and --no-name.
 void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, bool* target);
 
 }  // namespace deltawire

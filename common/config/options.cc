@@ -17,9 +17,9 @@ namespace {
 
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
-constexpr uint32_t kMaxHistory = 8;  // of the codec tight
+constexpr uint32_t kMaxHistory = 8;  // the limit of the codec tight
 constexpr size_t kMaxSenders = 1024;
-constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
+constexpr size_t kMaxSite = 128;  // kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;
 constexpr const char* kBulkListen = "--bulk-listen";
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
@@ -113,7 +113,7 @@ Status CheckSender(std::string& text) {
   return {};
 }
 
-/// `text`: one address, or several with commas between.
+/// Parses one address, or several with commas between.
 Status AddSender(std::vector<std::string>* senders, const std::string& text) {
   std::vector<std::string> named;
   for (const std::string& sender : *senders) {
@@ -150,7 +150,8 @@ Status CheckSiteName(std::string& text) {
                 "\"{}\" is not 1 to {} visible ASCII characters without spaces", text, kMaxSite);
 }
 
-/// One sender says whom a receiver follows, and with `serve` others must be able to dial this one.
+/// Checks that a receiver with a site has one sender, which assigns its upstream, and that other
+/// receivers can dial it if it serves.
 Status CheckSite(const ReceiverOptions& o) {
   if (o.site.empty()) return {};
   if (o.senders.size() > 1 || Alternatives(o.senders.front()).size() > 1) {
@@ -196,12 +197,12 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
   return {};
 }
 
-/// `text`: "[MODEL=]DIR", or "" for none, as in the sample file.
+/// Parses "[MODEL=]DIR", or "" for none, as in the sample file.
 Status AddStartFrom(std::vector<ReceiverModelOptions>* models, const std::string& text) {
   if (text.empty()) return {};
   const size_t equals = text.find('=');
   const bool named =
-      equals != std::string::npos && CheckModelName(text.substr(0, equals)).ok();  // no path is one
+      equals != std::string::npos && CheckModelName(text.substr(0, equals)).ok();  // not a path
   const std::string name = named ? text.substr(0, equals) : "";
   const std::string directory = named ? text.substr(equals + 1) : text;
   if (directory.empty()) {
@@ -221,7 +222,7 @@ Status AddStartFrom(std::vector<ReceiverModelOptions>* models, const std::string
   return {};
 }
 
-/// Refuses an address that other machines can reach unless `allowed`.
+/// Rejects an address that other machines can reach, unless `allowed`.
 Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
   return Errorf(StatusCode::kInvalidArgument,
@@ -233,7 +234,7 @@ Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool all
                 option, ToString(endpoint));
 }
 
-/// Metrics are served in plaintext whatever the credentials are.
+/// The same for metrics, which are plaintext whatever the credentials are.
 Status CheckMetricsExposure(const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
   return Errorf(
@@ -261,7 +262,7 @@ Status CheckCongestionControl(std::string& text) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
   };
-  constexpr size_t kMostName = 15;  // TCP_CA_NAME_MAX of the kernel, less its end
+  constexpr size_t kMostName = 15;  // the kernel's TCP_CA_NAME_MAX without its NUL
   if (!text.empty() && text.size() <= kMostName && std::all_of(text.begin(), text.end(), plain)) {
     return {};
   }
@@ -439,12 +440,12 @@ Status CheckCommon(const Options& o) {
   return CheckMetricsExposure(metrics, o.insecure_metrics || o.insecure_plaintext);
 }
 
-/// Refuses a bulk port that is not at the host where receivers dial it. Names of hosts are not
-/// looked up, so only addresses are compared.
+/// Rejects a bulk port that is not at the host where receivers dial it. Compares addresses only,
+/// since host names are not looked up.
 Status CheckBulkHost(const Endpoint& control, const Endpoint& bulk,
                      const std::string& advertise_host) {
   const std::string& dialled = control.host;
-  // Receivers of other machines dial a wildcard control port, and never reach a bulk port at
+  // Receivers of other machines dial a wildcard control port, but can never reach a bulk port at
   // loopback.
   const bool everywhere = (IsWildcard(control) && !IsLoopback(bulk)) || bulk.host == "::" ||
                           (bulk.host == "0.0.0.0" && dialled.find(':') == std::string::npos);

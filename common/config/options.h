@@ -1,6 +1,6 @@
-// Every option of the two daemons, read once, by one thread at start, into const structs. Sources,
+// All options of the two daemons, read once at start, by one thread, into const structs. Sources,
 // strongest first: command line, TOML file (--config), defaults here. The environment is not read.
-// Errors: a parse that fails says in `text` which option, or which line of the file.
+// The text of a parse error names the option, or the line of the file.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,8 @@
 
 namespace deltawire {
 
-/// Where a sender diffs; kAuto: on a GPU if there is one, with the base there if it fits.
+/// The place where a sender diffs. kAuto uses a GPU if there is one, with the base in its memory if
+/// it fits.
 enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
 std::string_view ToString(GpuUse use);
 
@@ -28,80 +29,79 @@ struct SenderOptions {
   std::string trainer_socket;                   ///< empty: <data_dir>/trainer.sock
   Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
   Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP; by default the host of `control`
-  std::string advertise_host;  ///< bulk host told to receivers; empty: the host they dialled
+  std::string advertise_host;  ///< bulk host sent to receivers; empty: the host they dialed
   uint64_t delta_log_bytes = uint64_t{2} << 30;    ///< per model
-  std::optional<kernels::Codec> codec;             ///< none: whichever is committed soonest
-  uint32_t history = 4;                            ///< deltas that `tight` may look back to, 0..8
+  std::optional<kernels::Codec> codec;             ///< none: the one that commits soonest
+  uint32_t history = 4;                            ///< past deltas that `tight` may use, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
   uint64_t rate_limit = 0;                         ///< bytes/s to all receivers; 0: none
   uint64_t rate_limit_per_site = 0;                ///< bytes/s to each site's receivers; 0: none
   uint64_t rate_limit_per_receiver = 0;            ///< bytes/s to each receiver and model; 0: none
-  std::chrono::milliseconds grace{250};            ///< pulls may delay BeginOffload this long
+  std::chrono::milliseconds grace{250};            ///< how long pulls may delay BeginOffload
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
-  std::string congestion_control = "auto";            ///< of bulk streams; "system": the kernel's
+  std::string congestion_control = "auto";            ///< for bulk streams; "system": the kernel's
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written, on the CPU
-  bool send_early = true;  ///< hand chunks to receivers before the trainer has written the others
+  bool send_early = true;  ///< send chunks while the trainer still writes others
   GpuUse gpu = GpuUse::kOff;
   std::vector<GroupOptions> groups;                 ///< --group [MODEL:]NAME=ID[,ID...]
   bool group_commits = false;                       ///< every version is a round of each group
-  std::chrono::milliseconds group_timeout{120000};  ///< of a round's preparing
-  bool group_skip_absent = false;   ///< commit without members that are away for long
-  bool assign_upstreams = false;    ///< tell receivers that say a site whom to follow
-  uint32_t fan_out = 8;             ///< receivers that follow one of them, at most
-  std::string credentials;          ///< file of what to show and whom to believe; empty: plaintext
-  std::string principals;           ///< file of who may do what; empty: anybody who connects
-  bool insecure_plaintext = false;  ///< needed to listen beyond loopback without these two
-  bool insecure_metrics = false;    ///< metrics, which are plaintext, may be reached from elsewhere
+  std::chrono::milliseconds group_timeout{120000};  ///< for members to prepare a round
+  bool group_skip_absent = false;                   ///< commit without long-absent members
+  bool assign_upstreams = false;    ///< assign upstreams to receivers that report a site
+  uint32_t fan_out = 8;             ///< largest number of receivers that follow one
+  std::string credentials;          ///< file of certificates, keys and token; empty: plaintext
+  std::string principals;           ///< file of roles; empty: anyone who connects has all
+  bool insecure_plaintext = false;  ///< allows listening beyond loopback without these two files
+  bool insecure_metrics = false;    ///< allows plaintext metrics beyond loopback
   bool allow_code_files = false;    ///< publish side files that engines may execute
   std::string metrics;              ///< "host:port" for Prometheus; empty: off
   std::string log_level = "info";
   friend bool operator==(const SenderOptions&, const SenderOptions&) = default;
 };
 
-/// What an update does when a reader keeps the only weight file open beyond the grace.
+/// An update's response to a reader that keeps the only weight file open beyond the grace.
 enum class OnBusyReader : uint8_t { kWait, kCopy };
 std::string_view ToString(OnBusyReader what);
 
 struct ReceiverModelOptions {
   std::string name;
   std::string directory;        ///< empty: <data_dir>/<name>
-  std::string start_from = {};  ///< a model directory for its first bytes; empty: none
+  std::string start_from = {};  ///< a model directory with the initial bytes; empty: none
   friend bool operator==(const ReceiverModelOptions&, const ReceiverModelOptions&) = default;
 };
 
 struct ReceiverOptions {
   std::string data_dir = "/dev/shm/deltawire";
   std::string file_group;  ///< group that may read models; empty: none
-  /// Control address of the sender, or several with commas between, in order of preference
-  /// (Alternatives). Several entries are the agents of one trainer, each of which owns a part of
-  /// the model.
+  /// The sender's control address, or several with commas between, in order of preference
+  /// (Alternatives). Several entries are the agents of one trainer, each with a part of the model.
   std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
-  std::string site;  ///< label; empty: the sender does not say whom to follow
+  std::string site;  ///< label; empty: the receiver chooses its upstream itself
   Endpoint control{"127.0.0.1", 7710};
-  bool serve = false;                ///< serve what is committed to other receivers, too
+  bool serve = false;                ///< serve committed versions to other receivers, too
   Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`; its host as the sender's
   std::string advertise_host;        ///< as the sender's, with `serve`
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
-  uint64_t rate_limit = 0;               ///< bytes/s to all receivers that are served; 0: none
-  uint64_t rate_limit_per_site = 0;      ///< bytes/s to those of each site; 0: none
-  uint64_t rate_limit_per_receiver = 0;  ///< bytes/s to each of them and each model; 0: none
-  uint32_t streams = 0;                  ///< TCP streams per pull, 1..64; 0: as the link needs
-  bool follow = true;                    ///< pull new versions; false: only on `sync`
+  uint64_t rate_limit = 0;                       ///< bytes/s to all served receivers; 0: none
+  uint64_t rate_limit_per_site = 0;              ///< bytes/s to those of each site; 0: none
+  uint64_t rate_limit_per_receiver = 0;          ///< bytes/s to each receiver and model; 0: none
+  uint32_t streams = 0;  ///< TCP streams per pull, 1..64; 0: chosen for the link
+  bool follow = true;    ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
-  std::chrono::milliseconds reader_grace{10000};  ///< wait this long for readers of the only file
+  std::chrono::milliseconds reader_grace{10000};  ///< how long to wait for readers of the only file
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
-  bool unsafe_in_place = false;                     ///< change bytes even while others read them
+  bool unsafe_in_place = false;                     ///< change bytes while readers have them open
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;   ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
-  uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
+  uint32_t engine_retries = 5;                       ///< for one version, after the first attempt
   std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
   std::string congestion_control = "auto";  ///< as the sender's
@@ -117,8 +117,8 @@ struct ReceiverOptions {
   friend bool operator==(const ReceiverOptions&, const ReceiverOptions&) = default;
 };
 
-/// Outcome of reading a command line: run with `options`, or print `text` and exit with
-/// `exit_code`. Code 0: help or version, for stdout; code 2: an error, for stderr.
+/// The result of reading a command line: run with `options`, or print `text` and exit with
+/// `exit_code`. Code 0 is help or version, for stdout; code 2 is an error, for stderr.
 template <typename Options>
 struct Parsed {
   bool run = false;
@@ -127,7 +127,7 @@ struct Parsed {
   int exit_code = 0;
 };
 
-/// The addresses of one entry of ReceiverOptions::senders.
+/// Returns the addresses in one entry of ReceiverOptions::senders.
 std::vector<std::string> Alternatives(const std::string& sender);
 
 Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv);

@@ -1,6 +1,6 @@
-// Parts of the daemons' options that belong together: a receiver's engines, and a sender's groups.
-// Functions on a CLI::App, whose options write to `o` when it parses; `o` outlives it. Threads:
-// one. Errors: kInvalidArgument that begins with the option's name.
+// Two parts of the daemons' options: a receiver's engines, and a sender's groups. Options write to
+// `o` when the CLI::App parses, so `o` outlives it. Errors are kInvalidArgument and begin with the
+// option's name.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,11 +11,11 @@
 namespace deltawire {
 
 void AddEngines(CLI::App& app, ReceiverOptions& o);
-/// That each engine has one of the receiver's models, none is named twice, and no key goes over
-/// another machine's wire in plaintext.
+/// Checks that each engine has one of the receiver's models, that none is named twice, and that no
+/// token travels in plaintext to another machine.
 Status CheckEngines(const ReceiverOptions& o);
 
-/// Their check is CheckGroups of group_options.h.
+/// CheckGroups of group_options.h checks them.
 void AddGroups(CLI::App& app, SenderOptions& o);
 
 }  // namespace deltawire

@@ -10,9 +10,9 @@ namespace {
 
 __extension__ typedef unsigned __int128 Wide;  // ISO C++ has none
 
-constexpr size_t kMostDigits = 18;  // of a fraction; with a factor they fit in Wide
+constexpr size_t kMostDigits = 18;  // of a fraction; times a unit's factor they fit in Wide
 
-// The factor of a unit in lower case; 0: it is none.
+// Returns the factor of a unit in lower case, or 0 for no unit.
 uint64_t FactorOf(std::string_view unit, bool kb_is_1000) {
   if (unit.empty() || unit == "b") return 1;
   constexpr std::string_view kPrefixes = "kmgtpe";
@@ -26,7 +26,7 @@ uint64_t FactorOf(std::string_view unit, bool kb_is_1000) {
   return factor;
 }
 
-// Reads digits from the front of `text` into `number`; how many there were.
+// Moves digits from the front of `text` into `number`, and returns their count.
 size_t TakeDigits(std::string_view& text, Wide& number) {
   size_t digits = 0;
   while (digits < text.size() && std::isdigit(static_cast<unsigned char>(text[digits])) != 0) {

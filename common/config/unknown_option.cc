@@ -9,7 +9,7 @@
 namespace deltawire {
 namespace {
 
-// Without dashes.
+// Returns names without dashes.
 std::vector<std::string> LongNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {

@@ -1,5 +1,4 @@
-// Errors about options that a program does not have. Pure functions of a CLI::App. Threads: one.
-// Cost: linear in the options.
+// The error for an option that a program does not have.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,8 +7,8 @@
 
 namespace deltawire {
 
-/// The first of `arguments` that looks like an option and is none of `app`'s, with a suggestion:
-/// `there is no option --reciever; did you mean "--receiver"?`. "": all are known.
+/// Returns a message about the first of `arguments` that looks like an option of `app` but is none:
+/// `there is no option --reciever; did you mean "--receiver"?`. Returns "" if all are known.
 std::string UnknownOption(const CLI::App& app, const std::vector<std::string>& arguments);
 
 }  // namespace deltawire
