@@ -14,9 +14,9 @@ namespace deltawire::metrics {
 namespace {
 
 constexpr double kHeight = 160;    // of a plot, in pixels
-constexpr size_t kMostLabels = 5;  // that a window of 400 pixels has room for
+constexpr size_t kMostLabels = 5;  // as many as fit into 400 pixels
 
-/// A text at an axis; `at` is a part of its length.
+/// A label on an axis; `at` is a fraction of its length.
 struct Tick {
   double at = 0;
   std::string text;
@@ -28,10 +28,10 @@ struct Axis {
 
 std::string Percent(double part) { return fmt::format("{:.2f}%", 100 * part); }
 
-/// From the top of the plot, for what is `part` of the axis' length up.
+/// Returns the distance from the top of the plot to a point at fraction `part` of the axis.
 double Down(double part, double height = kHeight) { return height * (1 - part); }
 
-/// The next of 1, 2, 5, 10, ..., of any power of ten, that is not below `least`.
+/// Returns the next of 1, 2, 5, 10, ..., times any power of ten, that is not below `least`.
 double NiceStep(double least) {
   const double power = std::pow(10, std::floor(std::log10(least)));
   for (const double step : {1.0, 2.0, 5.0}) {
@@ -48,7 +48,7 @@ std::string Key(const std::vector<std::string>& series) {
   return html + "</ul>";
 }
 
-/// Lines and texts of both axes; the names stand above the one and below the other.
+/// Draws lines and texts of both axes. The y axis has its name above it, the x axis below it.
 std::string Axes(const Axis& y, const Axis& x) {
   std::string svg = fmt::format("<text x=\"0\" y=\"-10\">{}</text>", EscapeHtml(y.name));
   for (const Tick& tick : y.ticks) {
@@ -75,7 +75,7 @@ std::string Figure(const std::string& title, const std::string& key, const std::
       escaped, key, more_classes, escaped, height, svg);
 }
 
-/// So few of the labels, evenly chosen, that they do not touch.
+/// Selects evenly as many labels as fit without touching.
 std::vector<Tick> LabelTicks(const std::vector<std::string>& labels, size_t slots) {
   const size_t every = (labels.size() + kMostLabels - 1) / kMostLabels;
   std::vector<Tick> ticks;
@@ -85,7 +85,7 @@ std::vector<Tick> LabelTicks(const std::vector<std::string>& labels, size_t slot
   return ticks;
 }
 
-/// A few columns do not become as wide as the plot.
+/// Returns at least 8, so that a few columns do not fill the whole width.
 size_t Slots(const Columns& what) { return std::max<size_t>(what.columns.size(), 8); }
 
 Axis VersionAxis(const Columns& what) {
@@ -94,7 +94,7 @@ Axis VersionAxis(const Columns& what) {
   return {"version", LabelTicks(labels, Slots(what))};
 }
 
-/// Opens a group of all that belongs to column `c`, with its figures, which the whole height shows.
+/// Opens the group of column `c`, whose figures show over the whole height.
 std::string OpenColumn(const Columns& what, size_t c, std::string (*text)(double)) {
   const Column& column = what.columns[c];
   std::string figures = column.name;
@@ -109,7 +109,7 @@ std::string OpenColumn(const Columns& what, size_t c, std::string (*text)(double
 
 std::string BytesText(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
 
-/// "10 kB" for 4.
+/// Returns "10 kB" for 4.
 std::string PowerText(int exponent) {
   static constexpr std::array<const char*, 6> kPrefix = {"", "k", "M", "G", "T", "P"};
   const auto prefix = std::min<size_t>(static_cast<size_t>(exponent) / 3, kPrefix.size() - 1);
@@ -117,7 +117,7 @@ std::string PowerText(int exponent) {
                      kPrefix[prefix]);
 }
 
-/// A span of time, and where to put times of day on it.
+/// A span of time, and the positions of times of day on it.
 struct Clock {
   double first = 0, last = 1;  // seconds since 1970
 
@@ -149,7 +149,7 @@ std::vector<Tick> Clock::Ticks() const {
   return ticks;
 }
 
-/// The lines of one series: level from each step to the next, and a dot at each.
+/// Draws the lines of one series: level from each step to the next, with a dot at each.
 std::string Stairs(const Steps& what, size_t series, const Clock& clock, double low, double high) {
   const std::vector<Step>& steps = what.steps[series];
   std::string svg;
@@ -229,7 +229,7 @@ std::string BytesChart(const Columns& what) {
   const auto slots = static_cast<double>(Slots(what));
   for (size_t c = 0; c < what.columns.size(); ++c) {
     svg += OpenColumn(what, c, BytesText);
-    for (size_t i = what.series.size(); i-- > 0;) {  // the first one lies above the others
+    for (size_t i = what.series.size(); i-- > 0;) {  // draws the first one on top
       const double value = what.columns[c].values[i];
       if (value <= 0) continue;
       svg += fmt::format("<rect class=\"k{}\" x=\"{}\" y=\"{:.2f}\" width=\"{}\" height=\"3\"/>", i,
@@ -252,7 +252,7 @@ std::string StepsChart(const Steps& what) {
       all.begin(), all.end(), [](const Step& a, const Step& b) { return a.value < b.value; });
   Clock clock{static_cast<double>(times.first->unix_nanos) * 1e-9,
               static_cast<double>(times.second->unix_nanos) * 1e-9};
-  // One instant is shown with the second around it, and one value with those beside it.
+  // A single instant gets a second around it, and a single value some range.
   const double missing = std::max(0.0, 1 - (clock.last - clock.first));
   clock.first -= missing / 2;
   clock.last += missing / 2;
@@ -272,7 +272,7 @@ std::string StepsChart(const Steps& what) {
 
 std::string HeatChart(const Heat& what) {
   constexpr double kRow = 14;
-  constexpr size_t kMostLetters = 26;  // that the space beside the rows has room for
+  constexpr size_t kMostLetters = 26;  // that fit beside the rows
   double most = 0;
   bool any = false;
   for (const double ratio : what.ratios) {
@@ -282,7 +282,7 @@ std::string HeatChart(const Heat& what) {
   if (!any) return "";
   const double height = kRow * static_cast<double>(what.rows.size());
   const auto width = static_cast<double>(what.columns.size());
-  // What did not change at all is seen to be there, too.
+  // A ratio of 0 stays faintly visible.
   const auto opacity = [&](double ratio) { return 0.07 + 0.93 * (most > 0 ? ratio / most : 0); };
   std::string svg;
   for (size_t r = 0; r < what.rows.size(); ++r) {

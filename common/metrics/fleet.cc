@@ -10,7 +10,7 @@
 namespace deltawire::metrics {
 namespace {
 
-/// Nobody reads more rows.
+/// A longer table would not be read.
 constexpr size_t kMostRows = 1000;
 
 /// gRPC names peers "ipv4:127.0.0.1:37552".
@@ -20,7 +20,8 @@ Cell PeerOf(const std::string& peer) {
   return {peer.substr(kScheme.size()), peer};
 }
 
-/// What a member of a site follows: the name of another member, where one has the address.
+/// Returns what a member of a site follows: the name of the member with that address, if there is
+/// one.
 Cell FollowedBy(const FleetMember& m, const std::map<std::string, std::string>& ids) {
   if (m.site.empty()) return Cell::Word("-");
   if (m.follows.empty()) return Cell::Word("this sender");

@@ -1,6 +1,5 @@
-// The table of a fleet on a status page: each receiver that is attached to a sender or a relay,
-// those that are furthest behind first. Stateless. Threads: any. Cost: a row for each of the first
-// 1,000 receivers. Errors: none.
+// The fleet table of a status page: the receivers that are attached to a sender or a relay, those
+// furthest behind first. It shows at most 1,000.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +12,19 @@
 
 namespace deltawire::metrics {
 
-/// What a receiver last said of itself.
+/// A receiver's last report.
 struct FleetMember {
   std::string id, peer;
   Identity committed;
   ReceiverPhase phase = ReceiverPhase::kNone;
-  uint64_t bytes_done = 0, bytes_total = 0;  ///< of a pull that runs
-  /// Of its last pull; 0: there was none.
+  uint64_t bytes_done = 0, bytes_total = 0;  ///< of the current pull
+  /// Of its last pull; 0: none yet.
   uint64_t payload_bytes = 0, ahead_bytes = 0;
   double seconds = 0, transfer_seconds = 0;
   double attached_seconds = 0;
   std::string message;
-  /// Of one that says a site: where it serves others (empty: it does not), and the address that it
-  /// follows (empty: whoever shows this page).
+  /// For a receiver with a site: its serving address (empty: it does not serve), and the address
+  /// that it follows (empty: the daemon of this page).
   std::string site, address, follows;
 };
 
@@ -51,7 +50,7 @@ FleetMember FleetMemberOf(const View& view) {
           .follows = report.follows};
 }
 
-/// `newest`: what the members are to hold.
+/// `newest` is the target of all members.
 void ShowFleet(Page& page, std::string_view id, const Identity& newest,
                std::vector<FleetMember> members);
 

@@ -34,7 +34,7 @@ std::optional<std::string> AddressOf(int fd) {
   return text;
 }
 
-/// False: `events` did not come until then.
+/// Returns false if `events` did not come until then.
 bool Await(int fd, short events, SteadyClock::time_point until) {
   while (true) {
     const auto left =
@@ -47,7 +47,7 @@ bool Await(int fd, short events, SteadyClock::time_point until) {
   }
 }
 
-/// The request with its headers; empty: it did not come whole.
+/// Reads the request with its headers; empty: it did not arrive whole.
 std::string Read(int fd) {
   const auto until = SteadyClock::now() + kPatience;
   std::string request;
@@ -117,7 +117,7 @@ HttpPort::~HttpPort() {
 void HttpPort::Take(int fd) {
   UniqueFd owner(fd);
   const auto address = AddressOf(fd);
-  if (!address) return;  // it has gone already
+  if (!address) return;  // the peer has gone
   {
     std::lock_guard lock(mu_);
     const auto same =
@@ -128,7 +128,7 @@ void HttpPort::Take(int fd) {
   absl::Cleanup forget = [this, fd] {
     std::lock_guard lock(mu_);
     connections_.erase(fd);
-    cv_.notify_all();  // under the lock: whoever waits may destroy this
+    cv_.notify_all();  // under the lock: a waiting thread may destroy this
   };
   std::thread([this, fd] {
     const absl::Cleanup ended = [this, fd] {

@@ -1,8 +1,8 @@
-// A port that answers GET of a few paths over HTTP, one request a connection, from a thread each.
-// Owner: metrics::Server; the destructor ends all connections. Threads: its own call `make`,
-// several at once. Cost: kMost connections, kMostOfAddress of one address; others are closed at
-// once. They have 5 s for the request, and for each piece of its answer. Errors: kAlreadyExists
-// when the address is taken, kInvalidArgument when it is none of ours.
+// A port that answers GET of a few paths over HTTP, one request per connection, each on its own
+// thread, so several may call `make` at once. The destructor ends all connections. Connections
+// beyond kMost, or beyond kMostOfAddress of one address, are closed at once. A request has 5 s, and
+// so has each piece of its answer. Errors are kAlreadyExists for a taken address, kInvalidArgument
+// for one that is not ours.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ class HttpPort {
     std::string headers;  ///< lines, each with its end
     std::function<std::string()> make;
   };
-  /// `address` is "host:port", where an IPv6 host stands in brackets.
+  /// `address` is "host:port", with an IPv6 host in brackets.
   static StatusOr<std::unique_ptr<HttpPort>> Listen(const std::string& address,
                                                     std::vector<Resource> resources);
   ~HttpPort();
@@ -41,8 +41,8 @@ class HttpPort {
   const std::vector<Resource> resources_;
   std::unique_ptr<Acceptor> acceptor_;
   Mutex mu_;
-  CondVar cv_;                              // a connection has ended
-  std::map<int, std::string> connections_;  // the peer's address, by descriptor
+  CondVar cv_;                              // signals the end of a connection
+  std::map<int, std::string> connections_;  // peer addresses, by descriptor
 };
 
 }  // namespace deltawire::metrics

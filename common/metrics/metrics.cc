@@ -44,7 +44,7 @@ std::string Exposition(const Shown& shown) {
   return prometheus::TextSerializer().Serialize(families);
 }
 
-/// Makes a page anew after a second at the earliest: who asks all the time costs the daemon little.
+/// Caches a page for a second, so that frequent requests cost the daemon little.
 class Remembered {
  public:
   explicit Remembered(std::function<std::string()> make) : make_(std::move(make)) {}
@@ -68,7 +68,8 @@ class Remembered {
 
 constexpr const char* kMetricsHeaders =
     "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
-/// The page's heads. No browser runs what a name may have brought into it, even unescaped.
+/// Returns the page's headers. With them no browser runs a script, even if a name injects one
+/// unescaped.
 std::string PageHeaders() {
   return fmt::format(
       "Content-Type: text/html; charset=utf-8\r\nContent-Security-Policy: {}\r\n"
@@ -81,7 +82,7 @@ std::string PageHeaders() {
 struct Server::Impl {
   Shown shown;
   std::unique_ptr<Remembered> remembered;
-  std::unique_ptr<HttpPort> port;  // ends before what it calls
+  std::unique_ptr<HttpPort> port;  // destroyed before the data that it uses
 };
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

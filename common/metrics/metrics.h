@@ -1,8 +1,7 @@
-// A daemon's metrics and status page: GET /metrics and GET / on a port of their own, off unless
-// asked for. Each scrape reads the daemon's own counters, so metrics keep no second copy of a
-// value, except histograms, which are told of what ends (stage_histograms.h).
-// Owner: main; the data that the callbacks read must outlive the Server. Threads: the port's own
-// call the callbacks (http_port.h, with the errors).
+// A daemon's metrics and status page: GET /metrics and GET / on a port of their own, off by
+// default. Each scrape reads the daemon's own counters, so metrics keep no second copy of a value,
+// except in histograms (stage_histograms.h). The data that the callbacks read must outlive the
+// Server, whose threads call them. http_port.h describes threads and errors.
 #pragma once
 
 #include <functional>
@@ -30,17 +29,16 @@ struct Sample {
 
 using Collect = std::function<std::vector<Sample>()>;
 
-/// What a daemon shows. What it says of its process comes on top.
+/// A daemon's own metrics and page. Those of its process are added.
 struct Shown {
   Collect collect;
   std::shared_ptr<const StageHistograms> stages;  ///< null: none
-  /// Makes the HTML document at "/" (page.h), once a second at most; null: there is none.
+  /// Makes the HTML document at "/" (page.h), at most once a second; null: no page.
   std::function<std::string()> page = {};
 };
 
 class Server {
  public:
-  /// `address` is "host:port".
   static StatusOr<std::unique_ptr<Server>> Start(const std::string& address, Shown shown);
   ~Server();
 

@@ -11,10 +11,10 @@
 namespace deltawire::metrics {
 namespace {
 
-/// How often a browser asks for the page again.
+/// The interval at which a browser reloads the page.
 constexpr int kReloadSeconds = 30;
 
-// The colours k0 to k5 are told apart by people who see few colours, too (after Okabe and Ito).
+// The colors k0 to k5 are distinguishable with color blindness too (after Okabe and Ito).
 // page_test.cc compares the style's digest with the one in kPagePolicy.
 constexpr std::string_view kStyle = R"(
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#d8dde3;--row:#f5f7f9;
@@ -57,7 +57,7 @@ background:var(--k)}
 @media(max-width:600px){.heat{width:calc(100% - 148px);margin-left:132px}.heat .y{font-size:9px}}
 )";
 
-/// The length of the UTF-8 sequence that `text` begins with; 0: it begins with none.
+/// Returns the length of the UTF-8 sequence at the start of `text`; 0: none.
 size_t Utf8Length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -76,7 +76,7 @@ size_t Utf8Length(std::string_view text) {
   return overlong || surrogate || beyond ? 0 : length;
 }
 
-/// The entity that stands for `c`; "": `c` stands for itself.
+/// Returns the entity for `c`; "": `c` needs none.
 std::string_view EntityOf(char c) {
   switch (c) {
     case '&':
@@ -215,7 +215,7 @@ void Page::Facts(std::string_view id, const std::vector<std::pair<std::string, C
 
 void Page::Table(std::string_view id, const std::vector<std::string>& titles,
                  const std::vector<Row>& rows) {
-  // Who reads by keyboard can scroll what has the focus only.
+  // A keyboard can scroll only an element that has the focus.
   html_ += fmt::format("<div class=\"scroll\" tabindex=\"0\"><table id=\"{}\"><thead><tr>",
                        EscapeHtml(id));
   for (size_t i = 0; i < titles.size(); ++i) {

@@ -14,11 +14,11 @@ namespace {
 constexpr size_t kThreadsField = 20, kStartField = 22, kVirtualField = 23, kResidentField = 24;
 constexpr size_t kFirstAfterName = 3;
 
-/// The numbers of /proc/self/stat from the third field on; empty where it cannot be read.
+/// Returns the numbers of /proc/self/stat from the third field on; empty if it cannot be read.
 std::vector<double> StatFields() {
   std::ifstream file("/proc/self/stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});
-  // The program's name may have blanks and brackets itself.
+  // The program's name may contain blanks and brackets.
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream rest(text.substr(name_end + 1));
@@ -30,7 +30,7 @@ std::vector<double> StatFields() {
   return fields;
 }
 
-/// When the machine started, in seconds since 1970; 0: not known.
+/// Returns the machine's boot time, in seconds since 1970; 0: unknown.
 double BootTime() {
   std::ifstream file("/proc/stat");
   for (std::string line; std::getline(file, line);) {

@@ -1,6 +1,6 @@
-// What Prometheus's clients say of every process: its memory, threads, descriptors and processor
-// time, by their conventional names. Stateless. Threads: any. Cost: a few files of /proc/self, and
-// a directory entry for each descriptor. Errors: none; a value that cannot be read is left out.
+// The metrics that Prometheus's clients report of every process: memory, threads, descriptors and
+// processor time, by their conventional names. They cost reads of /proc/self and of a directory
+// entry for each descriptor. Values that cannot be read are omitted.
 #pragma once
 
 #include <vector>

@@ -6,8 +6,8 @@
 namespace deltawire::metrics {
 namespace {
 
-// Two for each power of ten. A stage of a small model takes less than the first, one of a model of
-// a terabyte over a slow link more than the last.
+// Two buckets per power of ten. A stage of a small model takes less than the first, one of a model
+// of a terabyte over a slow link more than the last.
 const prometheus::Histogram::BucketBoundaries kSeconds = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3,
                                                           1,     3,     10,   30,   100};
 

@@ -1,7 +1,6 @@
-// How long each stage of a version took, as Prometheus's histograms: one family by model and stage,
-// and one by engine. They count what ends, when it ends; a scrape only reads them.
-// Owner: main, and the metrics server. Threads: any. Cost: 14 series for each stage of a model or
-// engine that has ended once. Errors: none.
+// The durations of a version's stages as Prometheus histograms: one family by model and stage, and
+// one by engine. They count a stage when it ends; a scrape only reads them. Thread-safe. Each stage
+// of a model or engine has 14 series once it has occurred.
 #pragma once
 
 #include <memory>
@@ -29,7 +28,7 @@ class StageHistograms {
   const std::unique_ptr<Impl> impl_;
 };
 
-/// Tells `histograms`, which it keeps alive.
+/// Returns an observer that adds to `histograms` and keeps it alive.
 StageObserver ObserverOf(std::shared_ptr<StageHistograms> histograms);
 
 }  // namespace deltawire::metrics
