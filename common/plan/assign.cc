@@ -9,7 +9,7 @@ namespace {
 constexpr int kOrigin = -1;
 constexpr int kNone = -2;  // not placed yet
 
-/// One site while it is planned. Receivers are numbered in their order.
+/// The plan of one site. Receivers are numbered in their order.
 class SitePlan {
  public:
   SitePlan(std::vector<const AssignNode*> nodes, const Parents& before, uint32_t fan_out)
@@ -50,8 +50,8 @@ class SitePlan {
     parent(node) = kNone;
   }
 
-  /// What `node` followed before: a receiver's number, or kOrigin. kNone: nothing, or a receiver
-  /// that has gone or does not serve any more.
+  /// Returns the former upstream of `node`: a receiver's number, or kOrigin. kNone: no upstream, or
+  /// one that has gone or no longer serves.
   int Before(int node) const {
     const auto was = before_.find(nodes_[static_cast<size_t>(node)]->id);
     if (was == before_.end()) return kNone;
@@ -60,7 +60,7 @@ class SitePlan {
     return number == number_.end() || !serves(number->second) ? kNone : number->second;
   }
 
-  /// What was assigned before stays, as far as it is still allowed.
+  /// Keeps former assignments that the rules still allow.
   void Keep() {
     for (int node = 0; node < size(); ++node) {
       const int was = Before(node);
@@ -69,7 +69,7 @@ class SitePlan {
     }
   }
 
-  /// Whether `other` is `node`, or follows it directly or through others.
+  /// Returns whether `other` is `node`, or follows it directly or through others.
   bool Above(int node, int other) {
     for (int at = other; at >= 0; at = parent(at)) {
       if (at == node) return true;
@@ -77,8 +77,8 @@ class SitePlan {
     return false;
   }
 
-  /// When a receiver has gone, or does not serve any more, the first of its followers takes its
-  /// place, and the other followers follow that one.
+  /// Replaces each receiver that has gone or no longer serves: its first follower takes its place,
+  /// and the other followers follow that one.
   void Inherit() {
     std::map<std::string, int> heirs;  // by the receiver that has gone
     for (int node = 0; node < size(); ++node) {
@@ -104,7 +104,7 @@ class SitePlan {
     return number == number_.end() || !serves(number->second);
   }
 
-  /// The nearest receiver above `gone`, in the tree as it was, that is still here and serves.
+  /// Returns the nearest receiver above `gone`, in the former tree, that is still here and serves.
   int PlaceOf(const std::string& gone) const {
     std::string id = gone;
     for (size_t steps = 0; steps <= before_.size(); ++steps) {
@@ -123,7 +123,7 @@ class SitePlan {
     return size;
   }
 
-  /// The receiver that pulls from the origin for all others; kNone: none of them serves.
+  /// Returns the receiver that pulls from the origin for all others; kNone: none of them serves.
   int ChooseRoot() {
     int root = kNone;
     const auto better = [&](int node) {
@@ -150,7 +150,7 @@ class SitePlan {
       const int moved = MakeRoom(node, root);
       if (moved != kNone) others.push_back(moved);
     }
-    // Receivers that were placed later may have brought room.
+    // Receivers placed later may have brought room.
     for (const int node : serving) {
       if (parent(node) == kNone && !Place(node, root)) parent(node) = kOrigin;
     }
@@ -159,7 +159,7 @@ class SitePlan {
     }
   }
 
-  /// The root and all that follow it, directly or through others, the nearest first.
+  /// Returns the root and all that follow it, directly or through others, the nearest first.
   std::vector<int> Connected(int root) {
     std::vector<int> all{root};
     for (size_t i = 0; i < all.size(); ++i) {
@@ -169,8 +169,8 @@ class SitePlan {
     return all;
   }
 
-  /// Hangs `node` under the receiver with room that is nearest to the root; of several that are
-  /// equally near, under the one with the fewest followers. False: nobody has room.
+  /// Places `node` under the receiver with room that is nearest to the root. Ties go to the
+  /// receiver with the fewest followers. Returns false if no receiver has room.
   bool Place(int node, int root) {
     std::vector<int> level{root};
     while (!level.empty()) {
@@ -192,7 +192,8 @@ class SitePlan {
   }
 
   /// Gives `node`, which serves, the place of a receiver that does not, and returns that receiver.
-  /// kNone: there is none, or it would gain nothing, since nobody under `node` has room.
+  /// Returns kNone if there is none, or if it would gain nothing, since no receiver under `node`
+  /// has room.
   int MakeRoom(int node, int root) {
     const auto below = Connected(node);
     if (std::ranges::none_of(below, [&](int at) { return HasRoom(at); })) return kNone;
@@ -241,7 +242,7 @@ std::map<std::string, std::vector<std::string>> BackupsOf(const std::vector<Assi
     const auto parent = parents.find(id);
     return parent == parents.end() ? std::string() : parent->second;
   };
-  std::map<std::string, std::string> heirs;  // by the one that they take the place of
+  std::map<std::string, std::string> heirs;  // by the receiver that each replaces
   for (const AssignNode& node : nodes) {
     if (node.serves) heirs.emplace(followed(node.id), node.id);
   }

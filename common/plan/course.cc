@@ -29,7 +29,7 @@ void Course::Begin(size_t i) {
   job.wake = Flows::kNever;
   job.began = now_;
   const Step& step = job.steps[job.step];
-  // A stage of several steps is one in the end.
+  // The steps of one stage are merged.
   if (job.times.empty() || job.times.back().stage != step.stage) {
     job.times.push_back({step.stage, job.at, now_, 0, {}});
   }

@@ -1,6 +1,6 @@
-// Jobs of several stages on virtual time: each stage takes its time, works on what it shares with
-// others, or waits for another job's. Plain values of one thread; the jobs live as long as the
-// course. Cost: jobs squared, and that of the flows. Errors: none.
+// Jobs of several stages on virtual time. Each stage takes its time, does work on shared resources,
+// or waits for another job's stage. Jobs live as long as the course. For one thread; costs jobs
+// squared, plus the flows.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ struct StageTime {
   std::string at;    ///< the trainer, or a hop's name
   double begin = 0;  ///< seconds since the trainer was ready
   double seconds = 0;
-  std::string bound_by;  ///< what it spent most of its time on
+  std::string bound_by;  ///< the main limit on its time
 };
 
-/// The end of another job's step, and some seconds more.
+/// The end of another job's step, plus some seconds.
 struct Moment {
   size_t job = 0, step = 0;
   double later = 0;
@@ -33,13 +33,13 @@ struct Step {
   Stage stage{};
   double delay = 0;
   std::optional<Work> work;
-  /// Where set, `delay` follows from the seconds that the step before took.
+  /// If set, computes `delay` from the seconds of the previous step.
   std::function<double(double)> delay_after = nullptr;
-  /// Where set, the step ends then, or at once if that has passed.
+  /// If set, the step ends at that moment, or at once if it has passed.
   std::optional<Moment> until = std::nullopt;
 };
 
-/// Stages that come one after the other, and what begins with them and when they have ended.
+/// A sequence of stages, and the jobs that begin at its begin and at its end.
 struct Job {
   std::string at;
   std::vector<Step> steps;
@@ -48,8 +48,8 @@ struct Job {
   bool background = false;
   size_t step = 0;
   double wake = Flows::kNever;  // the end of a delay
-  double began = 0, took = 0;   // the step now, and the one before
-  std::vector<double> ends;     // of the steps that have ended
+  double began = 0, took = 0;   // of the current and of the previous step
+  std::vector<double> ends;     // of the completed steps
   bool held = false;            // whether the last step with a Moment had to wait for it
   double ended = 0;
 };
@@ -59,7 +59,7 @@ class Course {
   Flows flows;
   std::vector<Job> jobs;
 
-  /// Runs jobs[0] and all that follows from it.
+  /// Runs jobs[0] and all jobs that follow from it.
   void Run();
 
  private:

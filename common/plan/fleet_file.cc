@@ -1,4 +1,4 @@
-// Reads a fleet's TOML. docs/scaling.md explains the keys.
+// The reader of a fleet's TOML file. docs/scaling.md explains the keys.
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMost = 1e18;
 
-/// Reads the keys of one table, remembers the first error, and knows which keys were asked for.
+/// Reads the keys of one table, keeps the first error, and records the keys that it was asked for.
 class Keys {
  public:
   Keys(const toml::table& table, std::string where, const std::string& file, Status* status)
@@ -29,7 +29,7 @@ class Keys {
   }
   void FailTable(std::string_view what) const { Fail(table_, what); }
 
-  /// Fails where the table has `key`, which says nothing here.
+  /// Fails if the table has `key`, which has no meaning here.
   void Refuse(std::string_view key, std::string_view why) const {
     const toml::node* node = table_.get(key);
     if (node != nullptr) Fail(*node, fmt::format("{}{}: {}; leave it out", where_, key, why));
@@ -40,7 +40,6 @@ class Keys {
     return table_.get(key);
   }
   using Parse = StatusOr<double> (*)(std::string_view);
-  /// A number, or a text with a unit.
   bool Quantity(std::string_view key, Parse parse, double* to, double least = 0,
                 double most = kMost) {
     const toml::node* node = Find(key);
@@ -91,7 +90,7 @@ class Keys {
       Fail(*node, fmt::format("{}{} wants true or false", where_, key));
     }
   }
-  /// A key that nobody asked for is most likely a typing error.
+  /// Fails for a key that was never read, which is most likely a typing error.
   void RefuseOthers() const {
     for (const auto& [key, node] : table_) {
       if (known_.contains(key.str())) continue;
@@ -294,7 +293,7 @@ class FleetReader {
                                               "them as relays",
                                               s.name, s.receivers, s.relays));
     }
-    // The planner looks at a whole site for each receiver.
+    // The planner examines a whole site for each receiver.
     constexpr uint32_t kMostAssigned = 10'000;
     if (s.fan_out > 0 && s.receivers > kMostAssigned) {
       in.Fail(*in.Find("fan-out"),
@@ -336,13 +335,12 @@ class FleetReader {
         {"commit", ParseSeconds, &s.commit_seconds},
     };
     for (const auto& [key, parse, to] : all) {
-      // A time may be nothing; a speed may not.
+      // A time may be 0; a speed may not.
       in.Quantity(key, parse, to, parse == ParseSeconds ? 0 : 1);
     }
     for (const Coder& coder : Coders()) ReadCodecSpeeds(in, coder, s.codecs[coder.codec]);
   }
 
-  /// A codec's keys begin with its name.
   static void ReadCodecSpeeds(Keys& in, const Coder& coder, ThreadSpeeds& speeds) {
     const std::string name = kernels::NameOf(coder.codec);
     in.Quantity(name + "-encode", ParseCount, &speeds.encode, 1);

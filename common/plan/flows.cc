@@ -6,9 +6,9 @@
 namespace deltawire::plan {
 namespace {
 
-constexpr double kDone = 1e-9;     // of a work; what is left is rounding
-constexpr int kRounds = 200;       // of sharing; a handful is usual
-constexpr double kSettled = 1e-9;  // a level that moves by less stays
+constexpr double kDone = 1e-9;     // rounding error of a finished work
+constexpr int kRounds = 200;       // limit of sharing rounds; a handful is usual
+constexpr double kSettled = 1e-9;  // a level that moves by less has settled
 
 }  // namespace
 
@@ -29,7 +29,7 @@ size_t Flows::Start(Work work) {
   return works_.size() - 1;
 }
 
-// What a work could do if `resource` had room for everybody.
+// Returns a work's pace if `resource` had unlimited capacity.
 double Flows::PaceWithout(const Running& r, size_t resource,
                           const std::vector<double>& levels) const {
   double pace = r.work.least_seconds > 0 ? 1 / r.work.least_seconds : kNever;
@@ -41,7 +41,7 @@ double Flows::PaceWithout(const Running& r, size_t resource,
 
 bool Flows::Level(size_t resource, std::vector<double>& levels) const {
   struct Wish {
-    double per_weight, weight;  // what one member wants, by its weight; of all members
+    double per_weight, weight;  // one member's demand over its weight; sum over all members
   };
   std::vector<Wish> wishes;
   double weights = 0;
@@ -54,7 +54,7 @@ bool Flows::Level(size_t resource, std::vector<double>& levels) const {
       weights += u.weight * u.sharers;
     }
   }
-  // Who wants less than the equal share leaves the rest to the others.
+  // A work that wants less than the equal share leaves the rest to the others.
   std::ranges::sort(wishes, {}, &Wish::per_weight);
   double left = resources_[resource].capacity, level = kNever;
   for (const Wish& w : wishes) {
@@ -87,7 +87,7 @@ void Flows::Share() {
       r.bound = u.resource;
     }
   }
-  // Where sharing did not settle, nobody gets more than there is.
+  // If the shares have not settled, scale them down to the capacity.
   for (size_t n = 0; n < resources_.size(); ++n) {
     double wanted = 0;
     for (const size_t i : running_) {

@@ -1,7 +1,7 @@
-// Simulates, on virtual time, work that shares resources: bytes on links, core-seconds, bytes of
-// memory. At each moment every resource is divided fairly among the pieces of work that want it,
-// and each piece goes on as fast as its scarcest resource, or its own pace, allows. A plain value
-// of one thread. Cost: pieces times resources, whenever a piece ends. Errors: none.
+// A simulation on virtual time of work that shares resources: bytes on links, core-seconds, bytes
+// of memory. Every resource is divided fairly among the works that want it. Each work proceeds at
+// the pace of its scarcest resource, or at its own. For one thread; costs works times resources at
+// the end of each work.
 #pragma once
 
 #include <cstddef>
@@ -11,40 +11,40 @@
 
 namespace deltawire::plan {
 
-/// What one member of a work takes of a resource from its beginning to its end.
+/// One member's use of a resource over a whole work.
 struct Use {
   size_t resource = 0;
   double amount = 0;   ///< in the resource's unit
   double weight = 1;   ///< its share beside others': TCP streams on a link, threads on cores
-  double sharers = 1;  ///< members of the same work that take from one instance of the resource
+  double sharers = 1;  ///< members of the same work that use one instance of the resource
 };
 
 struct Work {
   std::vector<Use> uses;
-  double least_seconds = 0;  ///< however much of everything is free
-  std::string pace;          ///< what least_seconds comes from, for `bound_by`
+  double least_seconds = 0;  ///< the minimum, with all resources free
+  std::string pace;          ///< the cause of least_seconds, for `bound_by`
 };
 
 class Flows {
  public:
-  /// `capacity` is in units a second; REQUIRES: > 0.
+  /// `capacity` is in units per second. REQUIRES: > 0.
   size_t AddResource(std::string name, double capacity);
   size_t Start(Work work);
 
   static constexpr double kNever = std::numeric_limits<double>::infinity();
-  /// The time until the next work ends, if nothing else happens; kNever where none runs.
+  /// Returns the time until the next work ends, without other events; kNever if none runs.
   double NextEnd() const;
-  /// Lets `seconds` pass; returns the works that have ended. REQUIRES: seconds <= NextEnd().
+  /// Lets `seconds` pass, and returns the works that have ended. REQUIRES: seconds <= NextEnd().
   std::vector<size_t> Advance(double seconds);
 
-  /// What the work spent most of its time on: a resource's name, or its pace.
+  /// Returns the main limit on the work's time: a resource's name, or its pace.
   std::string BoundBy(size_t work) const;
   const std::string& name(size_t resource) const { return resources_[resource].name; }
-  /// Of one instance of the resource, so far.
+  /// The amount used of one instance of the resource so far.
   double amount_used(size_t resource) const { return resources_[resource].used; }
-  /// Seconds in which anybody used the resource.
+  /// The seconds during which any work used the resource.
   double busy_seconds(size_t resource) const { return resources_[resource].busy; }
-  /// Parts of the work a second, now; for tests.
+  /// The share of the work done per second at this moment; for tests.
   double pace(size_t work) const { return works_[work].pace; }
 
  private:
@@ -56,10 +56,10 @@ class Flows {
   };
   struct Running {
     Work work;
-    double left = 1;  // of the whole
-    double pace = 0;  // of the whole, a second
+    double left = 1;  // share of the whole
+    double pace = 0;  // share of the whole per second
     size_t bound = kOwnPace;
-    std::vector<double> bound_seconds;  // by resource, then of its own pace
+    std::vector<double> bound_seconds;  // by resource, then for its own pace
   };
   void Share();
   /// Divides one resource among the works; returns whether a level changed.

@@ -14,7 +14,7 @@
 namespace deltawire::plan {
 namespace {
 
-/// The levels of the tree that a sender makes of one site: by the same planner.
+/// Adds the levels of the tree that a sender assigns to one site, from the same planner.
 void AddAssigned(const Fleet& fleet, const Site& site, std::vector<Hop>& hops) {
   std::vector<AssignNode> nodes;
   const uint32_t serving = site.relays > 0 ? site.relays : site.receivers;
@@ -51,7 +51,7 @@ void AddAssigned(const Fleet& fleet, const Site& site, std::vector<Hop>& hops) {
 
 std::vector<Hop> HopsOf(const Fleet& fleet) {
   std::vector<Hop> hops;
-  std::map<std::string, int> serving;  // the hop that serves for a site's name
+  std::map<std::string, int> serving;  // the serving hop of each site, by name
   for (const Site& site : fleet.sites) {
     if (site.fan_out > 0) {
       serving[site.name] = static_cast<int>(hops.size());
@@ -112,8 +112,8 @@ uint32_t DecodeThreads(const Hop& hop) { return CodingThreads(hop.site->cores, h
 double EncodedAnew(const Fleet& fleet, const std::vector<Hop>& hops,
                    const std::vector<PullCost>& pulls, size_t h) {
   const int upstream = hops[h].upstream;
-  std::array<double, kernels::kForms> sharers{};  // pulls of one node, by the form that they take
-  double made = 0;                                // of all forms, which share the node's cache
+  std::array<double, kernels::kForms> sharers{};  // one node's pulls, by form
+  double made = 0;                                // in all forms, which share the node's cache
   for (size_t form = kernels::FormOf(kernels::Codec::kFast) + 1; form < kernels::kForms; ++form) {
     double largest = 0;
     for (size_t other = 0; other < hops.size(); ++other) {

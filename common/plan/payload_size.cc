@@ -13,7 +13,8 @@ constexpr std::pair<ChangeKind, std::string_view> kKinds[] = {{ChangeKind::kFp32
                                                               {ChangeKind::kGrid, "grid"},
                                                               {ChangeKind::kBf16, "bf16"},
                                                               {ChangeKind::kRandom, "random"}};
-// A row of the blocks' table: its columns hold numbers that lie within some standard deviations.
+// The size of a row in the blocks' table, whose columns hold numbers that lie within some standard
+// deviations.
 double RowBytes(double changes_in_block) {
   constexpr double kDeviations = 5;
   return kernels::kFastColumns * std::log2(1 + kDeviations * std::sqrt(changes_in_block)) / 8;
@@ -35,7 +36,7 @@ std::optional<ChangeKind> ParseChangeKind(std::string_view name) {
   return std::nullopt;
 }
 
-// docs/benchmarks.md, "delta": bits of `fast` less what the gaps take, and the ratios.
+// From docs/benchmarks.md, "delta": bits of `fast` without the gaps, and the ratios.
 ChangeShape ShapeOf(ChangeKind kind) {
   switch (kind) {
     case ChangeKind::kFp32:
@@ -67,7 +68,7 @@ double FastBytes(uint64_t chunk_bytes, unsigned width, double density, double di
   const double again = density >= 1 ? 0 : std::pow(1 - density, std::exp2(k));
   const double bits = k + 1 / (1 - again) + difference_bits;
   const double changes = density * static_cast<double>(elements);
-  // A block that would grow beyond its raw differences is stored as those.
+  // A block that would exceed its raw differences is stored raw.
   const double coded = std::min(changes * bits / 8, static_cast<double>(chunk_bytes));
   return kernels::kTableOffset + blocks * RowBytes(density * static_cast<double>(block)) + coded;
 }

@@ -10,11 +10,11 @@
 namespace deltawire::plan {
 namespace {
 
-// Versions until the estimates of links have settled; one rises by a tenth at most where coders
-// bound the pulls.
+// The number of versions until the link estimates have settled. An estimate rises by at most a
+// tenth per version if coders bound the pulls.
 constexpr int kVersions = 40;
-// The codecs may take turns, as the measured cost of the one in use rises until another is cheaper;
-// then versions differ. The forecast is the median, by its time, of so many last versions.
+// Codecs may alternate, as the measured cost of the one in use rises until another is cheaper; then
+// versions differ. The forecast is the median, by time, of this many last versions.
 constexpr size_t kLast = 15;
 
 double StageSeconds(const HopTimes& times, Stage stage) {
@@ -37,7 +37,7 @@ class Predictor {
     }
     looked_back_.resize(result_.hops.size());
     result_.full = Version(true);
-    // The first delta is coded by what the first pull measured, and so on.
+    // The first delta's codec follows from the first pull's measurements, and so on.
     std::deque<Forecast> last;
     for (int v = 0; v < kVersions; ++v) {
       last.push_back(Version(false));
@@ -72,7 +72,7 @@ class Predictor {
     return f;
   }
 
-  // A relay passes payloads on as they were encoded, each once it has been checked.
+  // A relay passes payloads on as they were encoded, after it has checked each.
   static PullCost AsItCame(PullCost pull) {
     pull.encode_seconds = 0;
     pull.first_chunk_seconds = pull.last_chunk_seconds;
@@ -87,12 +87,12 @@ class Predictor {
     coding.link_bytes_per_s = links_[h]->bytes_per_s();
     coding.encode_threads = EncodeThreads(fleet_, result_.hops, hop);
     coding.decode_threads = DecodeThreads(hop);
-    // Receivers keep history from the pull on that first used a codec which wants it.
+    // Receivers keep history once a pull has used a codec that needs it.
     coding.history = looked_back_[h] != 0 && serving.history > 0;
     return coding;
   }
 
-  // Keeps what a ServedPull and a pull client would have measured by the end of a pull.
+  // Records what a ServedPull and a pull client would have measured in a pull.
   void Learn(size_t h, const Forecast& f) {
     const PullCost& pull = f.pulls[h];
     const double seconds = StageSeconds(f.timeline.hops[h], Stage::kTransfer);
@@ -112,8 +112,8 @@ class Predictor {
     if (pull.looks_back()) looked_back_[h] = 1;
   }
 
-  // What a hop waited for: its upstream's stages up to its own beginning, or, where the transfer
-  // was held up by its upstream's, up to the end of that; then what is left of its own stages.
+  // The critical path to a hop: its upstream's stages up to this hop's begin, or, if the upstream's
+  // transfer held up this one, up to the end of that transfer; then the rest of its own stages.
   std::vector<StageTime> PathTo(const Timeline& t, int h) const {
     if (h < 0) return {t.publish};
     const HopTimes& own = t.hops[static_cast<size_t>(h)];

@@ -1,7 +1,7 @@
-// What a fleet will do: runs versions one after the other, so that each pull's codec is the one
-// that the product's own estimate of its link would pick, and names the stage that takes the most.
-// Plain values of one thread. Cost: some versions on virtual time; milliseconds, and a chunk table
-// of the model. Errors: kInvalidArgument where the model cannot be cut.
+// A prediction for a fleet. It runs versions one after the other, so that the product's own link
+// estimate picks each pull's codec, and names the slowest stage. For one thread; takes
+// milliseconds, and a chunk table of the model. kInvalidArgument is the error for a model that
+// cannot be cut.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,13 @@
 
 namespace deltawire::plan {
 
-/// One kind of version: the newest delta of many, or the first one, whole.
+/// The forecast for one kind of version: a late delta, or the first version, which goes whole.
 struct Forecast {
   std::vector<PullCost> pulls;           ///< by hop
-  std::vector<double> link_bytes_per_s;  ///< by hop, as the estimate that chose the codec
+  std::vector<double> link_bytes_per_s;  ///< by hop, the estimate that chose the codec
   Timeline timeline;
-  std::vector<StageTime> path;  ///< of the receiver that is last: publish, then each hop's stages
-  size_t critical = 0;          ///< of `path`
+  std::vector<StageTime> path;  ///< of the last receiver: publish, then each hop's stages
+  size_t critical = 0;          ///< index into `path`
   double price = 0;             ///< of all links
 };
 

@@ -16,7 +16,7 @@ using kernels::Codec;
 
 double ForBytes(double bytes, double per_second) { return bytes / per_second; }
 
-/// Of all threads of each end.
+/// The speeds of all threads of each end together.
 struct EndSpeeds {
   CoderSpeeds encode, decode;
 };
@@ -32,7 +32,7 @@ EndSpeeds SpeedsOf(const Speeds& speeds, const Coding& coding) {
   return ends;
 }
 
-/// Sizes over fast's, with what the fleet's file says of them.
+/// Returns sizes over fast's, with the values of the fleet's file.
 PerCodec<double> RatiosOf(const Changes& changes, bool history) {
   const ChangeShape shape = ShapeOf(changes.kind);
   PerCodec<double> ratio;
@@ -42,7 +42,6 @@ PerCodec<double> RatiosOf(const Changes& changes, bool history) {
   return ratio;
 }
 
-/// Adds up the chunks of a pull.
 class Adder {
  public:
   Adder(const Fleet& fleet, PullCost* cost) : fleet_(fleet), speeds_(fleet.speeds), cost_(*cost) {}

@@ -1,7 +1,7 @@
-// What one pull moves and computes: chunks as the layout cuts them, the codec that the sender's own
-// rule picks for each, payloads and frames, and the core-seconds of both ends. Pure functions.
-// Cost: by the number of different chunk sizes; CutModel makes a real chunk table. Errors:
-// CutModel's are the layout's.
+// The bytes and the work of one pull: chunks as the layout cuts them, each one's codec by the
+// sender's own rule, payloads and frames, and the core-seconds of both ends. Costs time by the
+// number of different chunk sizes. CutModel makes a real chunk table, and returns the layout's
+// errors.
 #pragma once
 
 #include <array>
@@ -13,7 +13,6 @@
 
 namespace deltawire::plan {
 
-/// Chunks of one size.
 struct ChunkSize {
   uint32_t bytes = 0;
   unsigned width = 1;
@@ -27,40 +26,40 @@ struct CutChunks {
   double elements = 0;
 };
 
-/// The model as so many tensors of nearly one size, cut by the layout's rule.
+/// Cuts a model whose tensors all have nearly one size, by the layout's rule.
 StatusOr<CutChunks> CutModel(const Model& model);
 
-/// How the serving end codes for one pull.
+/// The serving end's coding parameters for one pull.
 struct Coding {
   std::optional<kernels::Codec> codec;  ///< none: the rule of `auto`
-  double link_bytes_per_s = 0;          ///< as the pulls before measured it; 0: not known
+  double link_bytes_per_s = 0;          ///< measured by earlier pulls; 0: unknown
   uint32_t encode_threads = 1, decode_threads = 1;
-  bool history = false;  ///< `tight` looks back to past deltas
+  bool history = false;  ///< `tight` may use past deltas
 };
 
-/// Core-seconds and bytes of one pull by one receiver, of all its agents.
+/// Core-seconds and bytes of one pull by one receiver, summed over its agents.
 struct PullCost {
   std::array<double, kernels::kForms> chunks{}, bytes{};  ///< by form; payloads
   double changed_elements = 0;
   double payload_bytes = 0;
-  double wire_bytes = 0;  ///< with the frames' headers
+  double wire_bytes = 0;  ///< including frame headers
   double frames = 0;
-  double fast_bytes = 0;      ///< of the same deltas in `fast`: what staging holds
-  double encode_seconds = 0;  ///< `tight` and `dense`, at the serving end; kept for others
+  double fast_bytes = 0;      ///< the same deltas in `fast`: the size of staging
+  double encode_seconds = 0;  ///< `tight` and `dense`, at the serving end; cached for other pulls
   double send_seconds = 0;
   double receive_seconds = 0;  ///< until a delta is staged: checksum, decode, validate
-  double decode_seconds = 0;   ///< of these, `tight` and `dense`
+  double decode_seconds = 0;   ///< the part of it for `tight` and `dense`
   double apply_seconds = 0;
-  double first_chunk_seconds = 0;  ///< of the largest chunk, before its first byte can leave
-  double last_chunk_seconds = 0;   ///< and after its last one came
-  bool looks_back() const;         ///< whether a codec that wants history was used
+  double first_chunk_seconds = 0;  ///< for the largest chunk, before its first byte can leave
+  double last_chunk_seconds = 0;   ///< and after its last byte has arrived
+  bool looks_back() const;         ///< whether a codec with history was used
 };
 
 PullCost DeltaPull(const Fleet& fleet, const CutChunks& model, const Coding& coding);
 PullCost FullPull(const Fleet& fleet, const CutChunks& model);
 
-/// Core-seconds of the diff that publishes a version, of all agents together. `full`: the first
-/// one.
+/// Returns the core-seconds of the diff that publishes a version, over all agents. `full` is for
+/// the first version.
 double PublishSeconds(const Fleet& fleet, const CutChunks& model, bool full);
 
 }  // namespace deltawire::plan

@@ -17,14 +17,15 @@ namespace {
 // The kernel's first window of a connection, in bytes (RFC 6928).
 constexpr double kFirstWindow = 10 * 1448;
 constexpr double kGigabyte = 1e9;
-// Seconds after the commit at which a relay brings its other file up to date.
+// The delay after the commit at which a relay updates its other file, in seconds.
 constexpr double kCatchUpDelay = 0.1;
-// Of a pull's job: ends when the first chunk can leave, and when the last one has been checked.
+// Steps of a pull's job that end when the first chunk can leave, and when the last one has been
+// checked.
 constexpr size_t kFirstChunkStep = 2, kLastChunkStep = 6;
-// Compares two buffers: each byte of a version is read with the byte before it.
+// A diff compares two buffers, so it reads each byte of a version and the previous version's.
 constexpr double kDiffTraffic = 2;
 
-// Within one machine there is no card, unless the file says how fast it is.
+// Within one machine there is no network card, unless the file gives its speed.
 double NetworkRate(const Node& node) {
   constexpr double kUsual = 12.5e9;
   if (node.network > 0) return node.network;
@@ -33,7 +34,6 @@ double NetworkRate(const Node& node) {
 
 double Threads(const Node& node) { return node.threads == 0 ? node.cores : node.threads; }
 
-/// What the nodes of one kind take from.
 struct NodeResources {
   size_t cores = 0;
   std::optional<size_t> out, in;  // of the network; none within one machine
@@ -122,7 +122,8 @@ class Builder {
     site_limits_[h] = {resource, Beyond(of_site, sharers * LimitedBytes(h)), sharers};
   }
 
-  /// The limit for all that one serving node sends: the trainer's (`server` -1) or one of a hop's.
+  /// Adds the limit of all bytes that one serving node sends: the trainer's (`server` -1) or a
+  /// hop's.
   void DeclareLimit(int server, double limit) {
     if (limit <= 0) return;
     double bytes = 0;
@@ -133,11 +134,10 @@ class Builder {
     limits_[server] = {resource, Beyond(limit, bytes)};
   }
 
-  /// The bytes of one pull at hop `h` that one serving node counts against its limits.
+  /// Returns the bytes of one pull at hop `h` that one serving node counts against its limits.
   double LimitedBytes(size_t h) const { return costs_[h].wire_bytes / Agents(h); }
 
-  /// The share of `bytes` that must wait for the limit: all but what its burst lets through at
-  /// once.
+  /// Returns the share of `bytes` that must wait for the limit: all but one burst.
   static double Beyond(double limit, double bytes) {
     const double burst = limit * std::chrono::duration<double>(TokenBucket::kBurst).count();
     return bytes > burst ? 1 - burst / bytes : 0;
@@ -155,7 +155,7 @@ class Builder {
       Job& from = course_.jobs[upstream < 0 ? 0 : job_of_[static_cast<size_t>(upstream)]];
       (PassedOn(hops_[h]) ? from.with : from.then).push_back(job_of_.back());
       if (full_ || hops_[h].site->buffers == 1) continue;
-      // The other file follows; where leaves pull, a little later.
+      // The other file follows, a little later if leaves pull.
       Job catch_up{.at = hops_[h].name, .background = true};
       if (Followed(h)) catch_up.steps.push_back({Stage::kApply, kCatchUpDelay, {}});
       catch_up.steps.push_back({Stage::kApply, 0, OwnWork(h, costs_[h].apply_seconds)});
@@ -178,7 +178,6 @@ class Builder {
     return work;
   }
 
-  /// Work of a receiver on its own cores.
   Work OwnWork(size_t h, double seconds) const {
     const NodeResources& own = kinds_[h];
     Work work;
@@ -194,7 +193,7 @@ class Builder {
     });
   }
 
-  // A relay that is followed applies when all has come, so that what it passes on goes first.
+  // A relay with followers applies after the last byte, so that passing chunks on has priority.
   bool AtOnce(size_t h) const {
     if (costs_[h].fast_bytes > hops_[h].site->staging) return true;
     return hops_[h].site->buffers == 2 && !Followed(h);
@@ -214,8 +213,8 @@ class Builder {
     }
     job.steps.push_back({Stage::kTransfer, cost.first_chunk_seconds, {}});
     job.steps.push_back({Stage::kTransfer, 0, TransferWork(h)});
-    // TCP begins slowly, but how far it has to rise is known when the pull has shown what it gets
-    // of all that it shares, so its time is added at the end.
+    // TCP starts slowly, but the rate it has to reach is only known from the pull's share of all
+    // resources, so this time is added at the end.
     job.steps.push_back(
         {Stage::kTransfer, 0, {}, [this, h](double seconds) { return SlowStart(h, seconds); }});
     if (passed_on) {  // the last chunk leaves the upstream when it has been checked there
@@ -237,7 +236,7 @@ class Builder {
     return job;
   }
 
-  // A relay tells of a version when it has heard of it.
+  // A relay announces a version when it has heard of it.
   double WordSeconds(size_t h) const {
     double seconds = 0;
     for (const Hop* hop = &hops_[h]; PassedOn(*hop);) {
@@ -247,8 +246,8 @@ class Builder {
     return seconds;
   }
 
-  // The event (half a trip), OpenPull, TCP's handshake, Hello and Have (half a trip) and the first
-  // frame's way (half a trip).
+  // The event (half a trip), OpenPull, TCP's handshake, Hello and Have (half a trip), and the first
+  // frame (half a trip).
   double ConnectSeconds(size_t h) const {
     const double trips = 0.5 + 1 + 1 + 0.5 + 0.5 + (fleet_.tls ? 1 : 0);
     const Hop& hop = hops_[h];
@@ -259,7 +258,7 @@ class Builder {
            static_cast<double>(model_.chunks) * fleet_.speeds.plan_chunk_seconds;
   }
 
-  /// Payload bytes/s of the narrowest link on the way, if nobody else were there.
+  /// Returns the payload bytes/s of the narrowest link to hop `h`, without other traffic.
   double LinkRate(size_t h) const {
     const Hop& hop = hops_[h];
     double rate =
@@ -277,7 +276,6 @@ class Builder {
   double Agents(size_t h) const { return hops_[h].upstream < 0 ? fleet_.trainer.nodes : 1; }
   double Streams(size_t h) const { return hops_[h].streams * Agents(h); }
 
-  /// What slow start adds to a transfer that would take so many seconds without it.
   double SlowStart(size_t h, double seconds) const {
     if (seconds <= 0) return 0;
     const double bytes = costs_[h].wire_bytes / Agents(h);
@@ -302,7 +300,7 @@ class Builder {
     if (from.shared && to.shared && from.cores == to.cores) {
       work.uses.push_back({from.cores, coding + taking, coders + takers, hop.members});
     } else {
-      // All agents of one machine, or each agent's part on its own node.
+      // All agents of one machine together, or each agent's part on its own node.
       const double part = from.shared ? 1 : 1 / agents;
       work.uses.push_back(
           {from.cores, coding * part, coders, from.shared ? hop.members : hop.on_server});
@@ -383,7 +381,7 @@ class Builder {
   struct DeclaredLimit {
     size_t resource = 0;
     double share = 1;    // of the bytes that must wait for it
-    double sharers = 1;  // how many pulls of one hop share it
+    double sharers = 1;  // number of pulls of one hop that share it
   };
   struct DeclaredNode {
     std::string name;
