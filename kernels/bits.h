@@ -1,6 +1,6 @@
-// Bit streams of docs/delta_format.md: numbers and bytes are both filled from their lowest bit.
-// A writer or reader points into the caller's memory and never leaves it. Not thread-safe; cheap.
-// Errors: a full writer only counts further bytes; a reader past its end returns zeros and !ok().
+// The bit streams of docs/delta_format.md: numbers and bytes are both filled from their lowest bit.
+// A writer or reader points into the caller's memory and never leaves it. A full writer only counts
+// further bytes; a reader past its end returns zeros and !ok().
 #pragma once
 
 #include <bit>
@@ -10,13 +10,12 @@
 
 namespace deltawire::kernels {
 
-/// Bit length of x; 0 for x = 0.
 inline unsigned Bits(uint64_t x) { return static_cast<unsigned>(std::bit_width(x)); }
 
-/// The lowest n bits set, n <= 64.
+/// Returns the lowest n bits set, n <= 64.
 inline uint64_t LowMask(unsigned n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-/// The eight bytes at p as a number; bytes at `end` and beyond count as zero.
+/// Returns the eight bytes at p as a number; bytes at `end` and beyond count as zero.
 inline uint64_t Load64Within(const uint8_t* p, const uint8_t* end) {
   uint64_t v = 0;
   if (end - p >= 8) {
@@ -47,7 +46,6 @@ class BitWriter {
     for (; count > 32; count -= 32) Put(0, 32);
     Put(0, static_cast<unsigned>(count));
   }
-  /// Appends `zeros` zeros and a one.
   void PutUnary(uint64_t zeros) {
     PutZeros(zeros);
     Put(1, 1);
@@ -73,12 +71,12 @@ class BitWriter {
   unsigned filled_ = 0;
 };
 
-/// Takes bits; past the end bits are zeros and ok() turns false.
+/// Reads bits; past the end bits are zeros and ok() turns false.
 class BitReader {
  public:
   BitReader(const uint8_t* data, size_t size) : data_(data), end_(data + size) {}
 
-  /// The next `bits` (0..64) as a number.
+  /// Reads the next `bits` (0..64) as a number.
   uint64_t Get(unsigned bits) {
     if (bits > 32) {
       const uint64_t low = Get(32);
@@ -88,8 +86,8 @@ class BitReader {
     at_ += bits;
     return v;
   }
-  /// Takes zeros up to and including the next one, and returns how many zeros. More than `most`
-  /// zeros are an error: the reader is no longer ok().
+  /// Reads zeros up to and including the next one, and returns the number of zeros. More than
+  /// `most` zeros are an error: the reader is no longer ok().
   uint64_t GetUnary(uint64_t most) {
     uint64_t zeros = 0;
     while (zeros <= most && ok()) {
@@ -109,12 +107,12 @@ class BitReader {
     return 0;
   }
   void Skip(uint64_t bits) { at_ += bits; }
-  /// The next bits, of which at least the lowest kWindowBits count. Takes none.
+  /// Returns the next bits without reading them. At least the lowest kWindowBits are valid.
   static constexpr unsigned kWindowBits = 57;
   uint64_t Window() const { return Peek(); }
   uint64_t position() const { return at_; }
   bool ok() const { return !failed_ && at_ <= static_cast<uint64_t>(end_ - data_) * 8; }
-  /// True when only the last byte's zero padding is left.
+  /// Returns true when only the last byte's zero padding is left.
   bool AtPaddedEnd() {
     const uint64_t bits = static_cast<uint64_t>(end_ - data_) * 8;
     return ok() && bits - at_ < 8 && Peek() == 0;

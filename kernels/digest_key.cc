@@ -15,7 +15,7 @@ uint64_t SplitMix64(uint64_t& state) {
 DigestKey::DigestKey(uint64_t seed) : seed_(seed) {
   uint64_t state = seed;
   for (uint64_t& w : words_) w = SplitMix64(state);
-  // Multipliers are odd, so that multiplying loses no bits of a block's sum.
+  // Multipliers are odd, so that a multiplication loses no bits of a block's sum.
   for (uint64_t& m : multipliers_) m = SplitMix64(state) | 1;
 }
 

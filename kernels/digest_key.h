@@ -1,6 +1,6 @@
 // The key of the incremental chunk digest, expanded from a 64-bit seed: one 64-bit word per 32-bit
-// data word of a block of 4 KiB, and one odd multiplier per such block of a chunk.
-// Immutable after construction, so threads may share it. Cost: 24 KiB, a few us to make.
+// data word of a block of 4 KiB, and one odd multiplier per such block of a chunk. Immutable. Takes
+// 24 KiB, and a few us to make.
 #pragma once
 
 #include <array>

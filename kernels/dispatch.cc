@@ -8,7 +8,6 @@
 namespace deltawire::kernels {
 namespace {
 
-/// The scalar backend and every vector one.
 class Backends {
  public:
   Backends() {

@@ -1,5 +1,5 @@
-// Turns an element's width into its type, for code that is written once for all widths.
-// A pure template, for device and CPU; costs only the branch.
+// A dispatch from an element's width to its type, for code that is written once for all widths; for
+// device and CPU.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 
 namespace deltawire::kernels {
 
-/// True for a width that elements may have.
 DW_HD constexpr bool IsElementWidth(unsigned width) {
   return width == 1 || width == 2 || width == 4 || width == 8;
 }

@@ -1,5 +1,5 @@
-// The conversions of kernels.h between bf16, fp16 and fp32, one element at a time, on their bits.
-// Pure; integer arithmetic but for the addition; device and CPU. The rules are at struct Convert.
+// The conversions of kernels.h between bf16, fp16 and fp32, one element at a time, on their bits;
+// for device and CPU. Integer arithmetic but for the addition. The rules are at struct Convert.
 #pragma once
 
 #include <cstdint>
@@ -56,12 +56,12 @@ DW_HD uint16_t F16FromF32(uint32_t f) {
     half = uint32_t{1} << (shift - 1);
     cut = significand & (2 * half - 1);
   }
-  // A carry runs into the exponent, and turns the largest number into infinity, as it should.
+  // A carry enters the exponent, and turns the largest number into infinity, as it should.
   if (cut > half || (cut == half && (kept & 1) != 0)) ++kept;
   return static_cast<uint16_t>(sign | kept);
 }
 
-/// f + summand in fp32; a NaN only becomes quiet. REQUIRES: summand is not a NaN.
+/// Returns f + summand in fp32; a NaN only becomes quiet. REQUIRES: summand is not a NaN.
 DW_HD uint32_t F32Plus(uint32_t f, float summand) {
   if (IsNaN32(f)) return f | kF32Quiet;
   float number;

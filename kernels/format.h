@@ -1,6 +1,5 @@
-// The constants of docs/delta_format.md, in one place for the scalar, Highway and CUDA coders.
-// Constants and tiny pure functions; includes nothing that device code could not use.
-// Constants that device code uses have 32 bits.
+// The constants of docs/delta_format.md, in one place for the scalar, Highway and CUDA coders. It
+// includes nothing that device code cannot use. Constants for device code have 32 bits.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +16,7 @@ inline constexpr uint32_t kHeadBytes = 3;  // format codec width
 
 /// The codecs of payloads (byte 1); `same` and `raw` chunks have no payload.
 enum class Codec : uint8_t { kFast = 1, kTight = 2, kDense = 3 };
-/// The forms in which chunks travel, by the codec's number; 0 stands for a chunk that goes whole.
+/// The forms in which chunks travel, by the codec's number; 0 is a whole chunk.
 inline constexpr const char* kFormNames[] = {"raw", "fast", "tight", "dense"};
 inline constexpr size_t kForms = sizeof(kFormNames) / sizeof(kFormNames[0]);
 constexpr size_t FormOf(Codec codec) { return static_cast<size_t>(codec); }
@@ -29,12 +28,12 @@ inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
 inline constexpr size_t kBlockElements = 64 * 1024;
 inline constexpr size_t kMaxBlocks = kMaxChunkBytes / kBlockElements;  // for elements of one byte
 
-/// True when a difference, read as a signed number, is negative.
+/// Returns true when a difference, read as a signed number, is negative.
 template <typename T>
 DW_HD constexpr bool IsNegative(T d) {
   return (d >> (8 * sizeof(T) - 1)) != 0;
 }
-/// |d|, at most 2^(8w - 1).
+/// Returns |d|, at most 2^(8w - 1).
 template <typename T>
 DW_HD constexpr T Magnitude(T d) {
   return IsNegative(d) ? static_cast<T>(T{0} - d) : d;
@@ -72,7 +71,7 @@ inline constexpr uint32_t kOrderBits = 6;    // bits of the order of the sizes' 
 inline constexpr uint32_t kBitLengths = 65;  // bits(v) is 0..64
 static_assert(kTableOffset == 20);
 
-/// The format's rice(c, m), for c events among m places. REQUIRES: c >= 1.
+/// Returns the format's rice(c, m), for c events among m places. REQUIRES: c >= 1.
 DW_HD constexpr unsigned RiceParameter(uint64_t c, uint64_t m) {
   const uint64_t wanted = 481 * (2 * m - c);
   unsigned k = 0;
@@ -82,7 +81,7 @@ DW_HD constexpr unsigned RiceParameter(uint64_t c, uint64_t m) {
 
 // --- tight: classes ---
 
-/// Selects where an element's exponent is found in its bits; the values are the format's.
+/// The place of the exponent in an element's bits; the values are the format's.
 enum class ClassFunction : uint8_t {
   kNone = 0,
   kBF16 = 1,
@@ -104,7 +103,6 @@ inline constexpr ExponentField kExponentFields[] = {{},         {2, 7, 8}, {2, 1
 constexpr ExponentField FieldOf(ClassFunction f) {
   return f <= ClassFunction::kF8E5M2 ? kExponentFields[static_cast<unsigned>(f)] : ExponentField{};
 }
-/// The exponent of an element's bits.
 constexpr unsigned ExponentOf(uint64_t bits, ClassFunction f) {
   const ExponentField field = FieldOf(f);
   return static_cast<unsigned>(bits >> field.shift & ((uint64_t{1} << field.bits) - 1));
@@ -119,13 +117,13 @@ constexpr unsigned ClassOfExponent(unsigned exponent, unsigned base) {
 
 // --- tight: history ---
 
-/// The most past deltas that `tight` may use.
+/// The largest number of past deltas that `tight` may use.
 inline constexpr size_t kMaxHistory = 8;
 inline constexpr unsigned kHistoryRows = 5;  // no change, and four ages of the last change
 
-/// The highest row that can occur with `depth` deltas of history.
+/// Returns the highest row that can occur with `depth` deltas of history.
 constexpr unsigned HighestRow(unsigned depth) { return depth <= 2 ? depth : depth <= 4 ? 3 : 4; }
-/// The row of an element that last changed in delta `age` (1 is the newest).
+/// Returns the row of an element that last changed in delta `age` (1 is the newest).
 constexpr unsigned RowOfAge(unsigned age) { return HighestRow(age); }
 
 // --- tight: payload and parameters ---
@@ -134,11 +132,11 @@ inline constexpr uint32_t kTightHeadBytes = kHeadBytes + 1 + 1 + 1;  // function
 inline constexpr uint32_t kContextBytes = 4;
 inline constexpr unsigned kMaxLaneBits = 2;
 inline constexpr unsigned kMaxLanes = 1u << kMaxLaneBits;
-/// An encoder takes another lane for every so many changes.
+/// An encoder uses one more lane for every so many changes.
 inline constexpr uint64_t kChangesPerLane = 512;
 /// Without history, a chunk of more than kCountAllElements elements is sampled: of every
 /// kCountedEach runs of kCountedRun elements one is counted. With more than kCountAllChanges
-/// changes, one change in kCountedChange is counted. What needs history is counted in full.
+/// changes, one change in kCountedChange is counted. Counts that need history are complete.
 inline constexpr size_t kCountAllElements = kBlockElements;
 inline constexpr size_t kCountedRun = 512;
 inline constexpr uint32_t kCountedEach = 8;
@@ -150,21 +148,20 @@ inline constexpr unsigned kLevels = 16;
 inline constexpr unsigned kLevelBits = 4;
 inline constexpr unsigned kLevelCountBits = 5;
 inline constexpr unsigned kQ1 = 16, kQ2 = 15;     // largest numbers of levels
-inline constexpr uint32_t kBeyondClasses = 4096;  // probability of "longer" where x > 15
+inline constexpr uint32_t kBeyondClasses = 4096;  // probability of "longer" for x > 15
 
-/// P[l] of the format: the probability of level l, out of 2^16.
+/// The format's P[l]: the probability of level l, out of 2^16.
 inline constexpr uint16_t kLevelProbability[kLevels] = {32,    512,   1966,  4588,  8520,  13763,
                                                         20316, 27525, 35389, 43254, 49807, 55706,
                                                         60293, 63570, 64881, 65405};
-/// H[l] of the format: the weight of level l where it stands for a rate.
+/// The format's H[l]: the weight of level l as a rate.
 inline constexpr uint32_t kLevelWeight[kLevels] = {
     739,     11865,   46076,   109795,  210681,  356608,  561331,  824045,
     1174692, 1632013, 2158872, 2869978, 3820826, 5304696, 6967419, 9402137};
-/// t[l] of the format: the largest probability, out of 2^16, for which an encoder chooses level l.
+/// The format's t[l]: the largest probability, out of 2^16, for which an encoder chooses level l.
 inline constexpr uint16_t kLevelLimit[kLevels - 1] = {173,   1083,  3103,  6374,  10975,
                                                       16901, 23843, 31444, 39388, 46643,
                                                       52932, 58208, 62181, 64341, 65210};
-/// The weight of a rate code.
 constexpr uint32_t CodeWeight(unsigned code) { return (4 + (code - 1) % 4) << (code - 1) / 4; }
 
 // --- tight: coder ---

@@ -1,5 +1,5 @@
 // The test that a device must pass before it is used: it must give the CPU's bytes for every kind
-// of data that diffs meet.
+// of data in diffs.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr unsigned kWidths[] = {1, 2, 4, 8};
 constexpr double kDensities[] = {0, 0.001, 0.05, 1};
-// Narrow elements fill more than one block. Wide ones are few: they add only their width.
+// Narrow elements fill more than one block. Wide ones are few, since they only add their width.
 constexpr size_t kManyElements = kBlockElements + 777, kFewElements = 5001;
 
 /// A fixed pseudo-random sequence, so that every machine tests the same data.
@@ -28,7 +28,6 @@ class Sequence {
   uint64_t state_ = 1;
 };
 
-/// The scalar backend's result for a chunk.
 struct Expected {
   EncodeResult result;
   std::vector<std::byte> payload;
@@ -92,7 +91,7 @@ class Fixture {
     }
   }
 
-  /// Makes mostly steps of one up or down, and sometimes a random value.
+  /// Changes elements, mostly by one up or down, and sometimes to a random value.
   void Change(const GpuChunk& chunk, double density, std::byte* data) {
     for (size_t i = 0; i < chunk.bytes / chunk.width; ++i) {
       if (!sequence_.Chance(density)) continue;

@@ -1,5 +1,5 @@
-// DW_HD marks a function that is compiled for, and runs on, both GPU and CPU, in any thread. It has
-// a header of its own, so that code which both share need not lie in either's folder.
+// The mark DW_HD for functions that are compiled for both GPU and CPU. It has its own header, so
+// that shared code need not lie in either's folder.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
 // The parts of docs/delta_format.md that all coders share: heads, packed columns, tables of fast
-// payloads, bounds. A PayloadView points into the caller's payload, which must outlive it.
-// Pure functions; no allocation. Only Parse reads untrusted bytes.
+// payloads, bounds. A PayloadView points into the caller's payload, which must outlive it. Only
+// Parse reads untrusted bytes.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline void StoreElement(uint8_t* data, size_t i, T v) {
 inline const uint8_t* Ptr(Bytes b) { return reinterpret_cast<const uint8_t*>(b.data()); }
 inline uint8_t* Ptr(MutableBytes b) { return reinterpret_cast<uint8_t*>(b.data()); }
 
-/// The order of the exponential Golomb code; lengths[l] of the `large` sizes have l bits.
+/// Returns the order of the exponential Golomb code; lengths[l] of the `large` sizes have l bits.
 inline unsigned SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t large) {
   uint32_t longer = large;
   for (unsigned j = 0;; ++j) {
@@ -56,18 +56,16 @@ inline size_t BlockSize(size_t elements, size_t block) {
   return std::min(kBlockElements, elements - block * kBlockElements);
 }
 
-/// A column of a packed table.
 struct Column {
   uint32_t min = 0;
   unsigned bits = 0;
 
   static Column Of(const uint32_t* values, size_t count, size_t stride);
   uint32_t Word() const { return ColumnWord(min, bits); }
-  /// False when the reserved bit is set or a value could leave 31 bits.
+  /// Returns false when the reserved bit is set or a value could leave 31 bits.
   static bool FromWord(uint32_t word, Column* column);
 };
 
-/// A block's row in a fast payload's table.
 struct BlockRow {
   uint32_t changed = 0;
   uint32_t large = 0;
@@ -76,13 +74,13 @@ struct BlockRow {
   bool IsRaw(size_t elements, size_t width) const { return bytes == elements * width; }
 };
 
-/// A fast payload whose header and table, but not streams, were checked.
+/// A fast payload whose header and table, but not streams, have been checked.
 class PayloadView {
  public:
-  /// Checks header and table; kOk, or why they are refused.
+  /// Checks header and table. Returns kOk or the reason for rejection.
   static DecodeStatus Parse(Bytes payload, size_t raw_bytes, unsigned width, PayloadView* view);
 
-  /// The view of a payload that Parse has accepted before.
+  /// Returns the view of a payload that Parse has accepted before.
   static PayloadView Parsed(Bytes payload, size_t raw_bytes, unsigned width);
 
   size_t blocks() const { return BlockCount(elements_); }
@@ -91,13 +89,13 @@ class PayloadView {
   size_t BlockElements(size_t block) const { return BlockSize(elements_, block); }
   BlockRow Row(size_t block) const;
   const uint8_t* streams() const { return streams_; }
-  /// The start of the block's stream. Cost: a sum over the rows before it.
+  /// Returns the start of the block's stream. Costs a sum over the rows before it.
   const uint8_t* StreamOf(size_t block) const;
-  /// The payload's end: no read may pass it.
+  /// Returns the payload's end, which no read may pass.
   const uint8_t* end() const { return end_; }
 
  private:
-  /// Reads the header; false when it is not that of a fast payload for this size.
+  /// Reads the header; returns false when it does not fit a fast payload of this size.
   bool ReadHeader(Bytes payload, size_t raw_bytes, unsigned width);
   DecodeStatus CheckRows(size_t payload_bytes);
   const uint8_t* base_ = nullptr;
@@ -110,7 +108,6 @@ class PayloadView {
   Column columns_[kFastColumns];
 };
 
-/// Walks a view's blocks in order.
 class BlockCursor {
  public:
   explicit BlockCursor(const PayloadView& view) : view_(view), stream_(view.streams()) {
@@ -153,7 +150,6 @@ class PayloadWriter {
   BlockRow rows_[kMaxBlocks];
 };
 
-/// True when a chunk may have this size and element width.
 inline bool SizesAllowed(size_t raw_bytes, unsigned width) {
   return raw_bytes <= kMaxChunkBytes && IsElementWidth(width) && raw_bytes % width == 0;
 }

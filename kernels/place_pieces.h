@@ -1,24 +1,24 @@
-// Cuts a strided copy into pieces of about equal size, which threads can share, and joins two
-// copies into one where that makes the kernels faster. Pure values; no allocation. Threads: any
-// piece may run on any thread, in any order, since no two write the same bytes.
+// The pieces of a strided copy: cuts of about equal size, which threads can share, and joins of two
+// copies if that makes the kernels faster. Any piece may run on any thread, in any order, since no
+// two write the same bytes.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {
 
-/// A copy of at least this many destination bytes is written past the cache, straight to memory. If
-/// a whole copy is larger than the cache, its pieces should not be smaller than this.
+/// A copy of at least this many destination bytes bypasses the cache. If a whole copy is larger
+/// than the cache, its pieces should not be smaller than this.
 inline constexpr size_t kStreamBytes = size_t{512} << 10;
 
-/// The pieces of one copy. Their sizes differ by at most one step of the dimension that is cut.
+/// The pieces of one copy. Their sizes differ by at most one step of the cut dimension.
 class CopyPieces {
  public:
   /// Each piece has about `target_bytes` of the destination; a copy that is no larger is one piece.
   /// A copy whose dimensions are too short to cut is cut through its runs, between elements.
   CopyPieces(const StridedCopy& copy, const Convert& convert, size_t target_bytes);
 
-  /// 0 when the copy copies nothing.
+  /// Returns 0 when the copy copies nothing.
   size_t count() const { return count_; }
   /// REQUIRES: i < count().
   StridedCopy operator[](size_t i) const;
@@ -31,12 +31,11 @@ class CopyPieces {
   uint64_t step_ = 1;  ///< cuts are at multiples of this
 };
 
-/// The number of destination bytes of a copy.
 uint64_t CopiedBytes(const StridedCopy& copy);
 
-/// Joins two copies of the same shape and strides into one copy with one more dimension. Where two
+/// Joins two copies of the same shape and strides into one copy with one more dimension. If two
 /// tensors alternate in columns (2 j and 2 j + 1), only the joined copy writes whole cache lines.
-/// False, with `joined` untouched, when shapes or strides differ or no dimension is free.
+/// Returns false, with `joined` untouched, when shapes or strides differ or no dimension is free.
 /// REQUIRES: both have the same source and destination; neither writes the other's bytes.
 bool JoinCopies(const StridedCopy& a, const StridedCopy& b, StridedCopy* joined);
 

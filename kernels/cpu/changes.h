@@ -1,5 +1,5 @@
-// Calls a visitor for each change of a fast payload, block by block, for callers whose elements do
-// not lie side by side. Pure; scratch is the caller's. Cost: decode_apply's, less its memory's.
+// A walk over the changes of a fast payload, block by block, for callers whose elements are not
+// adjacent. The caller owns the scratch. Costs as much as decode_apply without its memory traffic.
 #pragma once
 
 #include "kernels/cpu/tight.h"
@@ -7,7 +7,7 @@
 
 namespace deltawire::kernels {
 
-/// kernels::Backend::changes over a backend's own block reader.
+/// Implements kernels::Backend::changes with a backend's own block reader.
 DecodeStatus VisitChanges(const BlockOps& ops, Bytes payload, size_t raw_bytes, unsigned width,
                           MutableBytes scratch, ChangeVisitor visit, void* context);
 

@@ -1,7 +1,7 @@
-// The arithmetic coder of the tight codec: one long binary fraction per lane.
-// Coders point into the caller's memory. Not thread-safe. Cost: 1 to 4 ns per symbol.
-// Errors: a full encoder only counts further bytes; a decoder says at the end whether its bytes are
-// those that an encoder writes. Source of every step: docs/delta_format.md, "Arithmetic coder".
+// The arithmetic coder of the tight codec (docs/delta_format.md, "Arithmetic coder"): one long
+// binary fraction per lane. Coders point into the caller's memory. Costs 1 to 4 ns per symbol. A
+// full encoder only counts further bytes. A decoder tells at the end whether its bytes are those
+// that an encoder writes.
 #pragma once
 
 #include <bit>
@@ -31,7 +31,7 @@ struct RangeEnd {
   bool carry = false;
 };
 
-/// The eight bytes at p, the first one highest.
+/// Returns the eight bytes at p, the first one highest.
 inline uint64_t LoadHighFirst(const uint8_t* p) {
   uint64_t v;
   std::memcpy(&v, p, 8);
@@ -59,8 +59,8 @@ class RangeEncoder {
     Add(bound & no);
     range_ = bound + ((range_ - 2 * bound) & no);
   }
-  /// PutEvent, PutDecision(first, kEven) and PutDecision(second, probability), with one addition to
-  /// the number, since at most one of the three can carry.
+  /// Does PutEvent, PutDecision(first, kEven) and PutDecision(second, probability) with one
+  /// addition to the number, since at most one of the three can carry.
   void PutEventAndTwo(uint64_t start, uint64_t size, bool first, bool second,
                       uint32_t probability) {
     const uint64_t unit = range_ >> kEventBits;
@@ -79,9 +79,9 @@ class RangeEncoder {
     range_ >>= bits;
     Add(range_ * value);
   }
-  /// To be called wherever the format says so.
+  /// Call this wherever the format says so.
   void Normalise() { Shift(static_cast<unsigned>(std::countl_zero(range_)) & ~7u); }
-  /// Normalises, or does not, without a branch.
+  /// Normalizes or not, without a branch.
   void NormaliseIf(bool condition) {
     Shift(static_cast<unsigned>(std::countl_zero(range_)) & (condition ? ~7u : 0u));
   }
@@ -102,7 +102,7 @@ class RangeEncoder {
   };
   void Shift(unsigned bits) {
     if (capacity_ - size_ >= 8 && size_ <= capacity_) [[likely]] {
-      StoreHighFirst(out_ + size_, low_);  // bytes that do not count yet will be written again
+      StoreHighFirst(out_ + size_, low_);  // bytes beyond size_ will be rewritten
     } else {
       PutLast(out_, size_, capacity_, low_, bits);
     }
@@ -115,7 +115,7 @@ class RangeEncoder {
     if (low_ < amount) [[unlikely]]
       Carry(out_, size_, capacity_);
   }
-  // Functions without `this`: a coder whose address is known to nobody can stay in registers.
+  // Static functions, so that a coder whose address does not escape can stay in registers.
   [[gnu::noinline]] static void Carry(uint8_t* out, size_t size, size_t capacity) {
     for (size_t i = size; i-- > 0;) {
       if (i >= capacity) return;  // the stream did not fit, so its bytes are not used
@@ -149,7 +149,7 @@ class RangeDecoder {
   // For loops that hold the state of several coders in vectors.
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  size_t taken() const { return taken_; }  ///< bytes of the stream that `offset` has taken in
+  size_t taken() const { return taken_; }  ///< bytes of the stream that `offset` contains
   uint64_t offset() const { return offset_; }
   uint64_t range() const { return range_; }
   void SetState(size_t taken, uint64_t offset, uint64_t range) {
@@ -158,9 +158,9 @@ class RangeDecoder {
     range_ = range;
   }
 
-  /// The point out of 2^31 that lies in the next event's interval; 2^31 or more when malformed.
+  /// Returns the point out of 2^31 in the next event's interval; 2^31 or more when malformed.
   uint64_t Point() const { return offset_ / (range_ >> kEventBits); }
-  /// Takes the event with this interval. REQUIRES: the interval holds Point().
+  /// Takes the event with this interval. REQUIRES: the interval contains Point().
   void TakeEvent(uint64_t start, uint64_t size) {
     const uint64_t unit = range_ >> kEventBits;
     offset_ -= unit * start;
@@ -174,7 +174,7 @@ class RangeDecoder {
     range_ = bound + ((range_ - 2 * bound) & no);
     return yes;
   }
-  /// False when malformed.
+  /// Returns false when malformed.
   bool GetRaw(unsigned bits, uint64_t* value) {
     range_ >>= bits;
     *value = offset_ / range_;
@@ -182,22 +182,23 @@ class RangeDecoder {
     offset_ -= range_ * *value;
     return true;
   }
-  /// To be called wherever the format says so.
+  /// Call this wherever the format says so.
   void Normalise() {
     const unsigned shift = static_cast<unsigned>(std::countl_zero(range_)) & ~7u;
     offset_ = offset_ << shift | Window(taken_) >> 1 >> (63 - shift);
     range_ <<= shift;
     taken_ += shift / 8;
   }
-  /// To be called after the last symbol: true when RangeEncoder writes the same bytes for them.
+  /// Call this after the last symbol. Returns true when RangeEncoder writes the same bytes for the
+  /// symbols.
   bool AtEnd() const {
     const RangeEnd end(Window(taken_ - 8) - offset_, range_);
-    const size_t written = taken_ - 8 + end.bytes;  // before trailing zeros are dropped
+    const size_t written = taken_ - 8 + end.bytes;  // before trailing zeros are removed
     return offset_ == end.offset && size_ <= written && (size_ == 0 || data_[size_ - 1] != 0);
   }
 
  private:
-  /// The stream's eight bytes at `at`; it has zeros behind its end.
+  /// Returns the stream's eight bytes at `at`, with zeros after its end.
   uint64_t Window(size_t at) const {
     if (at + 8 <= size_) [[likely]]
       return LoadHighFirst(data_ + at);

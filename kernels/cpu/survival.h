@@ -1,6 +1,6 @@
-// The survival function G of the tight codec and its inverse, in integers, so that every machine
-// computes the same bits. Immutable tables, made by the compiler. Thread-safe. Cost: a few ns.
-// Source of the definition: docs/delta_format.md, "Survival function".
+// The survival function G of the tight codec (docs/delta_format.md, "Survival function") and its
+// inverse, in integers, so that every machine computes the same bits. The tables are made at
+// compile time. Costs a few ns.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ constexpr std::array<uint32_t, 1025> MakeTable() {
 inline constexpr std::array<uint32_t, 1025> kTable = MakeTable();
 static_assert(kTable[1] == 2146030504 && kTable[512] == 1518500249 && kTable[1023] == 1074468887);
 
-/// An entry of the table and by how much the next one is smaller: one load instead of two.
+/// An entry of the table, and its difference to the next one: one load instead of two.
 constexpr std::array<uint64_t, 1024> MakeFalls() {
   std::array<uint64_t, 1024> falls{};
   for (size_t i = 0; i < 1024; ++i) {
@@ -36,9 +36,9 @@ constexpr std::array<uint64_t, 1024> MakeFalls() {
 }
 inline constexpr std::array<uint64_t, 1024> kFalls = MakeFalls();
 
-/// Start values of the search in LargestSum. hints[h] is for every z in (2^30, 2^31] whose eleven
-/// bits below the highest are h: an index not behind the last table entry that is >= z, and at most
-/// one before it, since neighbouring entries are more than 2^19 apart.
+/// Start values of the search in LargestSum, for every z in (2^30, 2^31] whose eleven bits below
+/// the highest are h. hints[h] is the index of the last table entry that is >= z, or of the one
+/// before it, since neighboring entries are more than 2^19 apart.
 constexpr std::array<uint16_t, 2049> MakeHints() {
   std::array<uint16_t, 2049> hints{};
   size_t i = 1024;
@@ -54,7 +54,7 @@ constexpr std::array<uint16_t, 2049> MakeHints() {
 inline constexpr std::array<uint16_t, 2049> kHints = MakeHints();
 }  // namespace survival_internal
 
-/// 2^31 times the probability that nothing changes over a sum of weights; 0 above 31 octaves.
+/// Returns 2^31 times the probability of no change over a sum of weights; 0 above 31 octaves.
 inline uint64_t Survival(uint64_t sum) {
   const uint64_t octave = sum >> kOctaveBits;
   if (octave > 31) return 0;
@@ -63,7 +63,7 @@ inline uint64_t Survival(uint64_t sum) {
   return (static_cast<uint32_t>(entry) - ((entry >> 32) * r >> 10)) >> octave;
 }
 
-/// The largest sum with Survival(sum) >= survivors. REQUIRES: 1 <= survivors <= 2^31.
+/// Returns the largest sum with Survival(sum) >= survivors. REQUIRES: 1 <= survivors <= 2^31.
 inline uint64_t LargestSum(uint64_t survivors) {
   // The last octave whose first value, 2^31 >> octave, is still >= survivors.
   const unsigned octave = 31 - static_cast<unsigned>(std::bit_width(survivors - 1));

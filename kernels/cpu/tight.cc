@@ -19,13 +19,14 @@ class TightEncoder {
   TightEncoder(TightChunk& chunk, const PayloadView& view) : chunk_(chunk), view_(view) {}
 
   bool Choose(unsigned rows);
-  /// Writes all streams to `out` and returns their bytes; more than `capacity`: they do not fit.
+  /// Writes all streams to `out` and returns their bytes; more than `capacity` means that they do
+  /// not fit.
   size_t PutStreams(uint8_t* out, size_t capacity);
   size_t PutFront(ClassFunction function, unsigned depth, uint32_t context, uint8_t* out) const;
   bool ok() const { return ok_; }
 
  private:
-  /// How many changes have an exponent and a length of abs(d).
+  /// The number of changes by exponent and by length of abs(d).
   using Lengths = std::array<uint32_t, size_t{256} * kBitLengths>;
 
   unsigned lanes() const { return 1u << parameters_.lane_bits; }
@@ -45,16 +46,16 @@ class TightEncoder {
   TightParameters parameters_;
   TightCounts counts_;
   uint32_t sizes_[kMaxLanes] = {};
-  uint16_t* at_ = nullptr;  ///< the changes of the block that was read last
+  uint16_t* at_ = nullptr;  ///< the changes of the last block read
   uint64_t* d_ = nullptr;
   uint32_t changed_ = 0;
-  uint32_t counted_each_ = 1;  ///< one change in so many is counted
-  uint32_t next_counted_ = 0;  ///< the first one that is counted of the block that is read next
+  uint32_t counted_each_ = 1;  ///< one in this many changes is counted
+  uint32_t next_counted_ = 0;  ///< index of the first counted change in the next block
   bool kept_ = false;          ///< the scratch has the changes of all blocks
   bool ok_ = true;
 };
 
-/// Reads a block's changes, unless the scratch has them already. To be called in the blocks' order.
+/// Reads a block's changes, unless the scratch has them already. Call it in the blocks' order.
 bool TightEncoder::ReadChanges(const BlockCursor& cursor, size_t block) {
   BlockWork& work = chunk_.work();
   const BlockRow& row = cursor.row();
@@ -88,7 +89,7 @@ void TightEncoder::CountBlock(size_t block, Lengths& lengths) {
   next_counted_ += counted * counted_each_ - changed_;
 }
 
-/// Reads all blocks and counts what does not need classes: by exponents.
+/// Reads all blocks and counts by exponents, which needs no classes.
 bool TightEncoder::ReadAll(Lengths& lengths) {
   if (view_.changed() > kCountAllChanges) counted_each_ = kCountedChange;
   const auto count = [&](size_t b) {
@@ -106,7 +107,7 @@ bool TightEncoder::ReadAll(Lengths& lengths) {
   }
   kept_ = keep;
   if (!keep) return true;
-  // Only now, when the changed elements have come.
+  // Comes late, when the changed elements have arrived in the cache.
   next_counted_ = 0;
   BlockCursor again(view_);
   for (size_t b = 0; b < chunk_.blocks(); ++b, again.Next()) {
@@ -116,7 +117,7 @@ bool TightEncoder::ReadAll(Lengths& lengths) {
   return true;
 }
 
-/// Brings the old values of the changes that are counted into the cache.
+/// Prefetches the old values of the counted changes.
 void TightEncoder::FetchCounted(size_t block) {
   const uint8_t* data = chunk_.BlockData(block);
   uint32_t i = next_counted_;
@@ -148,7 +149,7 @@ void TightEncoder::CountLengths(const Lengths& lengths) {
   }
 }
 
-/// Counts the elements of classes. Where changes are counted in part, any class may have some.
+/// Counts the elements of classes. If changes are sampled, any class may have some.
 void TightEncoder::CountElements() {
   chunk_.CountClasses(&counts_);
   const bool some_changes = counted_each_ > 1;
@@ -159,7 +160,6 @@ void TightEncoder::CountElements() {
   }
 }
 
-/// Counts what needs the elements' rows.
 bool TightEncoder::CountWithHistory() {
   BlockCursor cursor(view_);
   for (size_t b = 0; b < chunk_.blocks(); ++b, cursor.Next()) {
@@ -213,7 +213,7 @@ void TightEncoder::PutBlocks(LaneEncoder* encoders) {
 }
 
 size_t TightEncoder::PutStreams(uint8_t* out, size_t capacity) {
-  // Every lane writes to a part of `out` of its own, which nearly always has room enough.
+  // Every lane writes to its own part of `out`, which nearly always has enough room.
   const size_t room = capacity / lanes();
   LaneEncoder encoders[kMaxLanes];
   for (unsigned i = 0; i < lanes(); ++i) encoders[i].coder = {out + i * room, room};
@@ -226,8 +226,8 @@ size_t TightEncoder::PutStreams(uint8_t* out, size_t capacity) {
     size += sizes_[i];
   }
   if (fit || size > capacity) return size;
-  // It has not: one lane after the other, each with all the room that is left. Those that have none
-  // are coded as well, to no end.
+  // It has not: write one lane after the other, each with all the remaining room. Lanes without
+  // room are coded too, to no effect.
   uint32_t sizes[kMaxLanes] = {};
   size = 0;
   for (unsigned i = 0; i < lanes(); ++i) {
@@ -310,7 +310,7 @@ DecodeStatus TightDecoder::ReadFront(Bytes tight, size_t front) {
   return DecodeStatus::kOk;
 }
 
-/// Moves the lanes' changes of a block together; returns their number.
+/// Joins the lanes' changes of a block into one list; returns their number.
 size_t TightDecoder::JoinLanes(const LaneDecoder* decoders) {
   BlockWork& work = chunk_.work();
   size_t changed = decoders[0].changed;
@@ -377,7 +377,7 @@ DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, uns
   TightChunk chunk(ops, old_data, width, function, history, depth, scratch);
   TightEncoder encoder(chunk, view);
   if (!encoder.Choose(HighestRow(depth))) return kBad;
-  // Head and sizes of lanes stand before the streams, but are known only once the streams are
+  // Head and sizes of lanes come before the streams, but are known only once the streams are
   // written.
   const size_t capacity = payload.size();
   const size_t stream_bytes = encoder.PutStreams(Ptr(out), capacity);

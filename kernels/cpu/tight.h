@@ -1,7 +1,6 @@
-// The tight codec, behind the backends' tight_encode and tight_decode. A backend passes its own
-// functions for the dense work on a block. Works in the caller's scratch; thread-safe; no
-// allocation. Cost: one to two passes over the old bytes, and 10 to 20 ns per change.
-// Errors: those of Backend::tight_encode and tight_decode.
+// The tight codec behind the backends' tight_encode and tight_decode, whose errors it has. A
+// backend passes its own functions for the dense work on a block. It works in the caller's scratch,
+// without allocation. Costs one to two passes over the old bytes, and 10 to 20 ns per change.
 #pragma once
 
 #include "kernels/cpu/tight_lanes.h"
@@ -9,7 +8,7 @@
 
 namespace deltawire::kernels {
 
-/// The weights of classes in row 0, and the same byte by byte for look-ups.
+/// The weights of classes in row 0, and their bytes separately for look-ups.
 struct ClassWeights {
   uint32_t weights[kClasses] = {};
   alignas(16) uint8_t bytes[3][kClasses] = {};
@@ -22,17 +21,17 @@ struct BlockOps {
   void (*classes)(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
                   uint8_t* classes);
   /// sums[i] = sum of the weights of kSumStep classes from kSumStep i on, for complete groups of
-  /// so many elements. With `total`: of all classes up to the end of that group, plus *total, which
-  /// becomes the last sum. REQUIRES: weights < 2^24.
+  /// kSumStep elements. With `total`, sums[i] covers all classes up to the end of that group, plus
+  /// *total, which becomes the last sum. REQUIRES: weights < 2^24.
   void (*sums)(const uint8_t* classes, size_t elements, const ClassWeights& weights, uint64_t* sums,
                uint64_t* total);
   /// counts[c] += number of elements of class c.
   void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]);
-  /// Reads a block's changes into `at` and `d`, which have room for row.changed each; false when
-  /// the stream is malformed.
+  /// Reads a block's changes into `at` and `d`, which have room for row.changed each; returns false
+  /// when the stream is malformed.
   bool (*unpack)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
                  unsigned width, uint16_t* at, uint64_t* d);
-  /// Reads only where a block's changes are, into `at`, and which are negative, into the bits of
+  /// Reads only the places of a block's changes, into `at`, and their signs into the bits of
   /// `down`, which has room for row.changed bits in whole words. REQUIRES: a valid stream.
   bool (*places)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
                  unsigned width, uint16_t* at, uint64_t* down);
@@ -42,8 +41,8 @@ struct BlockOps {
   /// Codes a block's changes, each in its lane.
   void (*put)(const LaneModel& model, const LaneBlock& block, LaneEncoder* lanes,
               unsigned lane_bits, const uint16_t* at, const uint64_t* d, size_t changed);
-  /// Decodes a block's changes. Those of lane i go to at and d from block.First(i) on, and their
-  /// number to lanes[i].changed. False when a stream is malformed.
+  /// Decodes a block's changes. Those of lane i are written to at and d from block.First(i) on, and
+  /// their number to lanes[i].changed. Returns false when a stream is malformed.
   bool (*get)(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
               unsigned lane_bits, uint16_t* at, uint64_t* d);
 };
@@ -55,7 +54,7 @@ DecodeStatus TightDecode(const BlockOps& ops, Bytes old_data, Bytes tight, unsig
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes);
 
-/// Makes each number the sum of *total and of all numbers up to it; *total becomes the last one.
+/// Turns the numbers into running sums that start from *total; *total becomes the last one.
 inline void AddUp(uint64_t* numbers, size_t count, uint64_t* total) {
   uint64_t sum = *total;
   for (size_t i = 0; i < count; ++i) numbers[i] = sum += numbers[i];
@@ -75,7 +74,7 @@ void PutRawPlaces(const uint8_t* stream, size_t elements, uint16_t* at, uint64_t
   }
 }
 
-/// The element width that a class function is for; 0: any.
+/// Returns the element width that a class function is for; 0: any.
 constexpr unsigned WidthOf(ClassFunction function) { return FieldOf(function).width; }
 
 }  // namespace deltawire::kernels

@@ -53,9 +53,9 @@ void TightChunk::CountClasses(TightCounts* counts) {
 
 void TightChunk::PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
                                  uint32_t (*found)[kClasses]) {
-  // In parts whose classes are still in the first-level cache when they are looked up. Where there
-  // is a history, before[i + 1] first gets the sum of the elements from kSumStep i on, and Prepare
-  // adds up, once the history's elements have their rows.
+  // Work in parts whose classes are still in the first-level cache when they are looked up. With a
+  // history, before[i + 1] first gets the sum of the elements from kSumStep i on. Prepare
+  // accumulates the sums once the history's elements have their rows.
   constexpr size_t kPart = 4096;
   const uint8_t* data = BlockData(block);
   for (size_t i = first; i < first + count; i += kPart) {
@@ -110,7 +110,7 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
 
 bool TightChunk::Overlay(size_t block, TightCounts* counts) {
   const size_t elements = BlockElements(block);
-  // Oldest first, and a newer delta overwrites: to look whether an element has its row already
+  // Oldest first, and a newer delta overwrites: a check whether an element has its row already
   // would be an unpredictable branch.
   for (unsigned i = depth_; i-- > 0;) {
     if (!changed_in_[i]) continue;
@@ -154,8 +154,8 @@ void TightChunk::SetRows(uint32_t changed, unsigned row, TightCounts* counts) {
       before[at / kSumStep] += uint64_t{model.WeightOf(context)} - model.WeightOf(old_context);
     });
   }
-  // Most changes move from one context to one other, so a count would wait for itself: it is kept
-  // in several places.
+  // Most changes move between the same two contexts, so a single counter would wait for itself. The
+  // counts are spread over several places.
   constexpr size_t kPlaces = 4;
   uint32_t from[kPlaces][kContexts] = {}, to[kPlaces][kContexts] = {};
   SetRows(changed, row, [&](uint32_t k, size_t, uint8_t old_context, uint8_t context) {

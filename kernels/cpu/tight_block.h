@@ -1,7 +1,7 @@
-// The tight codec's working data of one block: every element's context, and sums of weights that
-// let a search pass over many elements at a time. Lives in the caller's scratch. Not thread-safe.
-// Cost: 0.05 ns per element, and 3 ns per change in the history.
-// Errors: Prepare is false when a delta of the history is malformed.
+// The tight codec's working data of one block, in the caller's scratch: every element's context,
+// and sums of weights that let a search skip many elements at a time. Costs 0.05 ns per element,
+// and 3 ns per change in the history. Prepare returns false when a delta of the history is
+// malformed.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace deltawire::kernels {
 
-/// How many sums, and contexts, beyond those of the last element a search may read.
+/// The number of sums, and contexts, after those of the last element that a search may read.
 inline constexpr size_t kSearchAhead = 16;
 
 struct BlockWork {
@@ -22,8 +22,8 @@ struct BlockWork {
   Elements elements[2];                     ///< of one block, and of the next one
   uint16_t at[kBlockElements];              ///< places of this delta's changes
   uint64_t d[kBlockElements];               ///< their differences
-  uint16_t past_at[kBlockElements];         ///< places of changes of one delta of the history
-  uint64_t past_down[kBlockElements / 64];  ///< which of them are negative
+  uint16_t past_at[kBlockElements];         ///< places of the changes in one delta of the history
+  uint64_t past_down[kBlockElements / 64];  ///< their signs; bit set: negative
   uint64_t dense[kBlockElements];           ///< BlockOps::pack's scratch
 };
 
@@ -40,25 +40,23 @@ class TightChunk {
   unsigned width() const { return width_; }
   unsigned depth() const { return depth_; }
   BlockWork& work() { return *work_; }
-  /// Every element's context in the prepared block.
+  /// Returns every element's context in the prepared block.
   const uint8_t* contexts() const { return now().contexts; }
   const BlockOps& ops() const { return ops_; }
   const LaneModel& model() const { return model_; }
-  /// The prepared block.
   LaneBlock view() { return {now().contexts, now().before, prepared_, next_, &ahead_}; }
   ClassFunction function() const { return function_; }
-  /// A block's old bytes.
   const uint8_t* BlockData(size_t block) const {
     return Ptr(old_data_) + block * kBlockElements * width_;
   }
 
   void SetBase(unsigned base) { base_ = base; }
   void SetParameters(const TightParameters& parameters);
-  /// Counts the elements' classes in row 0 of `counts`. Where the format says so, only some of the
-  /// elements are counted, and stand for all.
+  /// Counts the elements' classes in row 0 of `counts`. As the format says, it may count a sample
+  /// of the elements only.
   void CountClasses(TightCounts* counts);
   /// Computes a block's contexts and, once the parameters are set, the sums. Adds the block's
-  /// elements to `counts` if it is not null. To be called in the blocks' order, from the first.
+  /// elements to `counts` if it is not null. Call it in the blocks' order, from the first.
   /// REQUIRES: the parameters are set or there are counts, not both.
   bool Prepare(size_t block, TightCounts* counts);
 
@@ -67,11 +65,11 @@ class TightChunk {
   /// Computes the classes of some of a block's elements and, once the parameters are set, the sums.
   void PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
                        uint32_t (*found)[kClasses]);
-  /// Prepares some more elements of the next block: what ahead_ calls, with `this` as `chunk`.
+  /// Prepares some more elements of the next block. ahead_ calls it with `this` as `chunk`.
   static void WorkAhead(void* chunk, size_t elements);
   /// Sets the contexts of the elements that the history changed.
   bool Overlay(size_t block, TightCounts* counts);
-  /// Moves the elements that were unpacked last, those that a past delta changed, to this row.
+  /// Moves the elements of the last unpacked delta to this row.
   void SetRows(uint32_t changed, unsigned row, TightCounts* counts);
   template <typename Moved>
   void SetRows(uint32_t changed, unsigned row, Moved moved);
@@ -89,12 +87,12 @@ class TightChunk {
   std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the next block to be prepared
   LaneModel model_;
   ClassWeights plain_;
-  uint64_t total_ = 0;      ///< sum of the weights of the block's elements that are prepared
+  uint64_t total_ = 0;      ///< sum of the weights of the block's prepared elements
   size_t prepared_ = 0;     ///< number of elements of the prepared block
   Bytes next_;              ///< the old bytes of the next block
-  unsigned current_ = 0;    ///< which of work_->elements has the prepared block
-  size_t ahead_block_ = 0;  ///< the block that is being prepared in the other one
-  AheadWork ahead_;         ///< what is left to do of that block
+  unsigned current_ = 0;    ///< index in work_->elements of the prepared block
+  size_t ahead_block_ = 0;  ///< the block in preparation in the other one
+  AheadWork ahead_;         ///< the remaining work on that block
   BlockWork* work_;
 };
 

@@ -1,7 +1,7 @@
-// The lanes of the tight codec: coders that pass their parts of one block after the other, and the
-// single steps from which a backend makes its loop over all lanes. Lanes point into the caller's
-// memory. Not thread-safe. Cost: 5 to 15 ns per change. Errors: a step is false or kBad when the
-// stream is malformed. Source of every rule: docs/delta_format.md, "Lanes".
+// The lanes of the tight codec (docs/delta_format.md, "Lanes"): coders that pass their parts block
+// by block, and the single steps from which a backend makes its loop over all lanes. Lanes point
+// into the caller's memory. Costs 5 to 15 ns per change. A step returns false or kBad when the
+// stream is malformed.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,11 @@ constexpr bool WentDown(uint8_t context) { return context >> 7 != 0; }
 
 /// Contexts without their direction.
 inline constexpr size_t kContexts = 128;
-/// A context that no element has; its weight is 0.
+/// The context of no element; its weight is 0.
 inline constexpr uint8_t kNoWeight = 0x7f;
-/// Elements between two sums of weights.
+/// The number of elements between two sums of weights.
 inline constexpr size_t kSumStep = 16;
 
-/// What coding needs of the parameters.
 struct LaneModel {
   alignas(64) uint32_t weights[kContexts] = {};
   uint16_t same[kContexts] = {};
@@ -39,30 +38,30 @@ struct LaneModel {
   uint32_t WeightOf(uint8_t context) const { return weights[context % kContexts]; }
 };
 
-/// Work on the next block, which lanes do in pieces while they wait for one another.
+/// Work on the next block, which lanes do in pieces during their latencies.
 struct AheadWork {
-  /// Does this many more of the elements that are left, or the rest.
+  /// Works on this many more of the remaining elements, or on all of them.
   void (*work)(void* chunk, size_t elements) = nullptr;
   void* chunk = nullptr;
   size_t left = 0;
 };
 
-/// One block, as lanes see it. Both arrays go on behind the last element, with kNoWeight and with
-/// sums that no search passes, for as far as a search looks at once.
+/// One block, as lanes see it. Both arrays continue after the last element, with kNoWeight and with
+/// sums that no search passes, for the length of a search's reads.
 struct LaneBlock {
   const uint8_t* contexts;
   const uint64_t* before;  ///< before[i]: sum of the weights of the elements before kSumStep i
   size_t elements;
-  Bytes next = {};  ///< the old bytes that are needed after this block, to be fetched meanwhile
+  Bytes next = {};  ///< the old bytes of the next block, to be prefetched
   AheadWork* ahead = nullptr;
 
-  /// The first element of a lane, or one past the last of the lane before it.
+  /// Returns the first element of a lane, or one past the last of the lane before it.
   size_t First(unsigned lane, unsigned lane_bits) const {
     return std::min(lane * (kBlockElements >> lane_bits), elements);
   }
 };
 
-/// Sum of the weights of the elements before `i`.
+/// Returns the sum of the weights of the elements before `i`.
 [[gnu::noinline]] inline uint64_t SumBefore(const LaneModel& model, const LaneBlock& block,
                                             size_t i) {
   uint64_t sum = block.before[i / kSumStep];
@@ -74,8 +73,8 @@ struct LaneFound {
   size_t at;
   uint64_t before;  ///< SumBefore(at)
 };
-/// The first element from `from` on with SumBefore(element + 1) > sum, or `last` if it comes first.
-/// REQUIRES: SumBefore(from) <= sum.
+/// Returns the first element from `from` on with SumBefore(element + 1) > sum, or `last` if it
+/// comes first. REQUIRES: SumBefore(from) <= sum.
 inline LaneFound FindSum(const LaneModel& model, const LaneBlock& block, size_t from, size_t last,
                          uint64_t sum) {
   size_t step = from / kSumStep;
@@ -96,7 +95,7 @@ struct LaneCursor {
   uint64_t origin = 0;  ///< where S was 0
   uint64_t sum = 0;     ///< S at `at`
 
-  /// Goes on in the next block with the sum of the block before.
+  /// Continues in the next block with the sum of the block before.
   [[gnu::noinline]] void Start(const LaneBlock& block, const LaneModel& model, unsigned lane,
                                unsigned lane_bits) {
     at = block.First(lane, lane_bits);
@@ -123,7 +122,7 @@ struct LaneEncoder {
   RangeEncoder coder;
   LaneCursor cursor;
 
-  /// Writes the skips that are due before element `stop` or at it, and moves there.
+  /// Writes the skips that are due at or before element `stop`, and moves there.
   [[gnu::noinline]] void PutSkips(const LaneModel& model, const LaneBlock& block, size_t stop) {
     for (;;) {
       if (cursor.sum >= kSkipAt) {
@@ -143,7 +142,7 @@ struct LaneEncoder {
     coder.PutEvent(0, Survival(cursor.sum));
     coder.Normalise();
   }
-  /// Writes a change where S is `sum`.
+  /// Writes a change at the value `sum` of S.
   void PutChange(const LaneModel& model, uint8_t context, uint64_t sum, uint64_t d) {
     const uint64_t after = Survival(sum + model.WeightOf(context));
     coder.PutEvent(after, Survival(sum) - after);
@@ -159,8 +158,8 @@ struct LaneEncoder {
     coder.Normalise();
     if (magnitude > 1) coder = PutMagnitude(coder, model, ClassOf(context), magnitude);
   }
-  /// Writes what follows the decision L > 1. The coder comes and goes by value, so that a caller's
-  /// can stay in registers.
+  /// Writes the part after the decision L > 1. The coder is passed by value, so that a caller's can
+  /// stay in registers.
   [[gnu::noinline]] static RangeEncoder PutMagnitude(RangeEncoder coder, const LaneModel& model,
                                                      unsigned cls, uint64_t magnitude) {
     const unsigned length = Bits(magnitude);
@@ -186,7 +185,7 @@ enum class LaneStep { kMore, kDone, kBad };
 struct LaneDecoder {
   RangeDecoder coder;
   LaneCursor cursor;
-  uint64_t point = 0;    ///< the largest S that the next event's point allows
+  uint64_t point = 0;    ///< the largest S within the next event's point
   uint32_t changed = 0;  ///< changes of the current part
 
   bool ReadPoint() {
@@ -249,7 +248,6 @@ struct LaneDecoder {
     coder.Normalise();
     return same == WentDown(context);
   }
-  /// Appends a change with abs(d) = 1.
   [[gnu::always_inline]] void PutUnit(const LaneModel& model, bool negative, size_t i, uint16_t* at,
                                       uint64_t* d) {
     at[changed] = static_cast<uint16_t>(i);
@@ -257,7 +255,7 @@ struct LaneDecoder {
     cursor.at = i + 1;
     ++changed;
   }
-  /// Reads what follows the decision L > 1, and makes *d, which is 1 or -1, the difference.
+  /// Reads the part after the decision L > 1, and turns *d from 1 or -1 into the difference.
   [[gnu::noinline]] bool TakeMagnitude(const LaneModel& model, uint8_t context, uint64_t* d) {
     uint64_t magnitude = 0;
     const bool negative = *d != 1;
@@ -265,8 +263,8 @@ struct LaneDecoder {
     *d = (negative ? 0 - magnitude : magnitude) & model.mask;
     return true;
   }
-  /// To be called after the last part: takes the event "end", and says whether the stream is one
-  /// that an encoder writes.
+  /// Call this after the last part. It takes the event "end", and returns whether an encoder would
+  /// write this stream.
   bool Finish() {
     coder.TakeEvent(0, Survival(cursor.sum));
     coder.Normalise();
@@ -274,7 +272,7 @@ struct LaneDecoder {
   }
 
  private:
-  /// Reads what follows the decision L > 1.
+  /// Reads the part after the decision L > 1.
   bool GetMagnitude(const LaneModel& model, unsigned cls, bool negative, uint64_t* magnitude) {
     unsigned length = 2;
     for (bool longer = true; length < model.bits; ++length) {

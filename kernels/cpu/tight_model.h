@@ -1,6 +1,6 @@
-// The tight codec's parameters: their choice from counts, and their bits in the payload.
-// Plain values; no allocation; thread-safe. Errors: Read is false for bits that the format refuses.
-// The bits: docs/delta_format.md, "tight"; the choice: tests/support/delta_encoder.py.
+// The tight codec's parameters: their choice from counts (tests/support/delta_encoder.py), and
+// their bits in the payload (docs/delta_format.md, "tight"). Read returns false for bits that the
+// format forbids.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,12 @@ struct TightParameters {
   uint8_t m = 0;
 
   void Write(BitWriter& bits) const;
-  /// Reads everything but lane_bits and base, which the payload's head has. REQUIRES: rows is set.
+  /// Reads everything but lane_bits and base, which are in the payload's head. REQUIRES: rows is
+  /// set.
   bool Read(BitReader& bits);
-  /// The hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
+  /// Returns the hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
   uint32_t Weight(unsigned row, unsigned cls) const;
-  /// What coding elements of `bits` bits needs of these.
+  /// Sets the inputs for coding elements of `bits` bits.
   void FillModel(unsigned bits, LaneModel* model) const;
 };
 
@@ -39,15 +40,15 @@ struct TightCounts {
       ++of;
     }
   };
-  Share rate[kHistoryRows][kClasses];  ///< of all elements, those that changed
-  Share same[kHistoryRows][kClasses];  ///< of all changes, those in the last change's direction
+  Share rate[kHistoryRows][kClasses];  ///< of all elements, the changed ones
+  Share same[kHistoryRows][kClasses];  ///< of all changes, those in the last one's direction
   Share q1[kQ1], q2[kQ2], m;
 };
 
-/// The format's `base`. exponents[E] is how many of the `changed` elements have exponent E.
+/// Returns the format's `base`. exponents[E] is how many of the `changed` elements have exponent E.
 unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed);
 unsigned ChooseLaneBits(uint64_t changed);
-/// The number of elements of a class, of which the counted part has `found`.
+/// Estimates the number of elements of a class that has `found` in the counted sample.
 constexpr uint32_t EstimatedCount(uint32_t found) {
   return found * kCountedEach + kCountedEach / 2;
 }

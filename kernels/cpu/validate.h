@@ -1,5 +1,5 @@
 // The full structural check of a fast payload; each backend passes its reader of sparse blocks.
-// Pure; no allocation; reads untrusted bytes. Cost: that of the reader, and 1 ns per large change.
+// Input is untrusted. Costs as much as the reader, and 1 ns per large change.
 #pragma once
 
 #include "kernels/payload.h"
@@ -17,7 +17,7 @@ struct LengthSink {
   uint32_t lengths[kBitLengths] = {};
 };
 
-/// The row that the block's sparse form would have, from its dense differences.
+/// Returns the row that the block's sparse form would have, from its dense differences.
 template <typename T>
 inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
   BlockRow row;
@@ -54,7 +54,8 @@ inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
 }
 
 /// Checks every block's stream. `walk(row, stream, elements, sink, &order)` passes a sparse block's
-/// changes to the sink and sets the order of its sizes' code; false when the stream is malformed.
+/// changes to the sink and sets the order of its sizes' code; it returns false when the stream is
+/// malformed.
 template <typename T, typename Walk>
 DecodeStatus ValidateStreams(const PayloadView& view, Walk walk) {
   BlockCursor cursor(view);

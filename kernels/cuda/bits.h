@@ -1,6 +1,6 @@
-// The bits of format 3's fast streams (docs/delta_format.md, "fast"): reading and writing at any
-// bit, and the Golomb code of sizes. Pure functions for device and CPU. Reads check their bounds
-// (beyond the end all bits are zero); for writes the caller must.
+// The bits of format 3's fast streams (docs/delta_format.md, "fast"), for device and CPU: reads and
+// writes at any bit, and the Golomb code of sizes. Reads check their bounds, and bits beyond the
+// end are zero. Writes leave the check to the caller.
 #pragma once
 
 #include "kernels/cuda/portable.h"
@@ -37,7 +37,7 @@ class BitReader {
   }
   DW_HD uint32_t bits() const { return bits_; }
 
-  /// The 32 bits from bit `at` on; bits beyond the end are zero.
+  /// Returns the 32 bits from bit `at` on; bits beyond the end are zero.
   DW_HD uint32_t Load32(uint32_t at) const {
     if (at >= bits_) return 0;
     const uint32_t word = (skew_bits_ + at) >> 5, shift = (skew_bits_ + at) & 31;
@@ -46,7 +46,7 @@ class BitReader {
     const uint32_t left = bits_ - at;
     return static_cast<uint32_t>(LowBits(two >> shift, Least(left, 32u)));
   }
-  /// The `n` <= 64 bits from bit `at` on.
+  /// Returns the `n` <= 64 bits from bit `at` on.
   DW_HD uint64_t Load(uint32_t at, uint32_t n) const {
     uint64_t v = Load32(at);
     if (n > 32) v |= uint64_t{Load32(at + 32)} << 32;
@@ -58,7 +58,6 @@ class BitReader {
   uint32_t skew_bits_, bits_, last_;
 };
 
-/// Length in bits of the size code of `v` with order `j`.
 DW_HD uint32_t SizeCodeBits(uint64_t v, uint32_t j) { return 2 * BitLength((v >> j) + 1) - 1 + j; }
 
 DW_HD void OrSizeCode(uint32_t* words, uint32_t at, uint64_t v, uint32_t j) {
@@ -71,11 +70,12 @@ DW_HD void OrSizeCode(uint32_t* words, uint32_t at, uint64_t v, uint32_t j) {
 
 struct SizeCode {
   uint64_t v = 0;
-  uint32_t end = 0;  ///< first bit behind the code; the stream's end when there is no code
+  uint32_t end = 0;  ///< first bit after the code; the stream's end if there is no code
   bool valid = false;
 };
 
-/// The first bit behind the size code that starts at `at`. It always advances, whatever the bits.
+/// Returns the first bit after the size code that starts at `at`. It always advances, whatever the
+/// bits.
 DW_HD uint32_t SizeCodeEnd(const BitReader& in, uint32_t at, uint32_t j) {
   uint32_t zeros = 0;
   uint32_t word = in.Load32(at);

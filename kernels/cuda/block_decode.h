@@ -1,8 +1,8 @@
-// Decodes one block by a team of lanes, on device and CPU, and hands each change to a sink, such as
-// apply + digest; state is in the team's shared memory (see team.h, also for threads). Unary codes
-// are found by counting ones. To find size codes, every lane starts at some bit and tells the next
-// lane where its codes end, until no start moves any more. Never reads or writes out of bounds,
-// whatever the stream; not every malformed stream is noticed, so validate first.
+// The decoder of one block by a team of lanes (team.h), on device and CPU. It hands each change to
+// a sink, such as apply + digest. Unary codes are found by counting ones. To find size codes, every
+// lane starts at some bit and sends the next lane the end of its codes, until no start moves. It
+// never accesses memory out of bounds, whatever the stream. It misses some malformed streams, so
+// validate first.
 #pragma once
 
 #include "kernels/cuda/team.h"
@@ -30,13 +30,13 @@ struct DecodeShared {
   uint32_t moved;
 };
 
-/// A part that codes `count` gaps among `places`: `low` and `quotient` are the first bits of its
+/// A part that codes `count` gaps among `places`; `low` and `quotient` are the first bits of its
 /// lower bits and of its quotients.
 struct RicePart {
   uint32_t count, places, k, low, quotient;
 };
 
-/// Sets the bit of every event in `marks`. Returns the first bit behind the part; 0 when malformed.
+/// Sets the bit of every event in `marks`. Returns the first bit after the part; 0 when malformed.
 template <typename Team>
 DW_HD uint32_t DecodeRice(Team& team, DecodeShared& s, const BitReader& in, const RicePart& part,
                           uint32_t* marks) {
@@ -79,7 +79,7 @@ DW_HD uint32_t DecodeRice(Team& team, DecodeShared& s, const BitReader& in, cons
   return ranks < part.count || team.Share(s.bad) != 0 ? 0 : end;
 }
 
-/// Finds the first bit of every kSampleEvery-th of `count` size codes. Returns the first bit behind
+/// Finds the first bit of every kSampleEvery-th of `count` size codes. Returns the first bit after
 /// the last code; 0 when there are fewer codes.
 template <typename Team>
 DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in, uint32_t count,
@@ -129,7 +129,6 @@ DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in,
   return ranks < count ? 0 : team.Share(s.end);
 }
 
-/// The number of set bits of `map` in [first, last).
 DW_HD uint32_t CountBits(const uint32_t* map, uint32_t first, uint32_t last) {
   uint32_t n = 0;
   while (first < last) {
@@ -145,8 +144,8 @@ struct Applied {
   bool ok = true;
 };
 
-/// A sink is called by every lane, each with other elements of the block: sink(element, difference)
-/// returns by how much the change makes the chunk's digest grow. This one changes a chunk's bytes.
+/// A sink that changes a chunk's bytes. Every lane calls it, each for other elements of the block:
+/// sink(element, difference) returns the growth of the chunk's digest.
 template <typename T>
 struct InPlace {
   T* data = nullptr;        ///< of the block
@@ -254,8 +253,8 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, uint32
   return team.Share(s.bad) == 0;
 }
 
-/// Hands all changes of a block of `m` elements to `sink`. False when the stream was found to be
-/// malformed; some changes may have been handed on by then.
+/// Hands all changes of a block of `m` elements to `sink`. Returns false when it found the stream
+/// malformed; the sink may have got some changes by then.
 template <typename T, typename Team, typename Sink>
 DW_HD bool DecodeBlock(Team& team, DecodeShared& s, const BlockIn& block, uint32_t m,
                        const Sink& sink, uint64_t* digest) {

@@ -1,8 +1,7 @@
-// diff + encode (fast) + digest of one block of 64Ki elements by a team of lanes; device and CPU. A
-// Team (block_team.cuh, or the tests' emulation) runs phases over its lanes with a barrier after
-// each; teams share nothing. Positions are kept as bitmaps, so old and new bytes are read from
-// memory only once. Owner of `shared`: the team. Errors: none; the output is that of the scalar
-// oracle, bit for bit.
+// The encoder of one block of 64Ki elements by a team of lanes: diff, encode (fast) and digest, on
+// device and CPU. A Team (block_team.cuh, or the tests' emulation) runs phases over its lanes with
+// a barrier after each; teams share nothing. Positions are kept as bitmaps, so old and new bytes
+// are read from memory only once. The output is that of the scalar oracle, bit for bit.
 #pragma once
 
 #include "kernels/cuda/team.h"
@@ -14,7 +13,7 @@ static_assert(kBlock % (16 * kLanes) == 0);
 
 /// A block's row of the table, and its part of the digest.
 struct BlockOut {
-  uint64_t digest = 0;  ///< by how much the block makes the chunk's digest grow
+  uint64_t digest = 0;  ///< growth of the chunk's digest by this block
   uint32_t changed = 0;
   uint32_t large = 0;
   uint32_t bytes = 0;
@@ -62,7 +61,7 @@ DW_HD StreamPlan PlanStream(uint32_t c, uint32_t e, uint32_t m, uint32_t j, cons
   return p;
 }
 
-/// The smallest j for which at most half of the sizes have more than j bits.
+/// Returns the smallest j for which at most half of the sizes have more than j bits.
 DW_HD uint32_t SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t e, uint32_t longest) {
   uint32_t above = 0, j = longest;
   while (j > 0 && above + lengths[j] <= e / 2) above += lengths[j--];
@@ -73,13 +72,13 @@ struct GroupBits {
   uint32_t negative = 0, large = 0;
 };
 
-/// Looks at the changes `mask` of one group of eight elements: finds their kinds, and counts their
-/// lengths and digest.
+/// Classifies the changes `mask` of one group of eight elements, and adds up their lengths and
+/// digest.
 template <typename T>
 DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t group, uint32_t mask,
                             uint32_t first_byte, const KeyView& key, uint64_t* digest) {
   GroupBits bits;
-  // Reads the elements again, from the nearest cache: indexing registers would cost more.
+  // Read the elements again, from the nearest cache: indexing registers would cost more.
   for (; mask != 0; mask &= mask - 1) {
     const uint32_t b = LowestBit(mask), element = group * 8 + b;
     const T before = o[element], after = n[element];
@@ -96,7 +95,7 @@ DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t gr
   return bits;
 }
 
-/// One lane's part of the diff: every kLanes-th group of eight elements. Returns the digest's
+/// Does one lane's part of the diff: every kLanes-th group of eight elements. Returns the digest's
 /// growth.
 template <typename T>
 DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, uint32_t first_byte,
@@ -105,7 +104,7 @@ DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, 
   auto* changed = reinterpret_cast<uint8_t*>(s.changed);
   auto* negative = reinterpret_cast<uint8_t*>(s.negative);
   auto* large = reinterpret_cast<uint8_t*>(s.large);
-  // The loads of two groups are in flight before the first group is looked at.
+  // The loads of two groups are in flight before the first group is examined.
   for (uint32_t g = lane; g < kBlock / 8; g += 2 * kLanes) {
     uint32_t masks[2];
     for (uint32_t i = 0; i < 2; ++i) {
@@ -123,7 +122,6 @@ DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, 
   return digest;
 }
 
-/// Summarizes the lane's own kPerLane elements.
 DW_HD Stretch Summarize(const EncodeShared& s, uint32_t lane) {
   Stretch all;
   for (uint32_t w = lane * kWordsPerLane; w < (lane + 1) * kWordsPerLane; ++w) {
@@ -132,7 +130,7 @@ DW_HD Stretch Summarize(const EncodeShared& s, uint32_t lane) {
     one.changed = PopCount(changed);
     one.large = PopCount(large);
     one.tail_unchanged = changed == 0 ? 32 : 32 - BitLength(changed);
-    // Changes above the highest large one.
+    // Changes after the last large one.
     const uint32_t highest = BitLength(large);
     one.tail_small = highest >= 32 ? 0 : PopCount(changed >> highest);
     all = Stretch::Combine(all, one);
@@ -198,8 +196,8 @@ DW_HD void EmitLane(const EncodeShared& s, const T* o, const T* n, const StreamP
                 });
 }
 
-/// Encodes the whole block. `slot` has room for m * sizeof(T) bytes, rounded up to 4, and gets the
-/// stream of a sparse block. `first_byte` is the block's offset in its chunk.
+/// Encodes the whole block. `slot` has room for m * sizeof(T) bytes, rounded up to 4, and receives
+/// the stream of a sparse block. `first_byte` is the block's offset in its chunk.
 template <typename T, typename Team>
 DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, uint32_t m,
                            uint32_t first_byte, const KeyView& key, uint32_t* slot) {

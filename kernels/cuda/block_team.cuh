@@ -1,5 +1,5 @@
-// The Team of team.h on a GPU: a thread block of kLanes threads.
-// Owner: the kernel; `Scratch` is its shared memory. Threads: all threads must call each method.
+// The Team of team.h on a GPU: a thread block of kLanes threads, whose shared memory is `Scratch`.
+// All threads must call each method.
 #pragma once
 
 #include <cstring>
@@ -65,7 +65,7 @@ class BlockTeam {
   }
 
  private:
-  /// The value of `v` in the thread `delta` lanes below.
+  /// Returns the value of `v` in the thread `delta` lanes below.
   template <typename T>
   static DW_HD T Up(const T& v, uint32_t delta) {
 #if defined(__CUDA_ARCH__)

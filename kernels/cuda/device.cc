@@ -1,4 +1,4 @@
-// Devices, device memory, pinning and place of kernels/gpu.h.
+// The implementation of devices, device memory, pins and place of kernels/gpu.h.
 #include <map>
 #include <mutex>
 
@@ -39,7 +39,7 @@ void Ignore(cudaError_t error) {
 
 namespace {
 
-using AskState = int(int device, unsigned* flags, int* active);  // of CUDA's driver
+using AskState = int(int device, unsigned* flags, int* active);  // a function of CUDA's driver
 
 AskState* FindAskState() {
   constexpr const char* kName = "cuDevicePrimaryCtxGetState";
@@ -53,7 +53,7 @@ AskState* FindAskState() {
   return how == cudaDriverEntryPointSuccess ? reinterpret_cast<AskState*>(found) : nullptr;
 }
 
-/// Whether this process has used the device; true when the driver does not tell.
+/// Returns whether this process has used the device; true when the driver does not tell.
 bool HasContext(int device) {
   static AskState* const ask = FindAskState();
   unsigned flags = 0;
@@ -79,7 +79,7 @@ using gpu::Ignore;
 
 namespace {
 
-/// CUDA's number for a version: 1000 * major + 10 * minor.
+/// Formats CUDA's version number, which is 1000 * major + 10 * minor.
 std::string VersionText(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
@@ -163,14 +163,14 @@ GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes 
 
 namespace {
 
-/// CUDA refuses to register memory twice.
+/// The pins of this process, shared because CUDA does not register memory twice.
 struct Pins {
   std::mutex mu;
   std::map<std::pair<const std::byte*, size_t>, int> holders;
 };
 
 Pins& AllPins() {
-  static Pins& pins = *new Pins;  // for pins that a static object holds
+  static Pins& pins = *new Pins;  // never destroyed: static objects may hold pins
   return pins;
 }
 

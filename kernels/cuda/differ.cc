@@ -1,5 +1,5 @@
-// GpuDiffer: a ring of slabs of chunks; each has its copies in, kernels and copies out on one
-// stream.
+// The implementation of GpuDiffer: a ring of slabs of chunks. Each slab has its copies in, its
+// kernels and its copies out on one stream.
 #include <algorithm>
 
 #include "kernels/cuda/slab.h"
@@ -34,7 +34,8 @@ struct GpuDiffer::Impl {
   GpuStatus CheckCall(size_t half_bytes, uint32_t chunk) const;
   GpuStatus CheckLive(std::span<const GpuLive> live, bool with_base) const;
 
-  /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` takes results.
+  /// Passes items 0..count through the slabs: `start` queues a slab's work, `finish` receives its
+  /// results.
   template <typename ChunkOf, typename Start, typename Finish>
   GpuStatus Run(size_t count, ChunkOf chunk_of, Start start, Finish finish);
 

@@ -1,5 +1,5 @@
-// The digest of whole chunks, distributed so that a lane reads its key words once for all blocks of
-// the chunk; device and CPU. Pure; the sum over all lanes of all slices is the chunk's digest.
+// The digest of whole chunks, for device and CPU. A lane reads its key words once for all blocks of
+// the chunk. The chunk's digest is the sum over all lanes of all slices.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -9,7 +9,7 @@ namespace deltawire::kernels::gpu {
 /// Slices of a chunk; each has every kSlices-th block. Chunks of 2 MiB in a slab of 32 MiB make 512
 /// thread blocks, of which an H100 runs 528 at a time.
 inline constexpr uint32_t kSlices = 32;
-/// Loads of a lane that are in flight together.
+/// The number of a lane's loads in flight together.
 inline constexpr uint32_t kDigestLoads = 4;
 inline constexpr uint32_t kDigestLanes = kDigestBlockBytes / 16;
 
@@ -17,7 +17,7 @@ struct Quad {
   uint32_t w[4];
 };
 
-/// 16 bytes at a multiple of 16.
+/// Loads 16 bytes at a multiple of 16.
 DW_HD Quad LoadQuad(const uint8_t* data) {
 #if defined(__CUDA_ARCH__)
   const uint4 v = __ldg(reinterpret_cast<const uint4*>(data));
@@ -28,10 +28,10 @@ DW_HD Quad LoadQuad(const uint8_t* data) {
 #endif
 }
 
-/// The last `bytes` < 16 of a chunk; those behind them count as zero.
+/// Loads the last `bytes` < 16 of a chunk; those after them count as zero.
 DW_HD Quad LoadTail(const uint8_t* data, uint32_t bytes) {
   Quad q = {};
-  // No index is computed: an array that has one lies in a thread's slow memory.
+  // No computed index: it would move the array to a thread's slow memory.
   for (uint32_t i = 0; i < 4; ++i) {
     for (uint32_t b = 0; b < 4; ++b) {
       if (4 * i + b < bytes) q.w[i] |= static_cast<uint32_t>(data[4 * i + b]) << 8 * b;

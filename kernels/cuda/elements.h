@@ -1,5 +1,5 @@
 // Elements, their differences, and the effect of a change on the digest; for device and CPU.
-// Pure functions. REQUIRES: data starts at a multiple of 16 bytes (Slab aligns it).
+// REQUIRES: data starts at a multiple of 16 bytes (Slab aligns it).
 #pragma once
 
 #include "kernels/cuda/bits.h"
@@ -7,7 +7,7 @@
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kBlock = kBlockElements;  ///< in 32 bits, with which device code counts
+inline constexpr uint32_t kBlock = kBlockElements;  ///< in 32 bits, as device code counts
 inline constexpr uint32_t kAlign = 16;
 
 /// The digest key, in memory that device code can read.
@@ -16,7 +16,7 @@ struct KeyView {
   const uint64_t* multipliers = nullptr;  ///< kDigestBlocks
 };
 
-/// By how much the digest grows when the element at byte `at` of the chunk changes from `o` to `n`.
+/// Returns the digest's growth when the element at byte `at` of the chunk changes from `o` to `n`.
 template <typename T>
 DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   const uint64_t* k = key.words + ((at >> 2) & (kDigestWords - 1));
@@ -31,7 +31,7 @@ DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   return key.multipliers[at / kDigestBlockBytes] * grown;
 }
 
-/// Bit i of the result is set where element i of the eight in `x` (old xor new) is not zero.
+/// Returns a number whose bit i is set if element i of the eight in `x` (old xor new) is not zero.
 template <uint32_t kWidth>
 DW_HD uint32_t NonzeroOfEight(const uint32_t (&x)[2 * kWidth]) {
   uint32_t mask = 0;
@@ -74,7 +74,7 @@ DW_HD void LoadEight(const uint8_t* p, uint32_t (&words)[2 * kWidth]) {
 #endif
 }
 
-/// A mask of the elements [first, first + 8) of a block of `m` elements that differ.
+/// Returns a mask of the elements [first, first + 8) of a block of `m` elements that differ.
 /// REQUIRES: first % 8 == 0.
 template <typename T>
 DW_HD uint32_t ChangedOfEight(const T* o, const T* n, uint32_t first, uint32_t m) {

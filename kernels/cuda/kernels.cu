@@ -43,7 +43,7 @@ __device__ uint64_t WarpSum(uint64_t v) {
   return v;
 }
 
-/// One warp per chunk plans the table, finds the streams' places and sums up the digest.
+/// One warp per chunk plans the table, finds the streams' places and sums the digest.
 __global__ void PlanKernel(EncodeBatch batch) {
   const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
   if (c >= batch.chunk_count) return;
@@ -85,7 +85,7 @@ __global__ void PlanKernel(EncodeBatch batch) {
   batch.results[c] = result;
 }
 
-/// One thread per chunk places the payloads one behind the other.
+/// One thread per chunk places the payloads one after the other.
 __global__ void OffsetKernel(EncodeBatch batch) {
   __shared__ uint64_t ends[kMaxBatchChunks];
   const uint32_t c = threadIdx.x;
@@ -102,20 +102,18 @@ __global__ void OffsetKernel(EncodeBatch batch) {
   if (c < batch.chunk_count) batch.results[c].offset = ends[c] - own;
 }
 
-/// The stream that EncodeBlock has left in a slot.
 struct SlotBytes {
   const uint32_t* words;
   __device__ uint8_t Byte(uint32_t i) const {
     return static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4));
   }
-  /// Four bytes of the stream. REQUIRES: the stream has all four.
+  /// Returns four bytes of the stream. REQUIRES: the stream has all four.
   __device__ uint32_t Word(uint32_t i) const {
     if (i % 4 == 0) return words[i / 4];
     return __funnelshift_r(words[i / 4], words[i / 4 + 1], 8 * (i % 4));
   }
 };
 
-/// The differences of a raw block.
 template <typename T>
 struct DifferenceBytes {
   const T* before;

@@ -1,7 +1,7 @@
-// The functions that launch kernels, and the descriptions of a batch of chunks that kernels read.
-// All pointers are to device memory unless said otherwise, and are the caller's until `stream`, on
-// which all work is queued, has come past it; data start at multiples of 16 bytes. Threads: any,
-// one for each stream. Errors: a failed launch shows in cudaGetLastError().
+// The functions that launch kernels, and the batches of chunks that kernels read. All pointers are
+// to device memory unless noted; the caller keeps that memory until `stream`, on which all work is
+// queued, has passed it. Data start at multiples of 16 bytes. A failed launch shows in
+// cudaGetLastError(). Each stream is for one thread at a time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +29,6 @@ struct DeviceBlock {
   uint32_t index = 0;  ///< number of the block within its chunk
 };
 
-/// The result of a diff for one chunk.
 struct ChunkOut {
   uint64_t digest_after = 0;
   uint64_t offset = 0;  ///< of the payload in `out`
@@ -64,20 +63,20 @@ struct ApplyBlockIn {
   uint32_t padding = 0;
 };
 struct ApplyBlockOut {
-  uint64_t digest = 0;  ///< by how much the block makes the chunk's digest grow
+  uint64_t digest = 0;  ///< growth of the chunk's digest by this block
   uint64_t ok = 0;
 };
 struct ApplyBatch {
   const DeviceChunk* chunks = nullptr;
   const ApplyBlockIn* blocks = nullptr;
   uint32_t block_count = 0;
-  const uint8_t* payloads = nullptr;  ///< at a multiple of 4; 4 bytes behind it are readable
+  const uint8_t* payloads = nullptr;  ///< at a multiple of 4; 4 more bytes are readable
   ApplyBlockOut* results = nullptr;
   KeyView key;
 };
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream);
 
-/// A chunk of a tensor whose elements stand at places of their own.
+/// A chunk of a tensor whose elements have places of their own.
 struct ScatterChunk {
   uint64_t first_byte = 0;  ///< of the chunk in its tensor
   uint32_t bytes = 0;
@@ -85,15 +84,15 @@ struct ScatterChunk {
   uint32_t first_box = 0;  ///< the tensor's boxes
   uint32_t boxes = 0;
 };
-/// REQUIRES: no two blocks of a batch are of the same elements.
+/// REQUIRES: no two blocks of a batch have the same elements.
 struct ScatterBatch {
   const ScatterChunk* chunks = nullptr;
   const PlaceBox* boxes = nullptr;
   const ApplyBlockIn* blocks = nullptr;
   uint32_t block_count = 0;
-  const uint8_t* payloads = nullptr;  ///< as of ApplyBatch
+  const uint8_t* payloads = nullptr;  ///< as in ApplyBatch
   bool backwards = false;             ///< subtract
-  uint32_t* malformed = nullptr;      ///< grows by one for each block that is
+  uint32_t* malformed = nullptr;      ///< incremented for each malformed block
 };
 void LaunchScatter(const ScatterBatch& batch, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// Owners of CUDA memory and streams, and CUDA's errors as GpuStatus.
-// An Array owns device memory or pinned host memory and frees it. Threads: one at a time.
-// Errors: Make and Check say what was tried and what CUDA answered; CUDA's own record is cleared.
+// Owners of CUDA memory and streams, and CUDA's errors as GpuStatus. An Array owns device memory or
+// pinned host memory. Errors of Make and Check name the attempt and CUDA's answer, and clear CUDA's
+// own record.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,11 +12,11 @@
 namespace deltawire::kernels::gpu {
 
 GpuStatus Check(cudaError_t error, const char* what);
-/// Takes the error of a call that has no caller to tell out of CUDA's record. The next call of this
-/// thread would find it there and take it for its own.
+/// Clears an error without a caller from CUDA's record. Otherwise this thread's next call would
+/// find it there and report it as its own.
 void Ignore(cudaError_t error);
-/// Starts a kernel by `launch`. How that went stands only in CUDA's record, so what somebody else
-/// left there is dropped first.
+/// Starts a kernel by `launch`. Only CUDA's record has its result, so earlier errors are cleared
+/// first.
 template <typename F>
 GpuStatus Start(const char* what, F launch) {
   (void)cudaGetLastError();
@@ -24,7 +24,6 @@ GpuStatus Start(const char* what, F launch) {
   return Check(cudaGetLastError(), what);
 }
 
-/// Returns from the function with the status unless it is ok.
 #define DW_GPU_RETURN_IF_ERROR(expression)                                         \
   do {                                                                             \
     if (::deltawire::kernels::GpuStatus dw_status = (expression); !dw_status.ok()) \
@@ -32,9 +31,9 @@ GpuStatus Start(const char* what, F launch) {
   } while (false)
 
 /// Makes `device` the thread's current device for the object's lifetime, then restores the previous
-/// one: the trainer may use another device. A device that this process has not used yet is not gone
-/// back to: that would make a context there, which takes hundreds of MB, and device 0 is the
-/// previous one of every new thread.
+/// one, since the trainer may use another device. It does not restore a device that this process
+/// has not used yet: that would create a context there, which takes hundreds of MB, and device 0 is
+/// the initial one of every new thread.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -51,7 +50,6 @@ class OnDevice {
 
 enum class Where { kDevice, kPinned };
 
-/// Uninitialized memory for `size` values.
 template <typename T, Where kWhere>
 class Array {
  public:
@@ -68,8 +66,8 @@ class Array {
     Ignore(kWhere == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
   }
 
-  /// Room for `size` values at least, whose content is lost if it has to grow. Then it takes a
-  /// quarter more, so that it rarely does: freeing waits for all work on the device.
+  /// Makes room for at least `size` values. If it has to grow, the content is lost, and it
+  /// allocates a quarter more, so that it rarely does: freeing waits for all work on the device.
   GpuStatus Reserve(size_t size) {
     if (size <= size_) return {};
     *this = Array();

@@ -1,7 +1,6 @@
-// One strided copy, cut into units that one thread handles: up to 16 bytes to move, or one element
-// to convert; device and CPU. Where a tensor of odd size has shifted those behind it, long runs are
-// cut where the destination is aligned. Pure.
-// REQUIRES of the copy: what kernels.h requires, and that it writes no byte twice.
+// One strided copy, cut into units for one thread each: up to 16 bytes to move, or one element to
+// convert; for device and CPU. Long runs that a tensor of odd size has shifted are cut where the
+// destination is aligned. REQUIRES of the copy: as kernels.h, and it writes no byte twice.
 #pragma once
 
 #include "kernels/cuda/portable.h"
@@ -15,7 +14,7 @@ enum class Number : uint8_t { kNone = 0, kBF16 = 1, kF16 = 2, kF32 = 3 };
 struct PlacePlan {
   static constexpr uint32_t kMaxDims = 6;
   int64_t src = 0, dst = 0;   ///< offsets in bytes
-  uint64_t counts[kMaxDims];  ///< outermost first; 1 for dimensions that the copy lacks
+  uint64_t counts[kMaxDims];  ///< outermost first; 1 for unused dimensions
   int64_t src_strides[kMaxDims];
   int64_t dst_strides[kMaxDims];
   uint64_t units_per_run = 0;
@@ -24,8 +23,8 @@ struct PlacePlan {
   uint64_t units = 0;                               ///< number of units of the whole copy
   Number from = Number::kNone, to = Number::kNone;  ///< kNone: units only move
   bool aligned = true;                              ///< every unit is aligned to its size
-  /// Bytes of a run that is moved in pieces of 16 bytes, aligned at the destination, and shorter
-  /// ones at its ends; 0: it is not moved so.
+  /// The bytes of a run that is moved in pieces of 16 bytes, aligned at the destination, and
+  /// shorter ones at its ends; 0: not moved so.
   uint64_t shifted_run = 0;
   int32_t add = 0;
 };
@@ -34,7 +33,6 @@ struct PlaceStep {
   int64_t src, dst;  ///< offsets in bytes
 };
 
-/// The source and destination offsets of unit `i`.
 DW_HD PlaceStep PlaceUnit(const PlacePlan& plan, uint64_t i) {
   uint64_t run = i / plan.units_per_run;
   const auto within = static_cast<int64_t>(i - run * plan.units_per_run);
@@ -56,7 +54,7 @@ struct PlacePiece {
   uint32_t bytes;
 };
 
-/// `dst_address`: that of the destination's offset 0. REQUIRES: plan.shifted_run is not 0.
+/// `dst_address` is that of the destination's offset 0. REQUIRES: plan.shifted_run is not 0.
 DW_HD PlacePiece PieceOf(const PlacePlan& plan, uint64_t i, uint64_t dst_address) {
   const uint64_t run = i / plan.units_per_run, k = i - run * plan.units_per_run;
   const PlaceStep step = PlaceUnit(plan, run * plan.units_per_run);
@@ -68,12 +66,12 @@ DW_HD PlacePiece PieceOf(const PlacePlan& plan, uint64_t i, uint64_t dst_address
   return {step.src + at, step.dst + at, static_cast<uint32_t>(last - first)};
 }
 
-/// Word `i` of those, at multiples of 4, that 16 bytes from `src` on touch.
+/// Returns word `i`, at a multiple of 4, of those that 16 bytes from `src` on touch.
 DW_HD uint32_t WordOf(const uint8_t* src, uint32_t skew, uint32_t i) {
 #if defined(__CUDA_ARCH__)
   return reinterpret_cast<const uint32_t*>(src - skew)[i];
 #else
-  uint32_t word = 0;  // without the bytes around the source, which are nobody's to read here
+  uint32_t word = 0;  // without the neighbors' bytes, which may be unreadable
   for (uint32_t b = 0; b < 4; ++b) {
     const uint32_t at = 4 * i + b;
     if (at >= skew && at < skew + 16) word |= static_cast<uint32_t>(src[at - skew]) << 8 * b;

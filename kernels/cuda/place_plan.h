@@ -1,5 +1,5 @@
-// Turns a StridedCopy into the PlacePlan that device code runs, with the largest unit that run,
-// strides and addresses allow. Pure functions, for the CPU only.
+// The conversion of a StridedCopy into the PlacePlan that device code runs, with the largest unit
+// that run, strides and addresses allow. CPU only.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ static_assert(static_cast<uint8_t>(Number::kBF16) == static_cast<uint8_t>(Elemen
               static_cast<uint8_t>(Number::kF16) == static_cast<uint8_t>(Element::kF16) &&
               static_cast<uint8_t>(Number::kF32) == static_cast<uint8_t>(Element::kF32));
 
-/// Runs of at least so many bytes whose units would be this small are cut by the destination's
-/// address instead.
+/// Runs of at least kShiftedRun bytes with units of at most kShiftedUnit are cut by the
+/// destination's address instead.
 inline constexpr uint64_t kShiftedRun = 64, kShiftedUnit = 4;
 
 /// Turns a plan that moves bytes into one that converts elements. `src_bits` and `dst_bits` are the

@@ -1,6 +1,6 @@
 // Bit counts and atomics for device code and its emulation on the CPU. Functions marked DW_HD run
 // on both. On the CPU the "atomics" are plain operations, because there the lanes of a team run one
-// after the other. Pure but for the atomics.
+// after the other.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ DW_HD uint32_t PopCount(uint32_t v) {
 #endif
 }
 
-/// Index of the lowest set bit. REQUIRES: v != 0.
+/// Returns the index of the lowest set bit. REQUIRES: v != 0.
 DW_HD uint32_t LowestBit(uint32_t v) {
 #if defined(__CUDA_ARCH__)
   return static_cast<uint32_t>(__ffs(static_cast<int>(v))) - 1;
@@ -27,7 +27,7 @@ DW_HD uint32_t LowestBit(uint32_t v) {
 #endif
 }
 
-/// bits(v) of the format: bits(0) = 0, bits(255) = 8.
+/// Returns the format's bits(v): bits(0) = 0, bits(255) = 8.
 DW_HD uint32_t BitLength(uint64_t v) {
 #if defined(__CUDA_ARCH__)
   return 64 - static_cast<uint32_t>(__clzll(static_cast<long long>(v)));

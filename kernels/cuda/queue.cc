@@ -1,4 +1,4 @@
-// Implements GpuQueue of kernels/gpu.h.
+// The implementation of GpuQueue of kernels/gpu.h.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/place_plan.h"
@@ -62,7 +62,7 @@ GpuStatus GpuQueue::Place(const StridedCopy& copy, Bytes src, MutableBytes dst,
   DW_GPU_RETURN_IF_ERROR(here.status());
   const auto* from = reinterpret_cast<const uint8_t*>(src.data());
   auto* to = reinterpret_cast<uint8_t*>(dst.data());
-  if (convert.moves_only() && copy.dims == 0) {  // the copy engine needs no processor of the device
+  if (convert.moves_only() && copy.dims == 0) {  // the copy engine needs no processors
     return impl_->stream.Copy(to + copy.dst_offset, from + copy.src_offset, copy.run_bytes);
   }
   return gpu::Start("starting a strided copy", [&] {

@@ -1,4 +1,4 @@
-// Implements kernels/gpu_scatter.h.
+// The implementation of kernels/gpu_scatter.h.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -17,9 +17,9 @@ using gpu::OnDevice;
 
 namespace {
 
-constexpr size_t kReadBehind = 4;  // how many bytes behind the payloads kernels may read
+constexpr size_t kReadBehind = 4;  // readable bytes that kernels need after the payloads
 
-/// False when a byte of the tensor could not be found by division.
+/// Returns false when division cannot find every byte of the tensor.
 bool Place(const GpuBox& box, gpu::PlaceBox* placed) {
   const StridedCopy& copy = box.copy;
   if (copy.dims > StridedCopy::kMaxDims || copy.run_bytes == 0 || copy.src_offset < 0) return false;
@@ -53,8 +53,8 @@ bool Place(const GpuBox& box, gpu::PlaceBox* placed) {
 }  // namespace
 
 struct GpuScatter::Impl {
-  /// Blocks of the payloads that are the `round`-th of their chunks: one kernel, since no two of
-  /// them are of the same elements.
+  /// The payload blocks that are the `round`-th of their chunks: one kernel, since no two of them
+  /// have the same elements.
   struct Round {
     size_t first, count;
   };
@@ -66,7 +66,7 @@ struct GpuScatter::Impl {
   size_t box_count = 0;
   gpu::DeviceArray<gpu::PlaceBox> boxes;
   gpu::DeviceArray<uint32_t> malformed;
-  // Of the items.
+  // From the items of the last Load.
   std::vector<gpu::ScatterChunk> host_chunks;
   std::vector<gpu::ApplyBlockIn> host_blocks;
   std::vector<Round> rounds;
@@ -106,7 +106,7 @@ GpuStatus GpuScatter::Create(int device, std::span<const GpuBox> boxes,
   DW_GPU_RETURN_IF_ERROR(impl->stream.Make());
   const GpuStatus copied =
       impl->stream.Copy(impl->boxes.data(), placed.data(), placed.size() * sizeof(gpu::PlaceBox));
-  // Whatever has been queued reads `placed`.
+  // The queued work reads `placed`.
   const GpuStatus done = impl->stream.Wait();
   DW_GPU_RETURN_IF_ERROR(copied);
   DW_GPU_RETURN_IF_ERROR(done);
@@ -189,7 +189,7 @@ GpuStatus GpuScatter::Load(std::span<const GpuScatterItem> items) {
   const OnDevice here(impl.device);
   DW_GPU_RETURN_IF_ERROR(here.status());
   const GpuStatus copied = impl.Upload(items, depth, payload_bytes);
-  // Whatever has been queued reads the caller's memory.
+  // The queued work reads the caller's memory.
   const GpuStatus done = impl.stream.Wait();
   DW_GPU_RETURN_IF_ERROR(copied);
   DW_GPU_RETURN_IF_ERROR(done);

@@ -1,6 +1,6 @@
-// Where the elements of a tensor stand in an engine's memory, and the sink of block_decode.h that
-// adds differences there; on device and CPU. Pure but for the memory that the boxes name.
-// REQUIRES of boxes: no two elements share a place, so no two lanes write to one.
+// The places of a tensor's elements in an engine's memory, and the sink of block_decode.h that adds
+// differences there; for device and CPU. REQUIRES of boxes: no two elements share a place, so no
+// two lanes write to one.
 #pragma once
 
 #include "kernels/cuda/portable.h"
@@ -8,7 +8,8 @@
 namespace deltawire::kernels::gpu {
 
 /// Some bytes of a tensor and their places: runs in nested dimensions, the outermost first. Each
-/// source stride is at least what the dimensions inside span, so a byte finds its run by division.
+/// source stride is at least the span of the dimensions inside, so a byte finds its run by
+/// division.
 struct PlaceBox {
   static constexpr uint32_t kMaxDims = 6;
   uint8_t* memory = nullptr;  ///< the place of its first byte
@@ -22,13 +23,13 @@ struct PlaceBox {
   int64_t dst_strides[kMaxDims] = {};
 };
 
-/// The place of the tensor's byte `at`; null if the box does not have that byte.
+/// Returns the place of the tensor's byte `at`; null if the box does not have that byte.
 DW_HD uint8_t* PlaceOf(const PlaceBox& box, uint64_t at) {
   if (at < box.first || at >= box.last) return nullptr;
   uint64_t rest = at - box.first;
   uint8_t* place = box.memory;
   for (uint32_t d = 0; d < box.dims; ++d) {
-    // Tensors of more than 4 GB are few, and a division of 32 bits is a fraction of one of 64.
+    // Tensors of more than 4 GB are rare, and a 32-bit division costs a fraction of a 64-bit one.
     const uint64_t digit =
         (rest | box.src_strides[d]) >> 32 == 0
             ? static_cast<uint32_t>(rest) / static_cast<uint32_t>(box.src_strides[d])
@@ -40,13 +41,13 @@ DW_HD uint8_t* PlaceOf(const PlaceBox& box, uint64_t at) {
   return rest < box.run_bytes ? place + rest : nullptr;
 }
 
-/// Adds differences at all places of an element, or subtracts them. It gives 0 for the growth of
+/// Adds differences at all places of an element, or subtracts them. It returns 0 for the growth of
 /// the digest, since the payloads were checked before.
 template <typename T>
 struct AtPlaces {
   const PlaceBox* boxes = nullptr;
   uint32_t count = 0;
-  uint64_t first_byte = 0;  ///< of the block in the tensor
+  uint64_t first_byte = 0;  ///< offset of the block in the tensor
   bool backwards = false;
 
   DW_HD uint64_t operator()(uint32_t element, T d) const {

@@ -3,7 +3,7 @@
 namespace deltawire::kernels::gpu {
 namespace {
 
-/// The most blocks that a slab can hold: the last block of each chunk may be a short one.
+/// Returns the most blocks that a slab can hold: the last block of each chunk may be a short one.
 uint32_t MostBlocks(size_t data_bytes) {
   return static_cast<uint32_t>(data_bytes / kBlock) + kMaxBatchChunks;
 }

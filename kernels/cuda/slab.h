@@ -1,6 +1,6 @@
-// One step of a GpuDiffer's pipeline: a stream, and memory for as many chunks as fit.
-// Owner: the differ. Threads: one at a time; destroy or Clear it only after waiting for its stream.
-// Cost: about four times the slab's bytes on the device, and once its bytes pinned on the host.
+// One step of a GpuDiffer's pipeline: a stream, and memory for as many chunks as fit. One thread at
+// a time; wait for its stream before you destroy or Clear it. Costs about four times the slab's
+// bytes on the device, and once its bytes pinned on the host.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -8,21 +8,20 @@
 
 namespace deltawire::kernels::gpu {
 
-/// A chunk in a slab.
 struct Piece {
   uint32_t chunk = 0;
   uint64_t at = 0;  ///< offset in the slab's data
-  size_t item = 0;  ///< number of the item in the call
+  size_t item = 0;  ///< index of the item in the call
 };
 
 struct Slab {
   static constexpr size_t kSlack = 64;  ///< extra bytes, since whole words are read and written
 
-  /// With `two_halves` there is room for the old bytes too, which then travel as well.
+  /// With `two_halves` there is room for the old bytes too, which then are copied as well.
   GpuStatus Make(size_t data_bytes, bool two_halves);
 
   bool HasRoom(const GpuChunk& chunk) const;
-  /// Adds the chunk. REQUIRES: HasRoom.
+  /// REQUIRES: HasRoom(chunk).
   void Take(uint32_t index, size_t item, const GpuChunk& chunk);
   bool empty() const { return pieces.empty(); }
   void Clear();
@@ -56,7 +55,6 @@ struct Slab {
   PinnedArray<uint64_t> host_digests;
 };
 
-/// Number of blocks of a chunk.
 inline uint32_t BlocksOf(const GpuChunk& chunk) {
   return (chunk.bytes / chunk.width + kBlock - 1) / kBlock;
 }

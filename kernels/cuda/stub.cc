@@ -1,4 +1,4 @@
-// Implements kernels/gpu.h and gpu_scatter.h for builds without a CUDA compiler.
+// The implementation of kernels/gpu.h and gpu_scatter.h for builds without a CUDA compiler.
 #include "kernels/gpu.h"
 #include "kernels/gpu_scatter.h"
 

@@ -1,6 +1,5 @@
-// Writes the header and packed columns of a fast payload (docs/delta_format.md, "fast") from the
-// blocks' rows, on device or CPU. Only the CPU reads them (kernels/payload.h).
-// Pure functions on the caller's memory.
+// The header and packed columns of a fast payload (docs/delta_format.md, "fast"), written from the
+// blocks' rows on device or CPU. Only the CPU reads them (kernels/payload.h).
 #pragma once
 
 #include "kernels/cuda/block_encode.h"
@@ -11,7 +10,7 @@ DW_HD uint32_t ColumnValue(const BlockOut& row, uint32_t column) {
   return column == 0 ? row.changed : column == 1 ? row.large : row.bytes;
 }
 
-/// The figures over all rows that a table's plan needs.
+/// The sums over all rows that a table's plan needs.
 struct RowSummary {
   uint32_t least[kFastColumns] = {~0u, ~0u, ~0u};
   uint32_t most[kFastColumns] = {};
@@ -52,10 +51,10 @@ DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
   return plan;
 }
 
-/// Byte `i` of header and columns. REQUIRES: i < plan.bytes.
+/// Returns byte `i` of header and columns. REQUIRES: i < plan.bytes.
 DW_HD uint8_t TableByte(const TablePlan& plan, const BlockOut* rows, uint32_t elements,
                         uint32_t element_width, uint32_t i) {
-  if (i <= kHeadBytes) {  // the head, and the reserved byte behind it
+  if (i <= kHeadBytes) {  // the head, and the reserved byte after it
     const uint32_t head = kFormat | static_cast<uint32_t>(Codec::kFast) << 8 | element_width << 16;
     return static_cast<uint8_t>(head >> 8 * i);
   }

@@ -1,8 +1,8 @@
-// How a block's elements are divided among the lanes of a Team, which are a GPU's threads. A Team
-// has Each(f), a phase: f(lane) for every lane, then a barrier; PerLane<T>, one value per lane;
-// ExclusiveScan(values), which replaces each value by the Combine of all before it and returns that
-// of all; Share(x), which reads x from shared memory before the next phase changes it. That memory
-// is written only in Each; in that phase no other lane reads what a lane has written.
+// The distribution of a block's elements over the lanes of a Team, which are a GPU's threads. A
+// Team has Each(f), a phase: f(lane) for every lane, then a barrier; PerLane<T>, one value per
+// lane; ExclusiveScan(values), which replaces each value by the Combine of all before it and
+// returns that of all; Share(x), which reads x from shared memory before the next phase changes it.
+// That memory is written only in Each; in that phase no other lane reads a lane's writes.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -15,7 +15,7 @@ inline constexpr uint32_t kWordsPerLane = kMapWords / kLanes;
 inline constexpr uint32_t kPerLane = kBlock / kLanes;  ///< elements per lane
 static_assert(kWordsPerLane * kLanes == kMapWords);
 
-/// A summary of a stretch of elements, as the stretches behind it need it. Combine is associative.
+/// A summary of a stretch of elements for the stretches after it. Combine is associative.
 struct Stretch {
   uint32_t changed = 0;
   uint32_t large = 0;

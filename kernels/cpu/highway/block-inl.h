@@ -1,5 +1,5 @@
 // Dense differences of a block, and the places where two blocks differ; compiled once per target.
-// Pure; thread-safe; safe for unaligned data. Cost: memory speed.
+// Data may be unaligned. Runs at memory speed.
 #include "hwy/highway.h"
 #include "kernels/payload.h"
 
@@ -51,7 +51,7 @@ inline void AddAll(const uint8_t* diffs, uint8_t* data, size_t elements) {
   }
 }
 
-/// Bit i of the result is set where element i of 64 differs between a and b.
+/// Returns a number whose bit i is set if element i of 64 differs between a and b.
 template <typename T>
 HWY_INLINE uint64_t Differing64(const uint8_t* a, const uint8_t* b) {
   const hn::CappedTag<T, 64> d;

@@ -1,5 +1,5 @@
 // The tight codec's work on every element: classes, sums of their weights, counts; compiled once
-// per target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns per element.
+// per target. Data may be unaligned. Costs 0.05 to 0.1 ns per element.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/changes.h"
@@ -20,8 +20,9 @@ namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
-/// The classes of the first elements of two bytes, as many as whole vectors hold; returns their
-/// number. The exponents are packed first, so that the rest works on twice as many at a time.
+/// Writes the classes of the first elements of two bytes, as many as whole vectors hold, and
+/// returns their number. It packs the exponents first, so that the rest works on twice as many at a
+/// time.
 template <ClassFunction kFunction>
 size_t PackedClasses(const uint8_t* data, size_t elements, unsigned base, uint8_t* classes) {
   constexpr ExponentField kField = FieldOf(kFunction);
@@ -31,8 +32,7 @@ size_t PackedClasses(const uint8_t* data, size_t elements, unsigned base, uint8_
   const auto mask = hn::Set(d, static_cast<uint8_t>(LowMask(kField.bits)));
   const auto lowest = hn::Set(d, static_cast<uint8_t>(base));
   const auto most = hn::Set(d, uint8_t{kClasses - 1});
-  // The old bytes come from memory, so they are asked for in time. Beyond the chunk's end that is
-  // wasted, and does no harm.
+  // Prefetch the old bytes. Beyond the chunk's end that is wasted, but harmless.
   constexpr size_t kAhead = 4096;
   size_t i = 0;
   for (; i + lanes <= elements; i += lanes) {
@@ -109,7 +109,7 @@ inline void Classes(const uint8_t* data, size_t elements, ClassFunction function
 }
 
 #if HWY_TARGET <= HWY_AVX3
-/// Of eight numbers, the sums of the first 1, 2, 3, ... of them.
+/// Returns the prefix sums of eight numbers.
 HWY_INLINE __m512i RunningSums8(__m512i v) {
   const __m512i none = _mm512_setzero_si512();
   v = _mm512_add_epi64(v, _mm512_alignr_epi64(v, none, 7));
@@ -178,7 +178,7 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const ClassWeight
 inline void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
-  // Eight classes at a time are counted in the lanes of vectors, up to what a byte holds.
+  // Vector lanes count eight classes at a time, up to the limit of a byte.
   const hn::ScalableTag<uint8_t> d;
   const hn::Repartition<uint64_t, decltype(d)> d64;
   const size_t lanes = hn::Lanes(d);

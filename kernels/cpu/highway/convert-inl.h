@@ -1,6 +1,5 @@
-// Converts bf16, fp16 and fp32 into one another, a run at a time; compiled once per target. The
-// results equal those of kernels/float_bits.h bit for bit. Pure; thread-safe; safe for unaligned
-// data. Cost: memory speed.
+// Conversions between bf16, fp16 and fp32, a run at a time; compiled once per target. The results
+// equal those of kernels/float_bits.h bit for bit. Data may be unaligned. Runs at memory speed.
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -28,8 +27,8 @@ using U16 = hn::Vec<U16Tag>;
 
 HWY_INLINE U32 MagnitudeOf(U32 f) { return hn::And(f, hn::Set(U32Tag(), ~kF32Sign)); }
 
-/// magnitude > limit, by lane. Compares signed numbers, which some targets do faster; magnitudes
-/// have no sign bit.
+/// Returns magnitude > limit, by lane. Compares signed numbers, which is faster on some targets;
+/// magnitudes have no sign bit.
 HWY_INLINE hn::Mask<U32Tag> Above(U32 magnitude, uint32_t limit) {
   const hn::RebindToSigned<U32Tag> ds;
   return hn::RebindMask(
@@ -89,10 +88,9 @@ class Converter {
 
   explicit Converter(int add) : adds_(add != 0), summand_(static_cast<float>(add)) {}
 
-  /// Number of elements that one step converts.
   static size_t Step() { return 2 * hn::Lanes(U32Tag()); }
 
-  /// With `stream` the result goes past the cache. REQUIRES then: `dst` is aligned to vectors.
+  /// With `stream` the result bypasses the cache. REQUIRES then: `dst` is aligned to vectors.
   void Run(std::byte* dst, const std::byte* src, size_t elements, bool stream) const {
     if (adds_) return RunAs<true>(dst, src, elements, stream);
     RunAs<false>(dst, src, elements, stream);

@@ -1,5 +1,5 @@
-// The digest of a range, in vectors, and the digest's change for one element; compiled once per
-// target. Pure; thread-safe. Cost: memory speed (the key stays in the first-level cache).
+// The digest of a range, in vectors, and the digest's growth for one element; compiled once per
+// target. Runs at memory speed, as the key stays in the first-level cache.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/payload.h"
@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// The sum of all lanes, added one by one: GCC's AVX-512 reduction adds signed numbers, whose
-/// overflow would be undefined behaviour.
+/// Returns the sum of all lanes, added one by one: GCC's AVX-512 reduction adds signed numbers,
+/// whose overflow would be undefined behavior.
 template <class D>
 HWY_INLINE uint64_t AddUpLanes(D d64, hn::VFromD<D> v) {
   HWY_ALIGN uint64_t lanes[hn::MaxLanes(d64)];
@@ -27,7 +27,7 @@ HWY_INLINE uint64_t AddUpLanes(D d64, hn::VFromD<D> v) {
   return total;
 }
 
-/// Sum of key * word over `words` whole words.
+/// Returns the sum of key * word over `words` whole words.
 inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RESTRICT data,
                          size_t words) {
   uint64_t total = 0;
@@ -38,10 +38,10 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   const hn::Rebind<uint32_t, decltype(d64)> dhalf;
   const size_t lanes = hn::Lanes(d64);
   // key * word = low(key) * word + (high(key) * word << 32): two 32 x 32 multiplications, which are
-  // fast everywhere; the shift is done once, at the end.
+  // fast everywhere. The shift is done once, at the end.
   auto low0 = hn::Zero(d64), low1 = hn::Zero(d64), high0 = hn::Zero(d64), high1 = hn::Zero(d64);
   const auto* p = reinterpret_cast<const uint32_t*>(data);
-  // Farther ahead than the hardware prefetches: this more than doubles the rate of data that are
+  // Farther ahead than the hardware prefetches. This more than doubles the rate for data that are
   // not in the cache.
   constexpr size_t kAheadWords = 2048;
   for (; i + 2 * lanes <= words; i += 2 * lanes) {
@@ -61,7 +61,8 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   return total;
 }
 
-/// Number of blocks that are summed together, so that each vector of the key is loaded only once.
+/// The number of blocks that are summed together, so that each vector of the key is loaded only
+/// once.
 constexpr size_t kSumBlocks = 4;
 
 /// sums[b] = sum of key * word over block b, for kSumBlocks whole consecutive blocks.
@@ -110,8 +111,8 @@ inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
 #endif
 }
 
-/// Sums of key * word for a caller that reads the words for another reason anyway, a few at a time.
-/// It holds two sums per lane in registers. At most 8 lanes, so that 64 bytes are whole steps.
+/// Sums key * word for a caller that reads the words a few at a time for another purpose. It holds
+/// two sums per lane in registers. At most 8 lanes, so that 64 bytes are whole steps.
 using SumTag = hn::CappedTag<uint64_t, 8>;
 using SumLanes = hn::Vec<SumTag>;
 
@@ -138,7 +139,6 @@ HWY_INLINE void AddWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
 #endif
 }
 
-/// Returns the sum over all lanes and sets them to zero.
 HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
   const SumTag d64;
   const uint64_t total = AddUpLanes(d64, hn::Add(low, hn::ShiftLeft<32>(high)));
@@ -146,7 +146,8 @@ HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
   return total;
 }
 
-/// Digest of the `size` bytes at `offset` of the chunk. REQUIRES: `offset` is a multiple of 4.
+/// Returns the digest of the `size` bytes at `offset` of the chunk. REQUIRES: `offset` is a
+/// multiple of 4.
 inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size, size_t offset) {
   uint64_t digest = 0;
   constexpr size_t kTogether = kSumBlocks * DigestKey::kBlockBytes;
@@ -179,7 +180,7 @@ inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t si
   return digest;
 }
 
-/// Sums up by how much the digest grows over the changes of one block of elements.
+/// Sums the digest's growth over the changes of one block of elements.
 template <typename T>
 class BlockDigest {
  public:
@@ -203,12 +204,13 @@ class BlockDigest {
 
   uint64_t Sum() const { return sum_; }
 
-  // The key for digesting the block's bytes themselves; `byte` counts from the block's begin.
+  // Returns the key for the block's bytes themselves; `byte` counts from the block's begin.
   const uint64_t* WordsAt(size_t byte) const {
     return words_ + byte / 4 % DigestKey::kWordsPerBlock;
   }
   uint64_t MultiplierAt(size_t byte) const { return multipliers_[byte / DigestKey::kBlockBytes]; }
-  /// What bytes [first, last) of `data` add to the digest. REQUIRES: they lie in one digest block.
+  /// Returns the part of bytes [first, last) of `data` in the digest. REQUIRES: they lie in one
+  /// digest block.
   uint64_t Rest(const uint8_t* data, size_t first, size_t last) const {
     if (first == last) return 0;  // at the end of the largest chunk MultiplierAt would overrun
     uint64_t sum = 0;
@@ -223,7 +225,7 @@ class BlockDigest {
  private:
   static_assert(kBlockElements * sizeof(T) % DigestKey::kBlockBytes == 0);
   const uint64_t* words_;
-  const uint64_t* multipliers_;  // starting at this block of elements
+  const uint64_t* multipliers_;  // from this block of elements on
   uint64_t sum_ = 0;
 };
 

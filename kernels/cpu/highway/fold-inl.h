@@ -1,5 +1,5 @@
-// Fold and negate, touching only elements that payloads change; compiled once per target. Scratch,
-// each thread's own, is one block of elements, zero between blocks. Payloads are not trusted.
+// Fold and negate, which touch only elements that payloads change; compiled once per target. Each
+// thread's scratch is one block of elements, zero between blocks. Payloads are not trusted.
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/pack-inl.h"
 #include "kernels/cpu/highway/sparse_reader-inl.h"
@@ -29,7 +29,7 @@ struct FoldSink {
   uint64_t touched[kBlockElements / 64];
 };
 
-/// Writes the touched sums as a block and makes them zero again.
+/// Writes the touched sums as a block and sets them to zero.
 template <typename T>
 void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
   Changes changes;
@@ -44,7 +44,7 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
     for (size_t i = 0; i < count; ++i) {
       const uint16_t place = found[i];
       const T d = LoadElement<T>(sink.sums, place);
-      if (d == 0) continue;  // the changes undid one another
+      if (d == 0) continue;  // the changes canceled out
       places[changed] = place;
       changes.Put<T>(changed++, d);
     }
@@ -65,7 +65,7 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
   }
 }
 
-/// Adds a block's changes to the sums; false when its stream is malformed.
+/// Adds a block's changes to the sums; returns false when its stream is malformed.
 template <typename T>
 bool AddBlock(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
               FoldSink<T>& sink) {
@@ -92,7 +92,7 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t raw_bytes, size_t b, Fold
     only = &payload;
     ++changing;
   }
-  if (changing == 1 && sink.sign == 1) {  // the one payload's stream is the sum's encoding already
+  if (changing == 1 && sink.sign == 1) {  // the payload's stream already encodes the sum
     const PayloadView view = PayloadView::Parsed(*only, raw_bytes, sizeof(T));
     const BlockRow row = view.Row(b);
     std::memcpy(writer.cursor(), view.StreamOf(b), row.bytes);

@@ -33,19 +33,19 @@ uint64_t DigestRange(const DigestKey& key, Bytes data, size_t offset) {
   return RangeDigest(key, Ptr(data), data.size(), offset);
 }
 
-/// Number of elements that are compared before some of the changes found are processed.
+/// The number of elements that are compared before some of the found changes are processed.
 constexpr size_t kSegment = 512;
 
-/// Finds the changes of one block and returns by how much they make the digest grow. After each
-/// segment `pace` changes are processed, if there are as many: a loop over exactly the segment's
-/// changes would have an unpredictable end, and each misprediction would stall the prefetching.
-/// `digest` is a copy, since a reference would have to be read again after each store of a byte.
-/// With kCheck, *before grows by the digest of the old bytes. It is summed up between the
-/// comparisons, where much of its cost hides behind the memory's.
+/// Finds the changes of one block and returns the digest's growth. After each segment it processes
+/// `pace` changes, if there are as many. A loop over exactly the segment's changes would have an
+/// unpredictable end, and each misprediction would stall the prefetching. `digest` is a copy, since
+/// a reference would be reloaded after each byte store. With kCheck, *before grows by the digest of
+/// the old bytes. It is summed between the comparisons, where the memory's latency hides much of
+/// its cost.
 template <typename T, bool kCheck>
 uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
                      BlockDigest<T> digest, Changes& changes, uint64_t* before) {
-  constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 always slower
+  constexpr size_t kAhead = 5120;  // bytes; more is slower with many changes, 4096 always slower
   constexpr size_t kStep = 64 * sizeof(T);
   uint16_t* const found = changes.at();
   size_t count = 0, taken = 0;
@@ -89,7 +89,7 @@ uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t
   return digest.Sum();
 }
 
-/// With kCheck, the argument `digest_before` is ignored and computed from the old bytes instead.
+/// With kCheck, ignores `digest_before` and computes it from the old bytes instead.
 template <typename T, bool kCheck>
 EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
                           uint64_t digest_before, MutableBytes out) {
@@ -106,7 +106,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     Changes changes;
     growth +=
         FindChanges<T, kCheck>(o, n, block, pace, BlockDigest<T>(key, b), changes, &digest_before);
-    pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is probably alike
+    pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is probably similar
     const auto fetch = [&](size_t, size_t at) {
       return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
     };
@@ -117,7 +117,6 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
   return {writer.changed(), digest_before + growth, writer.Finish(), digest_before};
 }
 
-/// Applies the changes of one block.
 template <typename T>
 struct ApplySink {
   HWY_INLINE void Prefetch(uint32_t at) const { hwy::Prefetch(data + at * sizeof(T)); }
@@ -205,7 +204,7 @@ DecodeStatus Validate(Bytes payload, size_t raw_bytes, unsigned width, uint64_t*
   return WithWidth(width, [&]<typename T>(T) { return ValidateAs<T>(view); });
 }
 
-/// The table of this target; its name is filled in by the registry below.
+/// Returns the table of this target; the registry below sets its name.
 const Backend* Table() {
   static constexpr Backend kTable = {
       .name = nullptr,
@@ -239,7 +238,7 @@ HWY_EXPORT(Table);
 class Registry {
  public:
   Registry() {
-    // To reach every compiled target, Highway must be told one by one which target to dispatch to.
+    // Highway must be told each target to dispatch to, one by one, to reach all compiled ones.
     for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
       const int64_t target = left & -left;  // a lower bit is a better target
       hwy::GetChosenTarget().Update(target);

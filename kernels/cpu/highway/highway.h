@@ -1,5 +1,5 @@
-// The vector backend: one table per instruction set that Highway compiled for.
-// Bit-identical to the scalar backend. Stateless; thread-safe. Cost: near memory speed.
+// The vector backend: one table per instruction set that Highway compiled for, bit-identical to the
+// scalar backend. Runs near memory speed.
 #pragma once
 
 #include <span>
@@ -8,9 +8,9 @@
 
 namespace deltawire::kernels {
 
-/// The table of the best instruction set of this machine.
+/// Returns the table of the best instruction set of this machine.
 const Backend& HighwayBackend();
-/// The tables of every instruction set that this machine can run, best first.
+/// Returns the tables of every instruction set that this machine can run, best first.
 std::span<const Backend* const> HighwayBackends();
 
 }  // namespace deltawire::kernels

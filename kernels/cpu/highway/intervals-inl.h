@@ -1,6 +1,6 @@
-// The intervals of the tight codec's events in vectors of AVX-512: the survival function, and what
-// eight changes to encode need. Without history. Works in the caller's memory, in any thread. Cost:
-// 5 ns per change. Source of every rule: kernels/cpu/tight_lanes.h and survival.h.
+// The intervals of the tight codec's events in vectors of AVX-512: the survival function, and the
+// encoder's inputs for eight changes. It covers payloads without history. Costs 5 ns per change.
+// The rules are those of kernels/cpu/tight_lanes.h and survival.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/tight_lanes.h"
 
@@ -16,7 +16,7 @@ namespace deltawire::kernels::HWY_NAMESPACE {
 
 #if HWY_TARGET <= HWY_AVX3
 
-/// Survival of each of eight sums, or of four.
+/// Return the survival of each of eight sums, or of four.
 HWY_INLINE __m512i SurvivalOf(__m512i sum) {
   const __m512i low = _mm512_set1_epi64(1023);
   const __m512i i = _mm512_and_si512(_mm512_srli_epi64(sum, 10), low);
@@ -37,13 +37,12 @@ HWY_INLINE __m256i SurvivalOf(__m256i sum) {
   return _mm256_srlv_epi64(value, _mm256_srli_epi64(sum, kOctaveBits));
 }
 
-/// Where the figures of eight changes go: see PutPart.
+/// The destinations for the values of eight changes: see PutPart.
 struct IntervalRows {
   uint32_t *after, *share, *sign, *longer;
   uint64_t *sum, *before;
 };
 
-/// Makes the intervals of eight changes at a time.
 class IntervalMaker {
  public:
   IntervalMaker(const LaneModel& model, const LaneBlock& block)
@@ -63,13 +62,14 @@ class IntervalMaker {
     }
   }
 
-  /// `origin`: where S was 0 for the first of them. Returns the same for the change behind them.
+  /// `origin` is where S was 0 for the first change. Returns the origin for the change after the
+  /// last.
   HWY_INLINE uint64_t Make(const uint16_t* at, const uint64_t* d, uint64_t origin,
                            IntervalRows to) const {
     const __m512i none = _mm512_setzero_si512();
     const InSteps low(*this, at), high(*this, at + 4);
     const __m512i even = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
-    // Loads of single numbers, since gathers of as many take several times the processor's steps.
+    // Loads of single numbers: a gather takes several times as many processor steps.
     const auto start = [&](size_t k) {
       return static_cast<int64_t>(block_.before[at[k] / kSumStep]);
     };
@@ -108,7 +108,7 @@ class IntervalMaker {
   }
 
  private:
-  /// What four elements' steps tell of them, each in 128 bits of which the lower half counts.
+  /// The values that the steps give for four elements, each in the lower half of 128 bits.
   struct InSteps {
     HWY_INLINE InSteps(const IntervalMaker& maker, const uint16_t* at) {
       static_assert(kSumStep == 16);
@@ -120,7 +120,7 @@ class IntervalMaker {
       steps = _mm512_inserti32x4(steps, step(1), 1);
       steps = _mm512_inserti32x4(steps, step(2), 2);
       steps = _mm512_inserti32x4(steps, step(3), 3);
-      // An element's own place in its step, in each of 16 bytes.
+      // An element's place in its step, repeated in 16 bytes.
       const __m128i places =
           _mm_and_si128(_mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))),
                         _mm_set1_epi32(kSumStep - 1));
@@ -152,7 +152,7 @@ class IntervalMaker {
 
 #else
 
-/// Stands for the vectors' one.
+/// A stand-in for the vector version.
 struct IntervalMaker {
   IntervalMaker(const LaneModel&, const LaneBlock&) {}
 };

@@ -1,5 +1,5 @@
-// Where in a block a tight lane's sum of weights passes a value; compiled once per target. Pure;
-// thread-safe. Cost: 2 to 4 ns. Source of the rule: kernels/cpu/tight_lanes.h, FindSum.
+// The search for the element in a block where a tight lane's sum of weights passes a value;
+// compiled once per target. Costs 2 to 4 ns. The rule is FindSum's in kernels/cpu/tight_lanes.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/tight_lanes.h"
 
@@ -16,13 +16,13 @@ namespace deltawire::kernels::HWY_NAMESPACE {
 /// The element in a step of kSumStep elements whose weight takes the sum above a value.
 struct FoundInStep {
   size_t index = 0;    ///< kSumStep: none
-  uint32_t after = 0;  ///< sum of the weights up to and with it; 0 if there is none
+  uint32_t after = 0;  ///< sum of the weights up to and including it; 0 if there is none
   uint32_t weight = 0;
 };
 
 #if HWY_TARGET <= HWY_AVX3
-/// Of 16 numbers, the sums of the first 1, 2, 3, ... of them. Its additions wait for fewer others
-/// than those of four shifts across the whole vector.
+/// Returns the prefix sums of 16 numbers. Its additions have a shorter chain than four shifts
+/// across the whole vector.
 HWY_INLINE __m512i RunningSums(__m512i v) {
   v = _mm512_add_epi32(v, _mm512_bslli_epi128(v, 4));
   v = _mm512_add_epi32(v, _mm512_bslli_epi128(v, 8));
@@ -32,7 +32,6 @@ HWY_INLINE __m512i RunningSums(__m512i v) {
   return _mm512_add_epi32(_mm512_add_epi32(v, first), _mm512_add_epi32(second, third));
 }
 
-/// Looks up the weights of a step's elements.
 template <bool kHistory>
 class StepWeights {
  public:
@@ -49,7 +48,7 @@ class StepWeights {
     // kNoWeight looks up the weight of its lowest four bits, which no search reaches.
     __m512i weights = _mm512_permutexvar_epi32(index, plain_);
     if constexpr (kHistory) {
-      // A table of each row at a time: a gather takes longer.
+      // Looks up one row's table at a time: a gather takes longer.
       const __m128i row_of = _mm_and_si128(bytes, _mm_set1_epi8(7 << 4));
       for (int row = 1; row < int{kHistoryRows}; ++row) {
         const auto in_row = _mm_cmpeq_epi8_mask(row_of, _mm_set1_epi8(static_cast<char>(row << 4)));
@@ -58,7 +57,7 @@ class StepWeights {
     }
     return weights;
   }
-  /// Sum of the weights of the first `count` < kSumStep elements.
+  /// Returns the sum of the weights of the first `count` < kSumStep elements.
   HWY_INLINE uint32_t SumOf(const uint8_t* contexts, size_t count) const {
     const auto mask = static_cast<__mmask16>((1u << count) - 1);
     const __m512i weights = _mm512_maskz_mov_epi32(mask, Of(contexts));
@@ -82,7 +81,8 @@ class StepWeights {
   __m512i rows_[kHistory ? kHistoryRows - 1 : 1];
 };
 
-/// The last step that begins with a sum of at most `most`, eight times the same, from `step` on.
+/// Returns the last step, from `step` on, that begins with a sum of at most `most`, which is eight
+/// times the same.
 HWY_INLINE size_t FindStep(const LaneBlock& block, size_t step, size_t last, __m512i most) {
   for (;;) {
     const auto* before = block.before + step + 1;
@@ -104,7 +104,7 @@ class StepWeights {
   explicit StepWeights(const LaneModel& model) : model_(model) {}
   HWY_INLINE uint32_t SumOf(const uint8_t* contexts, size_t count) const {
     uint32_t sum = 0;
-    // Always looks at the same elements: that is cheaper than a loop of unpredictable length.
+    // Always examines the same elements: that is cheaper than a loop of unpredictable length.
     for (size_t j = 0; j < kSumStep - 1; ++j) {
       const uint32_t weight = model_.WeightOf(contexts[j]);
       sum += j < count ? weight : 0;

@@ -1,7 +1,6 @@
-// The tight codec's lanes decoded in vectors of AVX-512: a change of four lanes at a time, a lane
-// in each 64 bits. Without history, which has more tables to look into. Works in the caller's
-// memory, in any thread. Cost: 15 to 20 ns per change. Source of every rule:
-// kernels/cpu/tight_lanes.h; guesses are checked exactly.
+// The tight codec's lanes decoded in vectors of AVX-512: a change of four lanes at a time, one lane
+// per 64 bits. It covers payloads without history, which needs more tables. Costs 15 to 20 ns per
+// change. The rules are those of kernels/cpu/tight_lanes.h; guesses are checked exactly.
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/intervals-inl.h"
 #include "kernels/cpu/highway/lane_search-inl.h"
@@ -17,14 +16,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 
-/// The next block's classes and sums, a piece after every round: a decoder's rounds are one long
-/// chain, beside which the processor has room for work that does not belong to it.
+/// The next block's classes and sums, computed in pieces after every round. A decoder's rounds are
+/// one long dependency chain, so the processor has room for independent work.
 class WorkAhead {
  public:
   /// REQUIRES: lanes[i].changed are still the changes of the block before.
   WorkAhead(const LaneBlock& block, const LaneDecoder* lanes, unsigned count)
       : ahead_(*block.ahead) {
-    size_t rounds = 0;  // if this block is like the one before
+    size_t rounds = 0;  // if this block resembles the one before
     for (unsigned l = 0; l < count; ++l) rounds = std::max<size_t>(rounds, lanes[l].changed);
     const size_t piece = rounds == 0 ? kMost : ahead_.left / rounds + 1;
     piece_ = std::min((piece + kLeast - 1) / kLeast * kLeast, kMost);
@@ -40,7 +39,7 @@ class WorkAhead {
   size_t piece_;
 };
 
-/// A lane of a block that is not done, and where its changes go.
+/// A lane of a block that is not done, and the destination of its changes.
 struct OpenLane {
   LaneDecoder* lane;
   uint16_t* at;
@@ -49,8 +48,8 @@ struct OpenLane {
 
 #if HWY_TARGET <= HWY_AVX3
 
-/// Logarithms to base 2 in S's unit: a table for the highest four bits behind the leading one, and
-/// a polynomial for what is left.
+/// Logarithms to base 2 in S's unit: a table for the highest four bits after the leading one, and a
+/// polynomial for the rest.
 struct LogTables {
   static constexpr double kOctave = uint32_t{1} << kOctaveBits;
   static constexpr double kLn2 = 0.6931471805599453;
@@ -70,8 +69,8 @@ struct LogTables {
 };
 inline constexpr LogTables kLogTables;
 
-/// The logarithms of four numbers, whole octaves apart from the rest, since a float has too few
-/// bits for both.
+/// The logarithms of four numbers. Whole octaves are separate, since a float has too few bits for
+/// both.
 struct Logs {
   HWY_INLINE explicit Logs(__m256i numbers) {
     const __m128i bits = _mm_castps_si128(_mm256_cvtepu64_ps(numbers));
@@ -82,7 +81,7 @@ struct Logs {
     const __m128 one_to_two = _mm_castsi128_ps(
         _mm_or_si128(_mm_and_si128(bits, _mm_set1_epi32(0x7fffff)), _mm_set1_epi32(0x3f800000)));
     const __m128 r = _mm_fmsub_ps(one_to_two, look_up(kLogTables.inverse), _mm_set1_ps(1));
-    // ln(1 + r) = r - r^2 / 2 + r^3 / 3, whose halves do not wait for each other.
+    // ln(1 + r) = r - r^2 / 2 + r^3 / 3, whose halves are independent.
     constexpr double kUnit = LogTables::kOctave / LogTables::kLn2;
     const auto coefficient = [](double c) { return _mm_set1_ps(static_cast<float>(c)); };
     const __m128 low = _mm_fmadd_ps(r, coefficient(kUnit), look_up(kLogTables.log));
@@ -94,7 +93,7 @@ struct Logs {
   __m128 part;      ///< of an octave, in S's unit
 };
 
-/// Takes changes of up to four lanes at a time.
+/// Decodes changes of up to four lanes at a time.
 class LaneRounds {
  public:
   LaneRounds(const LaneModel& model, const LaneBlock& block) : model_(model), block_(block) {
@@ -107,14 +106,14 @@ class LaneRounds {
     longer_ = _mm512_load_si512(longer);
   }
 
-  /// Takes the lanes' states. 1 <= count <= 4 lanes.
+  /// Loads the lanes' states. REQUIRES: 1 <= count <= 4 lanes.
   void Begin(const OpenLane* open, unsigned count) {
     open_ = open;
     count_ = count;
     taken_ = 0;
     base_ = open[0].lane->coder.data();
     for (unsigned s = 0; s < kSlots; ++s) {
-      // Slots without a lane do the first one's work as well, and write the same results.
+      // Slots without a lane repeat the first lane's work and write the same results.
       const OpenLane& slot = open[s < count ? s : 0];
       const RangeDecoder& coder = slot.lane->coder;
       offset_[s] = coder.offset();
@@ -129,10 +128,10 @@ class LaneRounds {
       d_out_[s] = slot.d + slot.lane->changed;
     }
   }
-  /// Takes changes until some lanes need care, and returns which.
+  /// Decodes changes until some lanes need care, and returns which.
   unsigned Take(const WorkAhead& ahead);
-  /// Gives the lanes their states, and reads the next points of those that need care: the rounds
-  /// have no use for points. False when a stream is malformed.
+  /// Stores the lanes' states, and reads the next points of those that need care, because the
+  /// rounds do not use points. Returns false when a stream is malformed.
   bool End(unsigned care) {
     bool ok = ok_;
     for (unsigned s = 0; s < count_; ++s) {
@@ -154,8 +153,8 @@ class LaneRounds {
   static constexpr unsigned kSlots = 4;
   static constexpr __mmask8 kAll = (1u << kSlots) - 1;
 
-  /// The values of S at which the lanes' next events are, about: S = -log2(share), where share is
-  /// how much of the range lies below the number. Off by a few units at most where the numbers have
+  /// Returns the approximate values of S at the lanes' next events: S = -log2(share), where share
+  /// is the fraction of the range below the number. Off by a few units at most if the numbers have
   /// 32 bits or more. kSkipAt or more: not a change.
   static HWY_INLINE __m128i Guess(__m256i offset, __m256i range) {
     const Logs all(range), below(offset);
@@ -163,28 +162,26 @@ class LaneRounds {
     const __m128i part = _mm_cvtps_epi32(_mm_sub_ps(all.part, below.part));
     return _mm_max_epi32(_mm_add_epi32(octaves, part), _mm_setzero_si128());
   }
-  /// By how many bits ranges are to be normalised: their leading zeros in whole bytes, out of the
-  /// exponent of a double. Without the bit below the highest one no rounding reaches a power of
-  /// two.
+  /// Returns the bits by which to normalize ranges: their leading zeros in whole bytes, from the
+  /// exponent of a double. The bit below the highest one is cleared, so that no rounding reaches a
+  /// power of two.
   static HWY_INLINE __m256i ShiftOf(__m256i range) {
     const __m256i safe = _mm256_andnot_si256(_mm256_srli_epi64(range, 1), range);
     const __m256i exponent = _mm256_srli_epi64(_mm256_castpd_si256(_mm256_cvtepu64_pd(safe)), 52);
     return _mm256_and_si256(_mm256_sub_epi64(_mm256_set1_epi64x(1023 + 63), exponent),
                             _mm256_set1_epi64x(56));
   }
-  /// Four numbers of 32 bits, each the lowest of a vector.
+  /// Combines four numbers of 32 bits, each the lowest of a vector.
   static HWY_INLINE __m128i Lowest(const __m128i (&v)[kSlots]) {
     return _mm_unpacklo_epi64(_mm_unpacklo_epi32(v[0], v[1]), _mm_unpacklo_epi32(v[2], v[3]));
   }
-  /// What the coders hold.
   struct Coders {
     __m256i offset, range;
-    __m256i next;  ///< bytes of the streams that come next, from base_
+    __m256i next;  ///< the next bytes of the streams, from base_
   };
-  /// The next change of each lane.
   struct Changes {
     size_t at[kSlots];
-    __m256i behind;  ///< sum of the weights up to and with the element
+    __m256i behind;  ///< sum of the weights up to and including the element
     __m256i weight;
     __m128i cls;
   };
@@ -203,15 +200,16 @@ class LaneRounds {
 
   /// Finds the changes at these sums; returns the lanes whose parts end before.
   HWY_INLINE unsigned Find(__m256i sums, Changes* found) const;
-  /// Takes the changes' intervals, unless some do not hold the coders' numbers: returns which.
+  /// Takes the changes' intervals and returns 0, unless some do not contain the coders' numbers:
+  /// then returns which.
   static HWY_INLINE unsigned TakeIntervals(const Changes& changes, __m256i origin, Coders* c);
-  /// Decisions, all bits of a lane set where they are yes.
+  /// Decisions, as lane masks: all bits are set for yes.
   struct Decisions {
     __m256i negative, longer;
   };
   /// Takes the decisions "d < 0" and "L > 1". The lower one of offset and offset - bound is the
-  /// offset behind a decision, since the difference wraps where the decision is yes. Both bounds
-  /// that the second decision can have are computed beside the first one.
+  /// offset after a decision, since the difference wraps on yes. Both bounds that the second
+  /// decision can have are computed in parallel with the first one.
   HWY_INLINE Decisions Decide(__m128i cls, Coders* c) const {
     static_assert(kEven == uint32_t{1} << (kDecisionBits - 1));
     const __m256i p = _mm256_cvtepu32_epi64(
@@ -247,7 +245,7 @@ class LaneRounds {
     c->range = _mm256_sllv_epi64(c->range, shift);
     c->next = _mm256_add_epi64(c->next, _mm256_srli_epi64(shift, 3));
   }
-  /// Takes what follows a decision L > 1 that was yes. REQUIRES: the coders were stored.
+  /// Takes the rest of a change with L > 1. REQUIRES: the coders were stored.
   HWY_INLINE void TakeMagnitude(unsigned slot, uint32_t cls, Coders* coders);
 
   const LaneModel& model_;
@@ -258,7 +256,7 @@ class LaneRounds {
   size_t taken_ = 0;  ///< changes of each lane
   bool ok_ = true;
   alignas(32) uint64_t offset_[kSlots], range_[kSlots], origin_[kSlots];
-  alignas(32) int64_t next_[kSlots];  ///< bytes of the streams that come next, from base_
+  alignas(32) int64_t next_[kSlots];  ///< the next bytes of the streams, from base_
   alignas(32) int64_t most_[kSlots];  ///< the last place with eight bytes
   size_t at_[kSlots], last_[kSlots];
   uint16_t* at_out_[kSlots];
@@ -273,7 +271,7 @@ HWY_INLINE void LaneRounds::TakeMagnitude(unsigned slot, uint32_t cls, Coders* c
   const int64_t stream = coder.data() - base_;
   coder.SetState(static_cast<size_t>(next_[slot] - stream), offset_[slot], range_[slot]);
   ok_ &= lane.TakeMagnitude(model_, static_cast<uint8_t>(cls), d_out_[slot] + taken_);
-  // Not through memory: a vector that is loaded there waits until its last part is in the cache.
+  // Avoids memory: a vector load waits until its last part is in the cache.
   const auto slots = static_cast<__mmask8>(1u << slot | (slot == 0 ? kAll << count_ & kAll : 0));
   const auto put = [slots](__m256i* to, uint64_t value) {
     *to = _mm256_mask_set1_epi64(*to, slots, static_cast<int64_t>(value));
@@ -340,14 +338,14 @@ inline unsigned LaneRounds::Take(const WorkAhead& ahead) {
   const auto near_end = [&]() -> unsigned { return _mm256_cmpgt_epi64_mask(coders.next, most); };
   unsigned care = near_end();
   while (HWY_LIKELY(care == 0)) {
-    // The guess does not need the bytes that normalisation brings, so neither waits for the other.
+    // The guess does not need the bytes that normalization brings, so the two overlap.
     const __m128i guess = Guess(coders.offset, coders.range);
     Normalise(&coders);
     care = _mm_cmpge_epu32_mask(guess, _mm_set1_epi32(int{kSkipAt})) | near_end();
     Changes changes;
     care |= Find(_mm256_add_epi64(origin, _mm256_cvtepu32_epi64(guess)), &changes);
     if (HWY_UNLIKELY(care != 0)) break;
-    // Whether the intervals hold the numbers says whether the guess was right.
+    // The guess was right if the intervals contain the numbers.
     care = TakeIntervals(changes, origin, &coders);
     if (HWY_UNLIKELY(care != 0)) break;
     origin = changes.behind;

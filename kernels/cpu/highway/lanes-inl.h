@@ -1,7 +1,7 @@
 // The tight codec's loops over lanes, compiled once per target. Decoding takes an event of each
-// lane in turn: one lane's waits for divisions, tables and the search then hide behind the others'
-// work. Works in the caller's memory, in any thread. Cost: 5 to 10 ns per change. Source of every
-// rule: kernels/cpu/tight_lanes.h, whose steps these are, with searches in vectors.
+// lane in turn, so that one lane's latencies (divisions, tables, the search) hide behind the
+// others' work. Costs 5 to 10 ns per change. The steps are those of kernels/cpu/tight_lanes.h, with
+// searches in vectors.
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/intervals-inl.h"
 #include "kernels/cpu/highway/lane_search-inl.h"
@@ -18,8 +18,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 
-/// Brings the bytes that are needed after a block into the cache, some lines with every change: the
-/// coders wait for one another's results and leave the memory idle.
+/// Prefetches the bytes that are needed after a block, some lines with every change. The coders
+/// wait for one another's results and leave the memory idle.
 class FetchAhead {
  public:
   explicit FetchAhead(const LaneBlock& block)
@@ -39,8 +39,8 @@ class FetchAhead {
   const char* end_;
 };
 
-/// The changes of a lane's part, some at a time: all that coding them needs and that does not
-/// depend on the coder, so that the coder's chain of steps is as short as it can be.
+/// The changes of a lane's part, some at a time. It computes everything that does not depend on the
+/// coder, to keep the coder's dependency chain as short as possible.
 template <bool kHistory>
 class PutPart {
  public:
@@ -49,7 +49,7 @@ class PutPart {
       : model_(model), block_(block), maker_(maker), lane_(lane), at_(at), d_(d), left_(changed) {}
 
   size_t size() const { return size_; }
-  /// Makes the next changes ready; false when there are none.
+  /// Prepares the next changes; returns false when there are none.
   HWY_INLINE bool Fill(const StepWeights<kHistory>& weights, FetchAhead& ahead) {
     size_ = std::min(left_, kMost);
     uint64_t origin = lane_.cursor.origin;
@@ -90,7 +90,6 @@ class PutPart {
     }
     return size_ > 0;
   }
-  /// Codes change `j` of those that are ready.
   HWY_INLINE RangeEncoder Put(RangeEncoder coder, size_t j) {
     if (HWY_UNLIKELY(sum_[j] >= kSkipAt)) coder = PutSkips(coder, j);
     const bool yes = sign_[j] >> 31 != 0, longer = longer_[j] >> 31 != 0;
@@ -110,7 +109,7 @@ class PutPart {
     }
     return coder;
   }
-  /// Goes on behind those that were ready.
+  /// Continues after the prepared changes.
   HWY_INLINE void Pass() {
     if (size_ == 0) return;
     const size_t last = size_ - 1;
@@ -154,7 +153,7 @@ class PutPart {
   size_t left_;
   size_t size_ = 0;
   uint32_t after_[kMost], share_[kMost];  ///< the intervals' starts and sizes
-  uint32_t sign_[kMost];    ///< probability, bit 30: whether to normalise behind it, bit 31: yes
+  uint32_t sign_[kMost];    ///< probability, bit 30: whether to normalize after it, bit 31: yes
   uint32_t longer_[kMost];  ///< probability, bit 31: yes
   uint64_t sum_[kMost], before_[kMost];
 };
@@ -220,7 +219,7 @@ inline void PutLanes(const LaneModel& model, const LaneBlock& block, LaneEncoder
                        : PutLanesAs<false>(model, block, lanes, lane_bits, at, d, changed);
 }
 
-/// LaneDecoder::Step with a faster search.
+/// Does LaneDecoder::Step with a faster search.
 template <bool kHistory>
 HWY_INLINE LaneStep GetEvent(const LaneModel& model, const LaneBlock& block,
                              const StepWeights<kHistory>& weights, LaneDecoder& lane, uint16_t* at,
@@ -243,9 +242,9 @@ HWY_INLINE LaneStep GetEvent(const LaneModel& model, const LaneBlock& block,
              : LaneStep::kBad;
 }
 
-/// Takes a change of each of kCount lanes, step by step for all lanes at once: each step's results
-/// are needed late, so that its waits overlap even in a short window of the processor. False, and
-/// nothing done, where a lane needs more care.
+/// Decodes a change of each of kCount lanes, step by step for all lanes at once. Each step's
+/// results are needed late, so that latencies overlap even in a processor's short window. Returns
+/// false without any effect when a lane needs more care.
 template <bool kHistory, unsigned kCount>
 HWY_INLINE bool GetChanges(const LaneModel& model, const LaneBlock& block,
                            const StepWeights<kHistory>& weights, const OpenLane* open, bool* bad) {
@@ -294,7 +293,8 @@ HWY_INLINE bool GetChanges(const LaneModel& model, const LaneBlock& block,
   return true;
 }
 
-/// Takes changes of all these lanes until one needs care. False when a stream is malformed.
+/// Decodes changes of all these lanes until one needs care. Returns false when a stream is
+/// malformed.
 template <bool kHistory, unsigned kCount>
 bool GetFrom(const LaneModel& model, const LaneBlock& block, const StepWeights<kHistory>& weights,
              const OpenLane* open, const WorkAhead& ahead) {

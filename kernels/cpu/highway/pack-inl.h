@@ -1,6 +1,6 @@
-// Collects the changes of one block and packs them into its sparse stream; compiled once per
-// target. Lives on a thread's stack (460 KiB, of which a block touches a part in proportion to its
-// changes). Trusted data only. Cost: 1 to 2 ns per change. Format: docs/delta_format.md, "fast".
+// The changes of one block, and their packing into its sparse stream (docs/delta_format.md,
+// "fast"); compiled once per target. It lives on a thread's stack: 460 KiB, of which a block
+// touches a part in proportion to its changes. Trusted data only. Costs 1 to 2 ns per change.
 #include "hwy/highway.h"
 #include "kernels/payload.h"
 
@@ -16,7 +16,7 @@ namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// Appends `base` plus the position of each set bit of `bits` to `out`, which has room for 64, and
-/// returns how many bits are set.
+/// returns the number of set bits.
 HWY_INLINE size_t AppendPositions(uint64_t bits, uint32_t base, uint16_t* out) {
   const auto count = static_cast<size_t>(std::popcount(bits));
   const auto next = [&bits] {
@@ -25,7 +25,7 @@ HWY_INLINE size_t AppendPositions(uint64_t bits, uint32_t base, uint16_t* out) {
     bits &= bits - 1;
     return at;
   };
-  // Positions are made four at a time, even beyond `count`: that is cheaper than a branch per bit.
+  // Positions are made four at a time, even beyond `count`, which is cheaper than a branch per bit.
   // They are stored as one 64-bit number, because compilers turn four stores into slow vector code.
   // Lanes beyond `count` are garbage, and a carry out of one reaches only lanes beyond it.
   for (size_t i = 0;; i += 4) {
@@ -61,7 +61,6 @@ class WordWriter {
     for (; zeros > 55; zeros -= 55) Put(0, 55);
     Put(uint64_t{1} << zeros, static_cast<unsigned>(zeros) + 1);
   }
-  /// Returns the address one past the last byte.
   uint8_t* Finish() const { return at_ + (filled_ > 0); }
 
  private:
@@ -73,11 +72,12 @@ class WordWriter {
 /// A 16-bit number times this factor is that number in each of four 16-bit lanes.
 inline constexpr uint64_t kEachOfFour = 0x0001000100010001;
 
-/// The number of places between at[i - 1] and at[i].
+/// Returns the number of places between at[i - 1] and at[i].
 HWY_INLINE uint64_t GapBefore(const uint16_t* at, size_t i) {
   return i == 0 ? at[0] : uint64_t{at[i]} - at[i - 1] - 1;
 }
-/// The gaps before at[i .. i + 3], 16 bits each. Places rise, so no lane borrows from the next.
+/// Returns the gaps before at[i .. i + 3], 16 bits each. Places rise, so no lane borrows from the
+/// next.
 HWY_INLINE uint64_t FourGaps(const uint16_t* at, size_t i) {
   uint64_t here, before;
   std::memcpy(&here, at + i, 8);
@@ -146,23 +146,22 @@ class Changes {
  public:
   static constexpr uint8_t kWide = 127;  ///< a code of this magnitude means "call fetch"
 
-  /// The array for the changes' places, to be filled in rising order.
+  /// Returns the array for the changes' places, which must be filled in rising order.
   uint16_t* at() { return at_; }
   const uint16_t* at() const { return at_; }
   uint32_t count() const { return count_; }
-  /// Sets the difference of change i.
   template <typename T>
   HWY_INLINE void Put(size_t i, T d) {
     using S = std::make_signed_t<T>;
     const S s = static_cast<S>(d);
     code_[i] = static_cast<int8_t>(std::clamp<S>(s, -S{kWide}, S{kWide}));
   }
-  /// To be called once all places and differences are set.
+  /// Call this once all places and differences are set.
   void SetCount(size_t count) { count_ = static_cast<uint32_t>(count); }
 
-  /// Packs the stream at `out`. If raw differences would be no larger, writes nothing and returns
-  /// their size in row.bytes. `fetch(change, at)` returns the difference of change number `change`,
-  /// which is that of element `at` of the block.
+  /// Packs the stream at `out`. If raw differences would be no larger, writes nothing and sets
+  /// row.bytes to their size. `fetch(change, at)` returns the difference of change number `change`,
+  /// at element `at` of the block.
   template <typename T, typename Fetch>
   BlockRow Pack(size_t elements, Fetch fetch, uint8_t* out);
 
@@ -173,7 +172,7 @@ class Changes {
   template <typename T, typename Fetch>
   void CountLengths(Fetch fetch);
   // Writers are passed by value: behind a reference their members would have to live in memory,
-  // because the stores of bytes might alias them.
+  // because the byte stores might alias them.
   static WordWriter PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
   WordWriter PutSigns(WordWriter bits) const;
   static WordWriter PutQuotients(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
@@ -197,7 +196,7 @@ class Changes {
 
 template <typename T, typename Fetch>
 void Changes::FindLarge(Fetch fetch) {
-  // Compresses lanes instead of branching, because it is unpredictable which changes are large.
+  // Compresses lanes instead of branching, because large changes are unpredictable.
   const hn::ScalableTag<int32_t> d;
   const hn::Rebind<int8_t, decltype(d)> d8;
   const hn::Rebind<uint16_t, decltype(d)> d16;
@@ -276,8 +275,8 @@ inline WordWriter Changes::PutSigns(WordWriter bits) const {
 inline WordWriter Changes::PutQuotients(WordWriter bits, const uint16_t* at, size_t count,
                                         unsigned k) {
   const uint64_t lane = LowMask(16 - k) * kEachOfFour;
-  // The places of four codes' ones: the multiplication adds to each lane the quotients before it,
-  // and the constant adds the ones of the codes before.
+  // The places of the ones in four codes: the multiplication adds to each lane the quotients before
+  // it, and the constant adds the ones of the codes before.
   const auto ends = [&](size_t i) {
     return (FourGaps(at, i) >> k & lane) * kEachOfFour + 0x0003000200010000;
   };

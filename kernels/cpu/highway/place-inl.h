@@ -1,6 +1,6 @@
-// Strided copies at memory speed: of runs, of transpositions through a tile in the cache, and with
-// conversions; compiled once per target. Pure; thread-safe; safe for unaligned data; up to 48 KiB
-// of stack. A copy of kStreamBytes or more is written past the cache.
+// Strided copies at memory speed: runs, transpositions through a tile in the cache, and
+// conversions; compiled once per target. Data may be unaligned. Uses up to 48 KiB of stack. A copy
+// of kStreamBytes or more bypasses the cache.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -25,7 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr size_t kLine = 64;
 
-/// Bytes from p to the next cache line; 0 when p starts one.
+/// Returns the bytes from p to the next cache line; 0 when p starts one.
 HWY_INLINE size_t ToNextLine(const std::byte* p) {
   return (kLine - reinterpret_cast<uintptr_t>(p) % kLine) % kLine;
 }
@@ -143,7 +143,7 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
   hn::Vec<decltype(d)> a[kSide], b[kSide];
   for (size_t i = 0; i < kSide; ++i) a[i] = hn::LoadU(d, reinterpret_cast<const T*>(from[i] + at));
   // Each pass interleaves the upper and lower half of the rows. After log2(side) passes row i is
-  // what was column i.
+  // the former column i.
   for (size_t pass = 1; pass < kSide; pass *= 2) {
     for (size_t i = 0; i < kSide / 2; ++i) {
       b[2 * i] = hn::InterleaveLower(d, a[i], a[i + kSide / 2]);
@@ -158,7 +158,7 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
 }
 
 /// A piece of a transposition whose source and destination lines fit the first-level cache. Its
-/// elements get kToWidth bytes when they leave it.
+/// elements get kToWidth bytes on output.
 template <typename T, size_t kToWidth>
 class Tile {
  public:
@@ -169,10 +169,10 @@ class Tile {
   static constexpr size_t kPitch = kColumns * sizeof(T) + kLine;
 
   /// Reads `rows` elements, starting at byte `skip`, of each of the `columns` source rows at
-  /// `from`, and prefetches the bytes that lie `ahead` bytes further on.
+  /// `from`, and prefetches the bytes `ahead` bytes further on.
   void Fill(const std::byte* const* from, size_t skip, int64_t ahead, size_t rows, size_t columns) {
     constexpr size_t kSide = 16 / sizeof(T);
-    constexpr size_t kSquares = kLine / 16;  // squares that one line of a source row feeds
+    constexpr size_t kSquares = kLine / 16;  // squares that one line of a source row fills
     constexpr size_t kFetches = std::max<size_t>(kSide / kSquares, 1);
     if (rows < kSide || columns < kSide) {
       for (size_t c = 0; c < columns; ++c) {
@@ -182,7 +182,7 @@ class Tile {
       }
       return;
     }
-    // Where a side is not a multiple of kSide, the last square overlaps the one before.
+    // If a side is not a multiple of kSide, the last square overlaps the one before.
     for (size_t c = 0; c < columns; c += kSide) {
       const size_t column = std::min(c, columns - kSide);
       for (size_t r = 0; r < rows; r += kSide) {
@@ -204,7 +204,6 @@ class Tile {
   alignas(kLine) std::byte bytes_[kRows * kPitch];
 };
 
-/// Copies one matrix of a transposition.
 template <typename T, typename Row>
 void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* dst, const Row& row) {
   using Tiles = Tile<T, Row::kToWidth>;
@@ -233,8 +232,8 @@ void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* ds
   }
 }
 
-/// How many bytes ahead of a run the source should be prefetched; 0 for runs that are long enough
-/// for the hardware's own prefetching.
+/// Returns how many bytes ahead of a run the source should be prefetched; 0 for runs that are long
+/// enough for the hardware's own prefetching.
 inline int64_t FetchDistance(const Nest& nest, size_t run_bytes) {
   constexpr size_t kLong = 16 << 10, kAhead = 4096;
   if (nest.dims == 0 || run_bytes >= kLong) return 0;
@@ -269,7 +268,7 @@ void PlaceRows(const Nest& nest, const std::byte* src, std::byte* dst, const Row
   }
 }
 
-/// Copies runs of a length that the compiler knows, so that each takes one or a few moves.
+/// Copies runs of a compile-time length, so that each takes one or a few moves.
 template <size_t kBytes>
 void PlaceShort(const Nest& nest, const std::byte* src, std::byte* dst) {
   ForEachRunNearby(nest, kBytes,

@@ -12,13 +12,13 @@ constexpr uint64_t kLeastSide = 8;
 /// a transposition to pay.
 constexpr int64_t kWidestGap = 8;
 
-/// True when a step of `outer` continues where `inner` ends, so that both are one axis.
+/// Returns true when a step of `outer` continues where `inner` ends, so that both are one axis.
 bool Continues(const Axis& outer, const Axis& inner) {
   const auto count = static_cast<int64_t>(inner.count);
   return outer.src == inner.src * count && outer.dst == inner.dst * count;
 }
 
-/// Merges one axis into the run or into another axis; false when none can be merged.
+/// Merges one axis into the run or into another axis; returns false when none can be merged.
 bool MergeOne(Nest& nest, size_t src_width, size_t dst_width) {
   const auto run = static_cast<int64_t>(nest.run);
   for (size_t i = 0; i < nest.dims; ++i) {
@@ -39,7 +39,8 @@ bool MergeOne(Nest& nest, size_t src_width, size_t dst_width) {
   return false;
 }
 
-/// Takes the axis whose stride on one side is `stride` out of `nest`; false when none has it.
+/// Removes the axis whose stride on one side is `stride` from `nest`; returns false when none has
+/// it.
 bool Take(Nest& nest, int64_t Axis::*side, int64_t stride, Axis* taken) {
   for (size_t i = nest.dims; i-- > 0;) {
     if (nest.axes[i].*side != stride) continue;
@@ -72,7 +73,7 @@ Nest Normalized(const StridedCopy& copy, size_t src_width, size_t dst_width) {
     Axis axis{copy.counts[i], copy.src_strides[i], copy.dst_strides[i]};
     if (axis.count == 0) nest.run = 0;
     if (axis.count <= 1) continue;
-    if (axis.dst < 0) {  // walked backwards instead: it copies the same runs
+    if (axis.dst < 0) {  // walk it in reverse, which copies the same runs
       const auto steps = static_cast<int64_t>(axis.count - 1);
       nest.src += steps * axis.src;
       nest.dst += steps * axis.dst;

@@ -1,6 +1,5 @@
-// A strided copy in the normal form that kernels work on: dimensions merged and sorted, strides of
-// the destination positive. Also finds out whether a copy is a transposition. Pure values; no
-// allocation. Cost: about 100 ns per copy.
+// A strided copy in the kernels' normal form: dimensions merged and sorted, strides of the
+// destination positive. It also recognizes transpositions. Costs about 100 ns per copy.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +28,8 @@ struct Nest {
   void Drop(size_t axis);
 };
 
-/// The normal form of `copy`, whose elements have `src_width` bytes in the source and `dst_width`
-/// in the destination; `copy.run_bytes` counts destination bytes.
+/// Returns the normal form of `copy`, whose elements have `src_width` bytes in the source and
+/// `dst_width` in the destination; `copy.run_bytes` counts destination bytes.
 Nest Normalized(const StridedCopy& copy, size_t src_width, size_t dst_width);
 
 /// Up to two axes walked with one index i: step i % inner.count of the inner axis and step
@@ -77,10 +76,10 @@ struct Transposition {
   Nest outer;               ///< the remaining axes
 };
 
-/// False when `nest` is not a transposition, or is too small to be treated as one.
+/// Returns false when `nest` is not a transposition, or is too small to be treated as one.
 bool FindTransposition(const Nest& nest, size_t src_width, size_t dst_width, Transposition* found);
 
-/// The axis with the smallest step in the source. REQUIRES: nest.dims > 0.
+/// Returns the axis with the smallest step in the source. REQUIRES: nest.dims > 0.
 size_t ClosestInSource(const Nest& nest);
 
 /// Calls run(src offset, dst offset) for every step of the nest's axes.
@@ -89,7 +88,7 @@ void ForEachRun(const Nest& nest, const Run& run) {
   const Axis inner = nest.dims == 0 ? Axis{} : nest.axes[nest.dims - 1];
   const size_t outer = nest.dims == 0 ? 0 : nest.dims - 1;
   uint64_t at[StridedCopy::kMaxDims] = {};
-  // Steps offsets instead of pointers: past the last run a pointer could lie outside of its span.
+  // Adds to offsets, not pointers: past the last run a pointer could lie outside of its span.
   int64_t src = nest.src, dst = nest.dst;
   for (;;) {
     int64_t from = src, to = dst;
@@ -107,9 +106,9 @@ void ForEachRun(const Nest& nest, const Run& run) {
   }
 }
 
-/// The same in an order that suits runs of `run_bytes`. Short runs are visited in squares over the
-/// two axes along which they lie closest in source and destination, so that a cache line that one
-/// run has touched is still in the cache for the next.
+/// Calls run(src offset, dst offset) in an order that suits runs of `run_bytes`. Short runs are
+/// visited in squares over the two axes along which they lie closest in source and destination, so
+/// that a cache line that one run has touched is still in the cache for the next.
 template <typename Run>
 void ForEachRunNearby(const Nest& nest, uint64_t run_bytes, const Run& run) {
   constexpr uint64_t kShort = 64, kSide = 32;

@@ -1,7 +1,6 @@
-// Reads one sparse block of a fast payload. It decodes all positions first, so that the elements
-// there can be prefetched while the rest is decoded. Uses about 260 KiB of stack. A reader points
-// into the payload; not thread-safe. Cost: 1 to 2 ns per change, plus the sink's work.
-// Errors: Walk is false for a malformed stream; it never reads past `end`.
+// A reader of one sparse block of a fast payload, into which it points. It decodes all positions
+// first, so that their elements can be prefetched while the rest is decoded. Uses about 260 KiB of
+// stack. Costs 1 to 2 ns per change, plus the sink's work. It never reads past `end`.
 #include "hwy/highway.h"
 #include "kernels/payload.h"
 
@@ -24,8 +23,8 @@ class SparseReader {
       : row_(row), stream_(stream), end_(end), elements_(elements) {}
 
   /// Calls sink.Change(i, d) for every change in order, each some time after sink.Prefetch(i).
-  /// False when the stream is malformed; the sink may have got some changes by then, but never an
-  /// index outside of the block.
+  /// Returns false when the stream is malformed. The sink may have got some changes by then, but
+  /// never an index outside of the block.
   template <typename Sink>
   bool Walk(Sink& sink) {
     const uint64_t c = row_.changed;
@@ -66,8 +65,8 @@ class SparseReader {
     return sizes.AtPaddedEnd();
   }
 
-  /// Writes all changes in order: their places, and their differences zero-extended. Both have room
-  /// for row.changed. False when the stream is malformed.
+  /// Writes all changes in order: their places, and their differences zero-extended. Both arrays
+  /// have room for row.changed. Returns false when the stream is malformed.
   bool List(uint16_t* at, uint64_t* d) {
     const uint64_t c = row_.changed;
     uint64_t bit = 0;
@@ -92,8 +91,8 @@ class SparseReader {
     return sizes.AtPaddedEnd();
   }
 
-  /// Writes only the changes' places, and into bit i of `down` whether the i-th one is negative.
-  /// REQUIRES: the stream is valid; of a stream that is not, false where places are malformed.
+  /// Writes only the changes' places, and sets bit i of `down` if the i-th one is negative.
+  /// REQUIRES: the stream is valid. Returns false if it finds malformed places.
   bool Places(uint16_t* at, uint64_t* down) const {
     uint64_t bit = 0;
     if (!ReadPlaces(at, &bit)) return false;
@@ -101,22 +100,22 @@ class SparseReader {
     return true;
   }
 
-  /// The order of the sizes' code. REQUIRES: Walk was called.
+  /// Returns the order of the sizes' code. REQUIRES: Walk was called.
   unsigned order() const { return order_; }
 
  private:
-  /// Number of changes between the prefetch of an element and its change.
+  /// The number of changes between the prefetch of an element and its change.
   static constexpr size_t kAhead = 64;
 
   uint64_t StreamBits() const { return uint64_t{row_.bytes} * 8; }
 
-  /// Reads the places of all changes; *bit becomes the first one behind them.
+  /// Reads the places of all changes; *bit becomes the first one after them.
   bool ReadPlaces(uint16_t* at, uint64_t* bit) const {
     const unsigned k = RiceParameter(row_.changed, elements_);
     *bit = uint64_t{row_.changed} * (k + 1);
     return ReadPositions(0, bit, row_.changed, k, elements_, at);
   }
-  /// The signs of 64 changes from change `i` on, as far as there are any.
+  /// Returns the signs of up to 64 changes from change `i` on.
   uint64_t SignBits(size_t i) const {
     const uint64_t bit = uint64_t{row_.changed} * RiceParameter(row_.changed, elements_) + i;
     const uint8_t* from = stream_ + bit / 8;
@@ -124,7 +123,7 @@ class SparseReader {
     const uint64_t low = Load64Within(from, end_) >> shift;
     return low | Load64Within(from + 8, end_) << 1 << (63 - shift);
   }
-  /// Makes every difference 1 or -1.
+  /// Sets every difference to 1 or -1.
   void PutUnits(size_t count, uint64_t* d) const {
     constexpr uint64_t kMinus = static_cast<T>(~T{0});
     for (size_t first = 0; first < count; first += 64) {
@@ -149,8 +148,8 @@ class SparseReader {
   }
 
   /// Reads `count` Rice codes, whose lower k bits start at bit `low` and whose unary quotients
-  /// start at bit *at; moves *at behind the quotients. False when malformed. Positions only rise,
-  /// so it is enough to check the last one.
+  /// start at bit *at; moves *at past the quotients. Returns false when malformed. Positions only
+  /// rise, so it is enough to check the last one.
   bool ReadPositions(uint64_t low, uint64_t* at, size_t count, unsigned k, size_t places,
                      uint16_t* positions) const {
     const uint64_t start = *at;
@@ -188,7 +187,7 @@ class SparseReader {
   /// A 16-bit number times this is that number in each of four lanes.
   static constexpr uint64_t kFour = 0x0001000100010001;
 
-  /// ReadPositions: first all quotients, then eight positions at a time.
+  /// ReadPositions in vectors: first all quotients, then eight positions at a time.
   bool ReadInVectors(uint64_t low, uint64_t* at, size_t count, unsigned k, size_t places,
                      uint16_t* positions) const {
     if (!ReadQuotients(at, count, positions)) return false;
@@ -224,8 +223,8 @@ class SparseReader {
     return (quotient << k) + sum + count - 1 < places;
   }
 
-  /// Reads unary codes into the sums of their numbers: how many zeros there are up to each code's
-  /// one. False where bits are missing or the last sum has more than 16 bits.
+  /// Reads unary codes into running sums: the number of zeros up to each code's one. Returns false
+  /// if bits are missing or the last sum has more than 16 bits.
   bool ReadQuotients(uint64_t* at, size_t count, uint16_t* zeros) const {
     const uint64_t start = *at;
     size_t i = 0;
@@ -240,8 +239,8 @@ class SparseReader {
         bits &= bits - 1;
         return bit;
       };
-      // Four at a time, even beyond the last one: whatever is behind it is written again. No lane
-      // before that borrows from another, since the word's n-th one is at bit n or later.
+      // Four at a time, even beyond the last one: later codes overwrite the excess. No valid lane
+      // borrows from another, since the word's n-th one is at bit n or later.
       size_t n = 0;
       for (; n < ones && i + n + 4 <= count; n += 4) {
         uint64_t four = next();

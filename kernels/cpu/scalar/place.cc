@@ -32,7 +32,6 @@ void NaiveRuns(const StridedCopy& copy, Bytes src, MutableBytes dst, const Run& 
   }
 }
 
-/// The bits of the element as an fp32.
 uint32_t LoadNumber(Element e, const std::byte* p) {
   if (e == Element::kF32) {
     uint32_t v;

@@ -1,5 +1,5 @@
 // The oracle of strided copies: a loop nest in the copy's own order, and the scalar conversions.
-// Pure functions; no allocation; thread-safe. REQUIRES: source and destination do not overlap.
+// REQUIRES: source and destination do not overlap.
 #pragma once
 
 #include "kernels/kernels.h"

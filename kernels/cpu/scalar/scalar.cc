@@ -24,7 +24,7 @@ uint64_t DigestRange(const DigestKey& key, Bytes data, size_t offset) {
 
 uint64_t Digest(const DigestKey& key, Bytes data) { return DigestRange(key, data, 0); }
 
-/// What the digest grows by when element i turns from `o` to `n`.
+/// Returns the digest's growth when element i turns from `o` to `n`.
 template <typename T>
 uint64_t DigestStep(const DigestKey& key, size_t i, T o, T n) {
   const size_t at = i * sizeof(T);
@@ -111,8 +111,8 @@ BlockRow EncodeBlock(size_t elements, Difference difference, uint8_t* out) {
   return row;
 }
 
-/// Calls change(i, d) for every changed element of a block; false when the stream is malformed.
-/// Each part of the stream has its own reader.
+/// Calls change(i, d) for every changed element of a block; returns false when the stream is
+/// malformed. Each part of the stream has its own reader.
 template <typename T, typename Change>
 bool DecodeBlock(const BlockRow& row, const uint8_t* stream, size_t elements, Change change,
                  unsigned* order_used = nullptr) {
@@ -208,7 +208,7 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
   return DecodeStatus::kOk;
 }
 
-/// Encodes sign * (sum of payloads), making one dense block at a time.
+/// Encodes sign * (sum of payloads), one dense block at a time.
 template <typename T>
 DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, MutableBytes scratch,
                    MutableBytes out, size_t* bytes) {

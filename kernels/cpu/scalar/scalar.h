@@ -1,5 +1,5 @@
 // The plain backend: it follows docs/delta_format.md element by element, and is the oracle of the
-// others. Stateless and thread-safe; slow on purpose wherever plainness costs speed.
+// others. It is slow on purpose, because it must be plain.
 #pragma once
 
 #include "kernels/kernels.h"
