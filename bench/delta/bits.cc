@@ -14,13 +14,14 @@ namespace {
 constexpr double kAlpha = 0.5;
 constexpr double kOctave = 1 << kernels::kOctaveBits;
 
-// log2 of Gamma(n + start) / Gamma(start). Unlike lgamma, which writes a global, safe in threads.
+// Returns log2 of Gamma(n + start) / Gamma(start). Unlike lgamma, which writes a global, it is
+// thread-safe.
 double LogRising(uint64_t n, double start) {
   int sign = 0;
   return (::lgamma_r(static_cast<double>(n) + start, &sign) - ::lgamma_r(start, &sign)) / M_LN2;
 }
 
-/// `unseen`: the alphabet has one more symbol, for differences that did not occur.
+/// With `unseen`, the alphabet has one more symbol, for differences that did not occur.
 SplitBits BitsOf(const Tally::Count& count,
                  const std::unordered_map<int64_t, uint64_t>& differences, bool unseen) {
   std::vector<uint64_t> counts;
@@ -45,7 +46,7 @@ Status CheckHead(Bytes payload, size_t header, kernels::Codec codec) {
 
 Status Beyond() { return absl::DataLossError("the payload ends before its parts do"); }
 
-// Bits of c quotients in unary, from `bit` of the stream of `bytes` on.
+// Returns the bits of c unary quotients, from `bit` of the stream of `bytes` on.
 size_t QuotientBits(const uint8_t* stream, size_t bytes, size_t bit, uint64_t c) {
   const size_t begin = bit;
   while (c > 0 && bit / 8 < bytes) {
@@ -62,7 +63,8 @@ size_t QuotientBits(const uint8_t* stream, size_t bytes, size_t bit, uint64_t c)
   return bit - begin;
 }
 
-// Reads a tight payload's parameters; returns the bits of the head, of these and of lanes' sizes.
+// Reads a tight payload's parameters; returns the bits of the head, the parameters and the lanes'
+// sizes.
 StatusOr<size_t> ReadParameters(Bytes payload, kernels::TightParameters& parameters) {
   DW_RETURN_IF_ERROR(CheckHead(payload, kernels::kTightHeadBytes, kernels::Codec::kTight));
   kernels::TightHead head;
@@ -163,7 +165,7 @@ StatusOr<SplitBits> SplitFast(Bytes payload, size_t raw_bytes, unsigned width) {
           low + QuotientBits(cursor.stream(), row.bytes, low + row.changed, row.changed));
     }
     out.positions += positions;
-    out.differences += row.bytes * 8.0 - positions;  // the padding of the last byte as well
+    out.differences += row.bytes * 8.0 - positions;  // including the padding of the last byte
   }
   return out;
 }

@@ -1,8 +1,8 @@
-// What a tensor's changes cost in bits: entropy bounds, and the parts of payloads. Bounds are the
-// code lengths of models that know nothing before and learn as they go (adaptive, Krichevsky-
-// Trofimov, alpha 1/2), so learning is paid for. Owner: a ChangeCounter belongs to one tensor and
-// one thread; the rest are pure functions. Cost: an increment per element, a hash probe per change.
-// Errors: kUnimplemented for a payload of another format, kDataLoss beyond its bounds.
+// The cost of a tensor's changes in bits: entropy bounds, and the parts of payloads. Bounds are the
+// code lengths of models that start without knowledge and adapt (Krichevsky-Trofimov, alpha 1/2),
+// so learning is paid for. A ChangeCounter belongs to one tensor and one thread, and costs an
+// increment per element and a hash probe per change. Errors are kUnimplemented for a payload of
+// another format, and kDataLoss.
 #pragma once
 
 #include <cstdint>
@@ -16,33 +16,34 @@
 
 namespace deltawire::bench {
 
-/// Bits that the KT estimator spends on a sequence with these counts, in any order: an alphabet of
-/// counts.size() symbols, each of which starts at 1/2. 0 for no or one symbol.
+/// Returns the bits that the KT estimator spends on a sequence with these counts, in any order: an
+/// alphabet of counts.size() symbols, each of which starts at 1/2. 0 for no or one symbol.
 double KtBits(std::span<const uint64_t> counts);
 
 struct SplitBits {
   double positions = 0;
   double differences = 0;
-  double rest = 0;  ///< of payloads: headers, tables, parameters, padding
+  double rest = 0;  ///< headers, tables, parameters, padding
   double total() const { return positions + differences + rest; }
 };
 
-/// Bits for all changes of a tensor; the sum over all tensors is the bound of a model.
+/// The bits for all changes of a tensor. The sum over all tensors is the bound of a model.
 struct Bounds {
-  SplitBits iid;       ///< one model for all elements, which knows what differences occur
-  SplitBits exponent;  ///< one per exponent of the old value, which must expect other differences
+  SplitBits iid;       ///< one model for all elements, which knows the differences that occur
+  SplitBits exponent;  ///< one per exponent of the old value, which allows for other differences
   SplitBits history;   ///< the same, per exponent, age bucket and direction of the last change
 };
 
-/// What the last deltas say of an element: 0 for no change in them, else 1 + 2 (row - 1) + up, with
-/// rows 1..4 for ages 1, 2, 3..4, 5..8 and up = 1 if that change's difference was positive.
+/// The contexts of an element by its last change in the past deltas: 0 for no change, else 1 + 2
+/// (row - 1) + up, with rows 1..4 for ages 1, 2, 3..4, 5..8 and up = 1 if that change's difference
+/// was positive.
 inline constexpr unsigned kHistoryContexts = 9;
 uint8_t HistoryContext(unsigned age, bool up);
 
-/// A difference, modulo 2^(8 width), as a signed number.
+/// Returns a difference, modulo 2^(8 width), as a signed number.
 int64_t Signed(uint64_t difference, unsigned width);
 
-/// Elements, and how many of them changed, by the old value's exponent (0 where the format has
+/// The number of elements and of changed ones, by the old value's exponent (0 if the format has
 /// none) and the HistoryContext.
 struct Tally {
   static constexpr size_t kExponents = 256;
@@ -66,7 +67,7 @@ class ChangeCounter {
  public:
   ChangeCounter(kernels::ClassFunction function, unsigned width);
 
-  /// Counts these bytes in, and returns their own tally. `contexts`: one HistoryContext per
+  /// Counts these bytes, and returns their own tally. `contexts` has one HistoryContext per
   /// element; if it is empty, all are 0.
   Tally Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts);
   Bounds Finish() const;
@@ -77,15 +78,15 @@ class ChangeCounter {
   kernels::ClassFunction function_;
   unsigned width_;
   Tally tally_;
-  std::vector<Differences> differences_;  // as the tally's counts
+  std::vector<Differences> differences_;  // parallel to the tally's counts
 };
 
-/// The parts of a fast payload of `raw_bytes` of data. Raw blocks count as differences.
+/// Splits a fast payload of `raw_bytes` of data. Raw blocks count as differences.
 StatusOr<SplitBits> SplitFast(Bytes payload, size_t raw_bytes, unsigned width);
 
-/// Those of a tight payload. An arithmetic-coded number has no parts, so positions count what they
-/// cost by the payload's own parameters, and differences are the remainder (with the coder's
-/// rounding). `tally`: of the chunk; `history`: whether the payload was coded with past deltas.
+/// Splits a tight payload. An arithmetic-coded number has no parts, so positions have their cost by
+/// the payload's own parameters, and differences are the remainder (with the coder's rounding).
+/// `tally` is the chunk's. `history` tells whether the payload was coded with past deltas.
 StatusOr<SplitBits> SplitTight(Bytes payload, const Tally& tally, bool history);
 
 }  // namespace deltawire::bench

@@ -97,12 +97,12 @@ void AddReference(const Workload& w, Engine& engine, const ReferenceKind& kind, 
   cases.push_back({name, 1, per_change, {Value("per_change", name, "B").Note(kind.about)}});
 }
 
-// Runs every operation once with all threads, and watches the process's memory. The references must
-// not be made before, since their memory would count.
+// Runs every operation once with all threads, and measures the process's memory. It must come
+// before the references, since their memory would count.
 Status MemoryCase(Bench& bench, const Workload& w, Engine& engine, ThreadPool& pool) {
   const std::string name = "memory/" + w.name;
   if (!bench.Asked(name)) return absl::OkStatus();
-  malloc_trim(0);  // gives back what making the workload has left behind
+  malloc_trim(0);  // frees the memory of the workload's creation
   uint64_t peak = 0;
   {
     const MemoryWatch watch(getpid());

@@ -12,7 +12,7 @@ namespace {
 
 using kernels::DecodeStatus;
 
-constexpr double kDenseFrom = 0.05;  // the least share of changed elements for dense
+constexpr double kDenseFrom = 0.05;  // the smallest share of changed elements for dense
 constexpr size_t kPieceBytes = 64 << 10;
 constexpr const char* kPairsEncode = "pairs_encode";
 constexpr const char* kPairsApply = "pairs_apply";
@@ -22,7 +22,7 @@ kernels::Codec CodecOf(Form form) {
   return form == kFast ? Codec::kFast : form == kDense ? Codec::kDense : Codec::kTight;
 }
 
-/// Room for a fast payload, and the scratch memory of a fold, of the calling thread.
+/// Return the calling thread's memory for a fast payload, and for a fold's scratch.
 MutableBytes FastRoom(const Chunk& c) {
   struct Fast : ScratchMemory {};
   return OfThisThread<Fast>().Sized(kernels::MaxEncodedBytes(c.bytes, c.width));
@@ -46,7 +46,6 @@ class ChunkWork {
         work_(engine.work().subspan(c_.offset, c_.bytes)),
         fast_(engine.payload(kFast, chunk)) {}
 
-  /// Fills the engine's tables.
   Status Prepare(size_t) {
     e_.digest_old_[i_] = kernels::Best().digest(w_.key, old_);
     e_.digest_new_[i_] = kernels::Best().digest(w_.key, new_);
@@ -108,7 +107,7 @@ class ChunkWork {
     if (fast_.empty()) return absl::OkStatus();
     Bytes fast = fast_;
     const Bytes coded = e_.payload(static_cast<Form>(form), i_);
-    if (form != kFast && !coded.empty()) {  // empty: fast is sent
+    if (form != kFast && !coded.empty()) {  // empty: the sender would use fast
       const MutableBytes room = FastRoom(c_);
       size_t bytes = 0;
       const auto of = e_.Coded(i_, static_cast<Form>(form), work_);
@@ -279,14 +278,14 @@ Status Engine::ForChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t a
   });
 }
 
-// A whole publish as the sender runs it, in memory: diff, digests, root and delta, with the check
-// of the old bytes and, for comparison, without.
+// Runs a whole publish like the sender, in memory: diff, digests, root and delta, with the check of
+// the old bytes and, for comparison, without.
 StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const uint32_t chunks = workload_.chunks.size();
   const Coverage all = Coverage::All(chunks);
   kernels::Backend backend = kernels::Best();
-  // Without the check every old digest counts as 0, so that none has to be computed; a new one is
-  // then the difference of the two, since digests are sums over the elements.
+  // Without the check every old digest is 0, so that none has to be computed. A new digest is then
+  // the difference of the two, since digests are sums over the elements.
   std::vector<uint64_t> before = digest_old_, after = digest_new_;
   if (!check_base) {
     backend.diff_encode_checked = [](const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
@@ -304,7 +303,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   in.backend = &backend;
   in.key = &workload_.key;
   in.active = workload_.old_data.data();
-  // A publish writes to the inactive half only what is declared unchanged, which is nothing here.
+  // A publish copies to the inactive half only tensors declared unchanged, and there are none here.
   const Bytes fresh = workload_.new_data.data();
   in.inactive = {const_cast<std::byte*>(fresh.data()), fresh.size()};
   in.active_digests = published->digests;

@@ -1,5 +1,5 @@
-// The kernels and codecs alone, in memory, against memcmp, plain loops, what peers do, and entropy
-// bounds. See bench/README.md for what each case is.
+// The suite `delta`: the kernels and codecs alone, in memory, against memcmp, plain loops,
+// comparable projects' encodings, and entropy bounds. bench/README.md describes the cases.
 #include <CLI/CLI.hpp>
 
 #include "bench/delta/cases.h"

@@ -13,14 +13,14 @@ constexpr ReferenceKind kKinds[] = {kPairs,
                                     {"gaps_zstd", "byte gaps + values, zstd-1", 1, false, true},
                                     {"xor_zstd", "u16 gaps + XOR, zstd-1", 2, true, true}};
 
-// Entries of type `Where` are indices or gaps. After a gap of the type's largest value comes a
-// further gap instead of a change.
+// Entries of type `Where` are indices or gaps. A gap of the type's largest value is followed by
+// another gap instead of a change.
 template <typename Where>
 constexpr bool kIndices = sizeof(Where) >= sizeof(uint32_t);
 template <typename Where>
 constexpr size_t kMost = std::numeric_limits<Where>::max();
 
-// Puts the lists to the beginning of `room`, which grows as needed.
+// Stores the lists at the beginning of `room`, which grows as needed.
 template <typename Where, typename T>
 std::pair<Bytes, Bytes> Split(Bytes old_data, Bytes new_data, bool exclusive, Lists& room) {
   const size_t n = old_data.size() / sizeof(T);
@@ -52,7 +52,7 @@ std::pair<Bytes, Bytes> Split(Bytes old_data, Bytes new_data, bool exclusive, Li
 template <typename Where, typename T>
 void Join(Bytes where, Bytes what, bool exclusive, MutableBytes data) {
   const std::byte* value = what.data();
-  std::byte* next = data.data();  // where a gap begins
+  std::byte* next = data.data();  // the start of a gap
   for (size_t i = 0; i < where.size(); i += sizeof(Where)) {
     const size_t number = LoadLe<Where>(&where[i]);
     std::byte* const at = (kIndices<Where> ? data.data() : next) + number * sizeof(T);
@@ -67,7 +67,7 @@ void Join(Bytes where, Bytes what, bool exclusive, MutableBytes data) {
   }
 }
 
-// Calls `work` with values of both types, which alone count.
+// Calls `work` with values of both types; the values do not matter.
 template <typename Work>
 void WithTypes(unsigned where_bytes, unsigned width, const Work& work) {
   kernels::WithWidth(where_bytes, [&](auto where) {

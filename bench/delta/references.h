@@ -1,7 +1,7 @@
-// Simple encodings to compare with: the first that one would write (a list of pairs), and those of
-// comparable projects (gaps and values behind zstd). One thread encodes and applies each tensor by
-// tensor, by plain loops. Owner: a case. Memory: the encoded forms of the largest tensor and of all
-// together. Errors: kInternal from zstd, kDataLoss when the bytes are wrong.
+// Simple encodings to compare with: the obvious one (a list of pairs), and those of comparable
+// projects (gaps and values behind zstd). One thread encodes and applies tensor by tensor, in plain
+// loops. Memory holds the encoded forms of the largest tensor and of all together. Errors are
+// kInternal from zstd, and kDataLoss for wrong bytes.
 #pragma once
 
 #include <zstd.h>
@@ -13,7 +13,7 @@
 
 namespace deltawire::bench {
 
-/// Two lists with one entry per change: where it is, and what stands there now.
+/// Two lists with one entry per change: its place, and the new value.
 struct Lists {
   std::vector<std::byte> where, what;
 };
@@ -21,15 +21,14 @@ struct Lists {
 struct ReferenceKind {
   const char* name;
   const char* about;     ///< for people
-  unsigned where_bytes;  ///< 4: indices; less: gaps, where the largest number says "it goes on"
+  unsigned where_bytes;  ///< 4: indices; less: gaps, where the largest number means "continued"
   bool exclusive;        ///< old XOR new instead of the new value
   bool compressed;       ///< both lists, by zstd level 1
 };
 inline constexpr ReferenceKind kPairs = {"pairs", "u32 index + new value", 4, false, false};
-/// kPairs, `gaps_zstd` and `xor_zstd`.
+/// Returns kPairs, `gaps_zstd` and `xor_zstd`.
 std::span<const ReferenceKind> AllReferences();
 
-/// Encodes and applies by one kind.
 class Reference {
  public:
   explicit Reference(const ReferenceKind& kind) : kind_(kind) {}
@@ -49,15 +48,14 @@ class Reference {
   Lists room_;
 };
 
-/// The same over a workload.
 class ReferenceRunner {
  public:
   ReferenceRunner(const Workload& w, const ReferenceKind& kind)
       : workload_(w), name_(kind.name), reference_(kind) {}
 
   StatusOr<double> Encode();  ///< seconds
-  /// Seconds from old to new bytes in `work`, which is checked but not put back. Encodes before,
-  /// where nobody has. REQUIRES: work holds the old bytes.
+  /// Returns the seconds from old to new bytes in `work`, which is checked but not restored.
+  /// Encodes first if that was not done. REQUIRES: work holds the old bytes.
   StatusOr<double> Apply(MutableBytes work);
   StatusOr<uint64_t> bytes();  ///< of all lists
 
@@ -66,7 +64,7 @@ class ReferenceRunner {
   const Workload& workload_;
   const std::string name_;
   Reference reference_;
-  std::vector<Lists> lists_;  // of each tensor
+  std::vector<Lists> lists_;  // per tensor
 };
 
 }  // namespace deltawire::bench

@@ -1,5 +1,5 @@
-// What a workload's changes cost in bits. One pass over each tensor adds up everything in a table
-// of sums, and all rows are made from the table of the whole model.
+// The cost of a workload's changes in bits. One pass over each tensor adds to a table of sums, and
+// all rows are made from the table of the whole model.
 #include <map>
 
 #include "bench/delta/bits.h"
@@ -13,15 +13,15 @@ namespace {
 using kernels::DecodeStatus;
 
 constexpr double kFastAboveIid = 0.3;      // bits per change
-constexpr double kTightOfExponent = 1.04;  // of the bound given the exponent
+constexpr double kTightOfExponent = 1.04;  // relative to the bound given the exponent
 constexpr double kOfRaw = 1.001;
 constexpr Form kFolded[] = {kFast, kTight};
 
-/// Sums by name: "fast bits" and the "fast positions", "fast differences" and "fast rest" of these,
-/// "fast fold" and "fast singles" (bytes of one payload for all steps, and of the steps' own),
-/// likewise for the other forms; "iid bound bits" and the positions and differences of these, and
-/// so the other bounds; "best", bytes of the smallest of all forms and raw, chunk by chunk; "chosen
-/// raw" and so on, the changed chunks whose smallest form that is.
+/// Sums by name. For fast: "fast bits" and its parts "fast positions", "fast differences" and "fast
+/// rest"; "fast fold" and "fast singles" (bytes of one payload for all steps, and of the steps'
+/// own). The same for the other forms. For each bound: "iid bound bits", and its positions and
+/// differences. "best" is the bytes of the smallest of all forms and raw, chunk by chunk; "chosen
+/// raw" and so on count the changed chunks with that smallest form.
 using Sums = std::map<std::string, double>;
 
 void AddBits(Sums& sums, const std::string& name, const SplitBits& bits) {
@@ -31,7 +31,7 @@ void AddBits(Sums& sums, const std::string& name, const SplitBits& bits) {
   sums[name + " rest"] += bits.rest;
 }
 
-// One tensor's share: chunk after chunk, on one thread.
+// One tensor's sums: chunk by chunk, on one thread.
 class TensorSums {
  public:
   TensorSums(const Workload& w, const Engine& engine, size_t tensor)
@@ -122,7 +122,7 @@ Status TensorSums::AddForm(uint32_t chunk, Form form, const Tally& tally) {
         8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
     return absl::OkStatus();
   }
-  const bool as_fast = form == kFast || payload.empty();  // fast is sent then
+  const bool as_fast = form == kFast || payload.empty();  // the sender would use fast
   DW_ASSIGN_OR_RETURN(const SplitBits parts,
                       as_fast ? SplitFast(engine_.payload(kFast, chunk), c.bytes, c.width)
                               : SplitTight(payload, tally, form == kTightHistory));
@@ -143,7 +143,8 @@ void TensorSums::AddBest(uint32_t chunk) {
   ++sums_["chosen " + name];
 }
 
-// Adds the size of `payload`, a fast one that applies to data_, and as tight, if that is less.
+// Adds the size of the fast payload `payload`, which applies to data_, and its size as tight, if
+// smaller.
 void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
   sums_[NameOf(kFast) + what] += static_cast<double>(payload.size());
   if (!engine_.has(kTight) || payload.empty()) return;
@@ -152,7 +153,8 @@ void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
       static_cast<double>(tight.empty() ? payload.size() : tight.size());
 }
 
-// Undoes the fold to find the oldest bytes, then walks the single deltas to the new ones again.
+// Undoes the fold to find the oldest bytes, then applies the single deltas to get the new ones
+// again.
 Status TensorSums::AddFold(uint32_t chunk) {
   const Chunk& c = w_.chunks[chunk];
   std::vector<Bytes> steps;
@@ -201,7 +203,7 @@ StatusOr<Sums> AddUp(const Workload& w, const Engine& engine, ThreadPool& pool) 
   return sums;
 }
 
-/// Adds the rows of one workload, whose figures are in bits per changed element.
+/// Adds the rows of one workload, in bits per changed element.
 class Rows {
  public:
   Rows(Bench& bench, const Workload& w, const Sums& sums) : bench_(bench), w_(w), sums_(sums) {
@@ -262,7 +264,7 @@ class Rows {
   }
 
  private:
-  /// Where nothing is spent there is no ratio.
+  /// A column of zero bits has no ratio.
   Figure Bits(const std::string& metric, const std::string& column, const std::string& against,
               const std::string& called) const {
     const Figure figure = Value(metric, column, "bits");

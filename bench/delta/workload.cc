@@ -13,11 +13,11 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr int kAdamWarmup = 3;     // steps before the first that is recorded
-constexpr size_t kAdamSteps = 32;  // recorded steps, as many as the longest fold takes
+constexpr int kAdamWarmup = 3;     // steps before the first recorded one
+constexpr size_t kAdamSteps = 32;  // recorded steps: the length of the longest fold
 constexpr size_t kFillElements = 64 * 1024;
 
-// A Qwen3-class model with as many layers as make about `mib` MiB.
+// Returns a Qwen3-class layout of about `mib` MiB.
 StatusOr<Layout> MakeLayout(uint64_t mib) {
   synth::ModelShape shape = mib < 64 ? synth::ModelShape{"small", 4096, 256, 1, 4, 2, 64, 768}
                                      : synth::ModelShape{"large", 16384, 1024, 1, 16, 8, 128, 3072};
@@ -31,7 +31,7 @@ StatusOr<Layout> MakeLayout(uint64_t mib) {
   return with_layers(1 + (wanted - std::min(wanted, one.total_bytes())) / layer);
 }
 
-// A workload with buffers of zeros and no deltas.
+// Makes a workload with zeroed buffers and no deltas.
 StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
   if (layout.total_bytes() == 0) {
     return Errorf(StatusCode::kInvalidArgument, "{} has no tensor data", name);
@@ -43,7 +43,6 @@ StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
                   kernels::DigestKey(seed), std::move(old_data), std::move(new_data)};
 }
 
-// Appends the delta that takes the old bytes to the new ones.
 void AddDelta(Workload& w, ThreadPool& pool) {
   w.deltas.push_back(DiffAll(w.key, w.chunks, w.old_data.data(), w.new_data.data(), pool));
   w.changed = w.elements = 0;
@@ -59,7 +58,7 @@ StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Ta
   DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), adam.seed));
   w.targets = targets;
   DW_ASSIGN_OR_RETURN(auto trace, synth::AdamTrace::Create(w.layout.tensors(), adam, pool));
-  // The trace's tensors lie one behind the other, as the layout's do.
+  // The trace's tensors are adjacent, as in the layout.
   const Bytes now(trace.tensor(0).data(), w.bytes());
   const auto step = [&] {
     std::swap(w.old_data, w.new_data);
@@ -79,7 +78,7 @@ uint16_t RandomWeight(std::mt19937_64& random) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
 }
 
-// How a changed element of a random workload changes.
+// The change of an element in a random workload.
 using Change = uint16_t (*)(uint16_t before, std::mt19937_64& random);
 
 uint16_t ByGeometricStep(uint16_t before, std::mt19937_64& random) {
@@ -93,7 +92,7 @@ uint16_t ByNormalStep(uint16_t before, std::mt19937_64& random) {
   while (step == 0) step = static_cast<int>(normal(random));
   return static_cast<uint16_t>(before + step);
 }
-// Draws the weight anew: the worst case, since old and new bits have nothing in common.
+// Draws the weight again: the worst case, since old and new bits are independent.
 uint16_t Redrawn(uint16_t, std::mt19937_64& random) { return RandomWeight(random); }
 
 // Weights of which `density` change.
@@ -165,7 +164,7 @@ StatusOr<Version> OpenVersion(const std::filesystem::path& path, DType dtype) {
 
 void CopyTo(const Version& version, const Layout& layout, MutableBytes to) {
   for (size_t t = 0; t < layout.size(); ++t) {
-    // The same tensors may lie in another order in the other version's files.
+    // The other version's files may have the same tensors in another order.
     const Bytes data = version.data(*version.layout.Find(layout.tensor(t).name));
     if (!data.empty()) std::memcpy(to.data() + layout.offset(t), data.data(), data.size());
   }

@@ -1,7 +1,7 @@
-// What a delta is computed from: an old and a new version of a model's bytes, the chunks they are
-// cut into, and the deltas that led to the old one. Synthetic traces, or the user's own pair.
-// Owns two buffers of the model's size in huge pages, and the past deltas.
-// Immutable once made, so threads share it. Errors: too little memory; files of different models.
+// The input of a delta: an old and a new version of a model's bytes, their chunks, and the deltas
+// that led to the old one. It is a synthetic trace, or the user's own pair. Immutable, so threads
+// share it. It owns two buffers of the model's size in huge pages. Errors are too little memory,
+// and files of different models.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@ namespace deltawire::bench {
 
 /// The marks of a workload; 0: none.
 struct Targets {
-  bool adam = false;      ///< a trace of AdamW, for which the marks on bits and on speed are meant
+  bool adam = false;      ///< a trace of AdamW, for which the marks on bits and speed hold
   double history = 0;     ///< bits of tight with history / exponent bound, at most
   double fold_of_32 = 0;  ///< bytes of the fold / sum of the 32, at most
 };
@@ -37,7 +37,7 @@ struct Workload {
   uint64_t elements = 0;
   uint64_t changed = 0;  ///< of these, the ones that the last delta changes
 
-  /// The chunk's payload in `delta`; empty where it did not change.
+  /// Returns the chunk's payload in `delta`; empty if the chunk did not change.
   static Bytes PayloadOf(const Delta& delta, uint32_t chunk) {
     const ChunkDelta* const entry = delta.Find(chunk);
     return entry == nullptr ? Bytes() : entry->payload;
@@ -53,7 +53,8 @@ struct Workload {
 struct WorkloadOptions {
   uint64_t mib = 512;  ///< the approximate size of one buffer
   uint64_t seed = 1;
-  /// Random weights and changes repeat after so many MiB, since drawing takes long; 0: they do not.
+  /// Random weights and changes repeat after this many MiB, since drawing is slow; 0: no
+  /// repetition.
   uint64_t repeat_mib = 0;
 };
 
@@ -63,11 +64,11 @@ struct Source {
   std::function<StatusOr<Workload>(ThreadPool&)> make;
 };
 
-/// AdamW traces, then random changes of 0.1% to 100% of the elements.
+/// Returns AdamW traces, then random changes of 0.1% to 100% of the elements.
 std::vector<Source> SyntheticSources(const WorkloadOptions& options);
-/// `density` of the elements move by one step or, geometrically rarer, more.
+/// Changes `density` of the elements by one step or, geometrically rarer, more.
 Source RandomSource(std::string name, double density, const WorkloadOptions& options);
-/// Two raw files of `dtype`, two safetensors files or two model directories.
+/// Reads two raw files of `dtype`, two safetensors files or two model directories.
 StatusOr<Source> PairSource(const std::filesystem::path& old_path,
                             const std::filesystem::path& new_path, DType dtype, uint64_t seed);
 

@@ -1,9 +1,9 @@
-"""What `EngineClient.attach` takes for a Qwen3 of 0.6B, by each way that a layout is found.
+"""The cost of `EngineClient.attach` for a Qwen3 of 0.6B, by each way to find a layout.
 
 Started by bench_engine (bench/harness/script.py). The model has an engine's fused parameters; its
-loader uses vLLM's operations. Every attach is of a new client, and the engine's memory and the
-receiver's buffer are warm. Memory is the peak of what the process has for itself, beyond what it
-had before, sampled every millisecond; the receiver's buffer is shared and does not count.
+loader uses vLLM's operations. Every attach has a new client, and the engine's memory and the
+receiver's buffer are warm. Memory is the peak growth of the process's private memory, sampled every
+millisecond; the receiver's buffer is shared and does not count.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ WANTED_S, WANTED_MIB = 1.0, 256.0
 
 
 class Engine(torch.nn.Module):
-    """`way`: "moved": fused and copied, q and k permuted through a clone as Llama 4's are.
-    "numbered": q and k also take another order of rows in every layer, by an index. "computed":
-    the norms are kept in fp32."""
+    """An engine's model. `way` "moved": fused and copied, q and k permuted through a clone, like
+    Llama 4's. "numbered": an index also reorders the rows of q and k in every layer. "computed":
+    the norms are stored in fp32."""
 
     def __init__(self, shape, way):
         super().__init__()
@@ -70,7 +70,7 @@ def measure(options, name, way, directory, weights, plans=None):
     seconds, cpu, memory = [], [], []
     for run in range(options.warmups + options.runs):
         client = EngineClient(directory)
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier runs have left must not hide this one's
+        ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier runs must not hide this one's
         before = time.thread_time()
         with Watch() as watch:
             attached = client.attach(engine, engine.load_weights, loader_tensors=way == "computed",

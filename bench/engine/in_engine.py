@@ -1,11 +1,11 @@
 """An update of a Qwen3 of 0.6B in an engine's own model class, against the engine's own ways.
 
 Started by bench_engine, in a Python that has the engine; the arguments are the engine's name and
-script.py's. No server, no requests: what an update takes within the pause. Each round publishes
-1 % of all elements anew; then deltawire prepares and applies; then vLLM takes the same elements as
-a patch (`load_checkpoint_weight_patches`); then the engine reloads the directory, with the page
-cache warm. All of it in one process, with as many threads for deltawire as for torch (`--threads`),
-into the same parameters, which at the end must have the digests of the last version.
+script.py's. Without a server and requests, it measures an update within the pause. Each round
+publishes a change of 1 % of all elements. Then deltawire prepares and applies it, vLLM applies the
+same elements as a patch (`load_checkpoint_weight_patches`), and the engine reloads the directory,
+with the page cache warm. All run in one process, with as many threads for deltawire as for torch
+(`--threads`), on the same parameters, which at the end must have the digests of the last version.
 """
 
 import functools
@@ -25,7 +25,7 @@ from daemons import free_port  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 
 DENSITY = 0.01
-#: Beyond the delta itself.
+#: In addition to the delta itself.
 WANTED_MIB = 64.0
 #: How often an apply fits into the time of each of the engine's own ways.
 WANTED_RATIO = {"sparse patch": 8.0, "reload": 3.0}
@@ -60,7 +60,7 @@ def config_of(shape) -> dict:
 
 
 def vllm_ways(directory: pathlib.Path, trainer: Trainer):
-    """(model, {name: function})."""
+    """Returns (model, {name: function})."""
     load = own_models.vllm_models(directory, free_port())
     model = load()
     from vllm.config import set_current_vllm_config
@@ -98,7 +98,7 @@ def sglang_ways(directory: pathlib.Path, trainer: Trainer):
 
 
 def timed(took: dict, name: str, function, *arguments) -> None:
-    """Wall time, and CPU time of all threads, which other work on the machine disturbs less."""
+    """Measures wall time, and CPU time of all threads, which other load disturbs less."""
     begin, cpu = time.perf_counter(), time.process_time()
     function(*arguments)
     took[name] = time.perf_counter() - begin
@@ -149,7 +149,7 @@ def rounds(options, directory: pathlib.Path, publish, trainer: Trainer) -> None:
 
 
 def published(options):
-    """A trainer whose first version is committed, and script.published for it."""
+    """Returns a trainer with a committed first version, and script.published for it."""
     trainer = Trainer(options.tiny)
     return trainer, script.published(options, trainer.weights,
                                      config_of(script.Shape(options.tiny)))

@@ -1,9 +1,9 @@
 """The pause of a real vLLM server that serves a Qwen3 of 0.6B, as its requests see it.
 
-Started by bench_engine, in a Python that has vLLM. Streams run all the time; each version changes
-1 % of all elements and goes into the server by the calls that a receiver makes. Rows: from /pause
-to the answer of /resume; and, at the requests, the longest gap between two tokens of a stream that
-an update overtook, beside the usual gap. p50 and p99 stand in the notes.
+Started by bench_engine, in a Python that has vLLM. Streams run all the time. Each version changes
+1 % of all elements, and a receiver's calls apply it to the server. The rows are the time from
+/pause to the answer of /resume, and the longest gap between two tokens of a stream during an
+update, beside the usual gap. The notes have p50 and p99.
 """
 
 import json
@@ -12,7 +12,7 @@ import threading
 import time
 
 import script
-from in_engine import published  # which puts tests/engines in the path
+from in_engine import published  # this adds tests/engines to the path
 from vllm_server import VllmServer  # noqa: E402
 
 VERSIONS_A_RUN = 4
@@ -21,12 +21,12 @@ LIMIT_S = 300
 
 
 class Streams:
-    """Two requests at a time, whose tokens' times are kept, until the context ends."""
+    """Runs two requests at a time until the context ends, and records their tokens' times."""
 
     def __init__(self, server):
         self._server, self._stop = server, threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(2)]
-        self.gaps: list[tuple[float, float]] = []  # (begin, end), of two tokens that follow
+        self.gaps: list[tuple[float, float]] = []  # (begin, end) between two tokens
         self.failures: list[str] = []
         self.first = threading.Event()
 
@@ -67,7 +67,7 @@ class Streams:
 
 
 def follow(server, version):
-    """As the receiver's hook for vLLM; (begin, end) of the pause."""
+    """Acts as the receiver's hook for vLLM; returns (begin, end) of the pause."""
     server.do("prepare")
     begin = time.monotonic()
     server.post("/pause?mode=keep")

@@ -1,6 +1,6 @@
-// Measures how long a committed delta takes into an engine's memory, against the same payloads
-// applied to a plain copy of the model and against a copy of the whole model; also how long the
-// engine's layout takes to find. See bench/README.md.
+// The suite `engine`: the time to copy a committed delta into an engine's memory, against applying
+// the same payloads to a plain copy of the model and against a copy of the whole model; and the
+// time to find the engine's layout. bench/README.md describes the cases.
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <cstring>
@@ -35,9 +35,9 @@ void Declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 1.0));
 }
 
-/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own: all of
-/// each, or half of the columns of each matrix, as a rank of two has them where the input dimension
-/// is cut (the hardest of the usual cuts: short runs).
+/// Lays a rank's tensors out in `memory`, one after the other, each in its own storage. They are
+/// whole, or half of the columns of each matrix, as on one of two ranks that cut the input
+/// dimension (the hardest usual cut: short runs).
 Binding Load(const Layout& layout, bool half_of_columns, Bytes content, MutableBytes memory) {
   Binding binding;
   for (uint32_t t = 0; t < layout.size(); ++t) {
@@ -62,12 +62,12 @@ Binding Load(const Layout& layout, bool half_of_columns, Bytes content, MutableB
   return binding;
 }
 
-/// The delta to a committed version. The receiver writes its file after the commit.
+/// Opens the delta to a committed version. The receiver writes its file after the commit.
 StatusOr<DeltaFile> DeltaTo(uint64_t version, const std::filesystem::path& directory) {
   std::filesystem::path found;
   const auto written = [&] {
     for (const auto& entry : std::filesystem::directory_iterator(directory / kDeltaFolder)) {
-      // One that is still being written has a hidden name.
+      // A file that is still being written has a hidden name.
       if (entry.path().filename().native().starts_with(".")) continue;
       const StatusOr<DeltaFileHead> head = DeltaFile::Peek(entry.path());
       if (head.ok() && head->to.id.version == version) found = entry.path();
@@ -137,7 +137,7 @@ Status Applying(const Options& options, Bench& bench) {
       return ApplyAll(key, chunks, delta.entries(), plain.data(), own);
     }));
     for (Rank& rank : ranks) {
-      // As the plug-ins do before each prepare; another part each time would be as cold.
+      // The plug-ins do this before each prepare. Another part each time would be as cold.
       const auto part = std::max(1u, chunks.size() / kEngineCheckEvery);
       const uint32_t first = part * (version++ % kEngineCheckEvery) % (chunks.size() - part + 1);
       DW_RETURN_IF_ERROR(
@@ -165,7 +165,7 @@ Status Applying(const Options& options, Bench& bench) {
 Status Run(const Options& options, Bench& bench) {
   DW_RETURN_IF_ERROR(Applying(options, bench));
   DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/attach_python.py", {}, bench));
-  // An update in the model class of each engine that there is a Python for.
+  // An update in each engine's own model class, if there is a Python for that engine.
   for (const auto& [engine, variable] :
        {std::pair("vllm", "DELTAWIRE_VLLM_PYTHON"), {"sglang", "DELTAWIRE_SGLANG_PYTHON"}}) {
     if (std::getenv(variable) == nullptr) continue;

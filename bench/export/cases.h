@@ -1,7 +1,6 @@
-// The cases of the suite `export`: copies by kind, planning, every rank's copies into a half,
-// gathering over Gloo, several ranks at one sender. Each adds its rows; nothing is kept between
-// them. REQUIRES: no other thread runs, since some cases fork.
-// Errors: too little memory, failed processes, and results that are not the model's bytes.
+// The cases of the suite `export`: copies by kind, plans, every rank's copies into a half, gathers
+// over Gloo, several ranks at one sender. REQUIRES: no other thread runs, since some cases fork.
+// Errors are too little memory, failed processes, and results that are not the model's bytes.
 #pragma once
 
 #include <vector>
@@ -14,11 +13,11 @@ namespace deltawire::bench {
 struct ExportOptions {
   uint64_t mib = 256;  ///< the approximate size of each destination of place/KIND
   std::vector<size_t> threads = {1, 2};
-  bool shm = false;  ///< run place/KIND between tmpfs files, as halves are, not between huge pages
-  bool cpu_time = false;  ///< measure CPU time instead of the clock's, on a machine with other work
+  bool shm = false;  ///< run place/KIND between tmpfs files, like halves, not between huge pages
+  bool cpu_time = false;  ///< measure CPU time, not wall-clock time, on a busy machine
 };
 
-/// A kind of copies that layout programs consist of: strided copies between two dense buffers.
+/// A kind of copies in layout programs: strided copies between two dense buffers.
 struct CopyCase {
   std::string name;
   std::vector<kernels::StridedCopy> copies;
@@ -27,7 +26,7 @@ struct CopyCase {
   uint64_t dst_bytes = 0;  ///< size of the destination buffer, all of which they write
 };
 
-/// Every kind, with a destination of about `bytes`.
+/// Returns every kind, with a destination of about `bytes`.
 std::vector<CopyCase> CopyCases(uint64_t bytes);
 
 /// place/KIND: one kind of copy against memcpy of as many bytes with as many threads.
@@ -36,9 +35,9 @@ Status PlaceCases(const ExportOptions& options, Bench& bench);
 /// place/MODEL/LAYOUT: shards of all ranks to a half in tmpfs, against memcpy.
 /// gather/MODEL/LAYOUT: a gather between two processes; the reference is bare TCP.
 Status JobCases(const ExportOptions& options, Bench& bench);
-/// ready/ranks=N: ready to published where several ranks write every tensor. Chunks are diffed as
-/// soon as all ranks have finished them; the reference is a sender with --no-eager-diff. Must be
-/// the last case, since gRPC's threads stay.
+/// ready/ranks=N: the time from ready to published when several ranks write every tensor. Chunks
+/// are diffed as soon as all ranks have finished them; the reference is a sender with
+/// --no-eager-diff. It must be the last case, since gRPC's threads stay.
 Status EarlyCases(Bench& bench);
 
 }  // namespace deltawire::bench

@@ -1,5 +1,5 @@
-// ready/ranks=N: how long the agent still works after the last of several ranks is ready, when it
-// diffs chunks as soon as all ranks have finished them, and when it does not.
+// The case ready/ranks=N: the agent's work after the last of several ranks is ready, when it diffs
+// chunks as soon as all ranks have finished them, and when it does not.
 #include "bench/export/cases.h"
 #include "bench/harness/buffers.h"
 #include "bench/harness/parallel.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint64_t kColumns = 4096;
 
-/// A sender and a trainer's ranks, each with a client of its own. Every rank writes its rows of
-/// every tensor.
+/// A sender and a trainer's ranks, each with its own client. Every rank writes its rows of every
+/// tensor.
 class Ranks {
  public:
   Ranks(const std::filesystem::path& root, uint32_t world, const Layout& layout,
@@ -25,7 +25,7 @@ class Ranks {
     }
   }
 
-  /// All ranks write at once, each on a thread of its own.
+  /// Writes from all ranks at once, each on its own thread.
   StatusOr<PublishedVersion> Publish(Bytes content) {
     if (version_++ == 0) {
       for (const auto& client : clients_) {
@@ -42,7 +42,7 @@ class Ranks {
     const uint64_t world = clients_.size();
     for (uint32_t t = 0; t < layout_.size(); ++t) {
       const uint64_t rows = layout_.tensor(t).shape[0];
-      // The ranks' parts begin and end within chunks, as they do in real jobs.
+      // The ranks' parts begin and end within chunks, as in real jobs.
       const uint64_t begin = rows * rank / world, end = rows * (rank + 1) / world;
       const uint64_t shape[] = {end - begin, kColumns}, start[] = {begin, 0};
       StridedSource source;

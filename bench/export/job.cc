@@ -17,8 +17,7 @@ std::vector<MegatronJob> TinyJob() {
   return {{"tiny/tp2 ep2", std::string(kTiny), "tp=2,ep=2,etp=1"}};
 }
 
-/// The config.json of a published checkpoint with `changes` (a JSON merge patch), which cut it
-/// down.
+/// Returns the config.json of a published checkpoint, cut down by `changes` (a JSON merge patch).
 std::string Published(const std::string& name, std::string_view changes = "{}") {
   std::ifstream in(std::string(DELTAWIRE_HF_CONFIGS "/") + name + ".json");
   nlohmann::json config = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);

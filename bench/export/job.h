@@ -1,6 +1,6 @@
-// Megatron jobs: models with the layouts that cut them, and such a job in one process: its plan,
-// and the shards of some of its ranks in memory.
-// Owner: a case. Threads: one caller; Run uses the pool. Errors: the plan's, and memory.
+// A Megatron job in one process, with its model, the layout that cuts it, its plan, and the shards
+// of some of its ranks in memory. One caller; Run uses the pool. Errors are the plan's, and too
+// little memory.
 #pragma once
 
 #include <memory>
@@ -13,21 +13,22 @@
 namespace deltawire::bench {
 
 struct MegatronJob {
-  std::string name;      ///< as it stands in a case's name
+  std::string name;      ///< as in a case's name
   std::string config;    ///< config.json
-  std::string parallel;  ///< as ParallelConfig::Parse takes it
+  std::string parallel;  ///< the input of ParallelConfig::Parse
 };
 
-// With `tiny` each of these returns one job of some 100 KB on two ranks, to see that a case works.
+// With `tiny` each of these returns one job of some 100 KB on two ranks, as a quick check of a
+// case.
 
-/// Published shapes, on as many ranks as such models are trained on.
+/// Returns published shapes, on as many ranks as such models are trained on.
 std::vector<MegatronJob> PlannedJobs(bool tiny);
-/// About 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary, widths as published.
+/// Returns jobs of about 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary,
+/// widths as published.
 std::vector<MegatronJob> PlacedJobs(bool tiny);
-/// Jobs of two ranks.
 std::vector<MegatronJob> GatheredJobs(bool tiny);
 
-/// A plan that was proven to write every byte once, and what the plan refers to.
+/// A plan that was proven to write every byte once, and the objects that it refers to.
 class Planned {
  public:
   static StatusOr<std::unique_ptr<Planned>> Make(const MegatronJob& job);
@@ -39,7 +40,7 @@ class Planned {
   std::optional<mcore::Plan> plan_;
 };
 
-/// The parameters that a rank writes, as a trainer would list them.
+/// Returns the parameters that a rank writes, as a trainer would list them.
 std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank);
 
 /// The shards that some ranks write, rank after rank in one buffer. The plan must outlive them.
@@ -56,10 +57,11 @@ class Shards {
   };
   const Rank& rank(size_t i) const { return ranks_[i]; }
 
-  /// Fills `half` by place, then copies what belongs to each shard from it.
+  /// Fills `half` by place, then copies its parts to the shards.
   Status FillFrom(MutableBytes half) const;
 
-  /// The copies between each rank's shards and a half; and runs them, one rank after the other.
+  /// Return the copies between each rank's shards and a half, and run them, one rank after the
+  /// other.
   StatusOr<std::vector<mcore::Transfer>> Programs(mcore::Direction direction) const;
   void Run(std::span<const mcore::Transfer> programs, mcore::Direction direction, MutableBytes half,
            ThreadPool& pool) const;

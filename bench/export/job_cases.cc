@@ -1,4 +1,4 @@
-// plan/, place/MODEL and gather/: a job's plan, what its ranks do with no network between them, and
+// The cases plan/, place/MODEL and gather/: a job's plan, its ranks' copies without a network, and
 // two ranks as two processes on one machine, over loopback Gloo.
 #include <cstring>
 #include <numeric>
@@ -25,7 +25,7 @@ constexpr uint64_t kBucketBytes = uint64_t{64} << 20;
 constexpr double kBucketsMiB = 2 * kBucketBytes / kMiB;
 constexpr std::chrono::minutes kPatience{2};
 
-// Each of these measures one job. `thread_counts`: of the copies, where they are compared.
+// Each of these measures one job. `thread_counts` is for copies, where it is compared.
 
 Status PlanCase(const MegatronJob& job, const std::string& name, const std::vector<size_t>&,
                 Bench& bench) {
@@ -56,7 +56,8 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const std::vect
   return absl::OkStatus();
 }
 
-/// Whether `times` as many bytes as the model has fit into this machine; else the row says so.
+/// Returns whether `times` the model's bytes fit into this machine; otherwise adds a row that says
+/// so.
 bool Fits(const mcore::Plan& plan, uint64_t times, const std::string& name, Bench& bench) {
   const uint64_t bytes = plan.layout().total_bytes();
   if (AvailableMemory().value_or(0) >= times * bytes) return true;
@@ -69,7 +70,7 @@ Status CheckFilled(const std::string& name, Bytes half) {
   return Errorf(StatusCode::kInternal, "{}: the half does not hold the model's bytes", name);
 }
 
-/// How the half is mapped, which is the only shared memory of this process.
+/// Describes the pages of the half, which is the only shared memory of this process.
 const char* HalfPages() {
   return ProcBytes("/proc/self/smaps_rollup", "ShmemPmdMapped:") > 0 ? "half in huge pages"
                                                                      : "half in 4 KiB pages";
@@ -83,7 +84,7 @@ Status PlaceCase(const MegatronJob& job, const std::string& name,
   std::vector<uint32_t> ranks(plan.parallel().world());
   std::iota(ranks.begin(), ranks.end(), 0);
   DW_ASSIGN_OR_RETURN(const Shards shards, Shards::Make(plan, ranks));
-  // The half is made as the sender makes one.
+  // The half is made like the sender's.
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm->path() / "half", plan.layout(), {}));
   const MutableBytes half = file.data();
@@ -106,7 +107,6 @@ Status PlaceCase(const MegatronJob& job, const std::string& name,
   return CheckFilled(name, half);
 }
 
-/// One rank of the two, in its own process.
 struct GatheringRank {
   const mcore::Plan& plan;
   Shards shards;
@@ -127,7 +127,7 @@ struct GatheringRank {
     return GatheringRank{plan, std::move(shards), std::move(collective)};
   }
 
-  /// `half`: the destination on the root, empty on the other rank.
+  /// `half` is the destination on the root, and empty on the other rank.
   StatusOr<GatherStats> Gather(MutableBytes half) {
     ThreadPool pool(1);
     const auto tensor = [&](uint32_t t) {
@@ -178,7 +178,7 @@ Status GatherCase(const MegatronJob& job, const std::string& name, const std::ve
   }));
   const auto peak = memory.Beyond();
   bench.Add(name, 1, series,
-            // Only what travels counts. The root places its own shards meanwhile.
+            // Only the network's bytes count. Meanwhile the root places its own shards.
             {Throughput("gather", stats.network_bytes)
                  .Against("tcp", "bare TCP, 1 stream")
                  .AgainstBytes(sent),

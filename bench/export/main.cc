@@ -1,5 +1,5 @@
-// The trainer's side: copies by kind, plans, whole jobs, gathers, the Python package.
-// See bench/README.md for what each case is.
+// The suite `export`, the trainer's side: copies by kind, plans, whole jobs, gathers, the Python
+// package. bench/README.md describes the cases.
 #include <CLI/CLI.hpp>
 
 #include "bench/export/cases.h"
@@ -25,8 +25,8 @@ Status Run(const ExportOptions& options, Bench& bench) {
   bench.Common("pages", options.shm ? "tmpfs" : "huge");
   bench.Common("clock", options.cpu_time ? "cpu" : "wall");
   DW_RETURN_IF_ERROR(PlaceCases(options, bench));
-  // Whole jobs wait for other processes, so CPU time says little of them; and --shm does not change
-  // where their memory lies.
+  // Whole jobs wait for other processes, so their CPU time says little, and --shm does not apply to
+  // their memory.
   if (options.cpu_time || options.shm) return absl::OkStatus();
   DW_RETURN_IF_ERROR(JobCases(options, bench));
   std::vector<std::string> threads;

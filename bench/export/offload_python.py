@@ -1,8 +1,8 @@
 """The trainer's copy from Python: torch tensors on the CPU, offloaded while a receiver pulls.
 
 Started by bench_export (bench/harness/script.py). The reference is torch's copy_ of the same
-tensors into touched shared memory, in pieces of 8 MiB by as many threads of this process, in turn
-with the offloads.
+tensors into touched shared memory, in pieces of 8 MiB on as many threads of this process,
+alternating with the offloads.
 """
 
 import concurrent.futures
@@ -36,7 +36,7 @@ class Reference:
             at += tensor.nbytes
 
     def seconds(self, pool):
-        """Copies all pieces; returns the seconds. Threads copy at once: copy_ frees the GIL."""
+        """Copies all pieces and returns the seconds. Copies are parallel: copy_ frees the GIL."""
         start = time.perf_counter()
         for _ in pool.map(lambda piece: piece[0].copy_(piece[1]), self.pieces):
             pass
@@ -50,7 +50,7 @@ def step(tensors, seed):
 
 
 def check_received(receiver, tensors):
-    """Brings the receiver to the newest version, which is the tensors, byte for byte."""
+    """Syncs the receiver, and compares it with the tensors, byte for byte."""
     receiver.sync()
     there = receiver.content()
     for name, tensor in tensors.items():
@@ -68,7 +68,7 @@ def measure(options, threads, tensors, reference, endpoint, first_version):
     for i in range(options.warmups + options.runs):
         version = first_version + 1 + i
         step(tensors, version)
-        # Whichever runs first meets the receiver's pull of the version before, so they take turns.
+        # The first one overlaps the receiver's pull of the previous version, so they take turns.
         copied = reference.seconds(pool) if i % 2 == 0 else None
         done = weights.offload(tensors, version)
         copied = copied or reference.seconds(pool)
@@ -88,14 +88,14 @@ def measure(options, threads, tensors, reference, endpoint, first_version):
 
 
 def gathered(tensors, rate):
-    """Waits for each tensor as long as its copy takes, as for other ranks that gather it."""
+    """Waits for each tensor as long as its copy takes, like a rank that gathers it."""
     for name, tensor in tensors.items():
         time.sleep(tensor.nbytes / rate)
         yield name, tensor
 
 
 def measure_gathered(options, threads, tensors, endpoint, first_version):
-    """A generator's tensors, copied while it makes the next one, against one after the other."""
+    """Compares a generator's tensors copied while it makes the next, with copies in sequence."""
     managers = {on: deltawire.WeightManager(endpoint, MODEL, timeout=300, copy_threads=threads,
                                             overlap=on) for on in (True, False)}
     rows, waits, version = {True: [], False: []}, [], first_version

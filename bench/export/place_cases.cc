@@ -1,4 +1,4 @@
-// place/KIND: Backend::place_convert by kind of copy, against memcpy.
+// The case place/KIND: Backend::place_convert by kind of copy, against memcpy.
 #include <algorithm>
 #include <ctime>
 
@@ -17,7 +17,7 @@ using Copies = std::vector<StridedCopy>;
 
 constexpr int64_t kBF16 = 2;
 constexpr int64_t kWide = 2880;                  // gpt-oss: both sides of an expert's matrices
-constexpr size_t kPieceBytes = size_t{2} << 20;  // what a thread takes at once
+constexpr size_t kPieceBytes = size_t{2} << 20;  // a thread's unit of work
 
 // The kinds -----------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ StridedCopy Copy(int64_t run_bytes, std::initializer_list<Dim> dims, int64_t src
   return copy;
 }
 
-/// The same copies the other way.
+/// Returns the same copies in the other direction.
 Copies Back(Copies copies) {
   for (StridedCopy& copy : copies) {
     std::swap(copy.src_offset, copy.dst_offset);
@@ -54,8 +54,8 @@ Copies Joined(const Copies& halves) {
   return {both};
 }
 
-/// A tensor whose columns are split over 4 ranks, in shards with rows of `strip` bytes: the shards
-/// to the tensor.
+/// Copies from shards to a tensor whose columns are split over 4 ranks; shards have rows of `strip`
+/// bytes.
 Copies Strips(int64_t bytes, int64_t strip) {
   constexpr int64_t kRanks = 4;
   const int64_t rows = bytes / (strip * kRanks);
@@ -66,8 +66,8 @@ Copies Strips(int64_t bytes, int64_t strip) {
   return copies;
 }
 
-/// Takes fused q, k and v apart: [groups, 8 + 1 + 1, 128, hidden], that is, groups of 8 query
-/// heads, a key and a value head, with 128 rows per head.
+/// Splits fused q, k and v: [groups, 8 + 1 + 1, 128, hidden], that is, groups of 8 query heads, a
+/// key and a value head, with 128 rows per head.
 Copies Heads(int64_t bytes) {
   constexpr int64_t kHidden = 4096, kHead = 128 * kHidden * kBF16, kQueries = 8 * kHead;
   constexpr int64_t kGroup = kQueries + 2 * kHead;
@@ -86,8 +86,8 @@ Copies Transposed(int64_t bytes, int64_t from, int64_t to) {
                     {kWide, from, kWide * to}})};
 }
 
-/// gate_up_proj: [E, H, 2 I] with gate and up in turn, from E matrices [2 I, H] with gate before
-/// up.
+/// Makes gate_up_proj, [E, H, 2 I] with gate and up interleaved, from E matrices [2 I, H] with gate
+/// before up.
 Copies GateUp(int64_t bytes) {
   constexpr int64_t kHalf = kWide * kWide * kBF16, kExpert = 2 * kHalf;
   const int64_t experts = std::max<int64_t>(1, bytes / kExpert);
@@ -125,7 +125,7 @@ constexpr Conversion kConversions[] = {
 
 // The measurement -----------------------------------------------------------------------------
 
-/// Memory in huge pages, or in a tmpfs file as halves are.
+/// Memory in huge pages, or in a tmpfs file like halves.
 struct Buffer {
   HugeBuffer huge;
   Mapping mapped;
@@ -171,7 +171,7 @@ Status RunCase(const CopyCase& c, size_t threads, Bytes src, MutableBytes dst, b
     });
   };
   if (bench.quick) DW_RETURN_IF_ERROR(CheckAgainstScalar(c, src, dst, place));
-  // A copied byte counts once, so this is the mean of what the case reads and what it writes.
+  // A copied byte counts once, so this is the mean of the bytes read and written.
   const uint64_t moved = (c.src_bytes + c.dst_bytes) / 2, bytes = std::min(moved, dst.size());
   const auto timed = [&](const auto& work) {
     const auto start = SteadyClock::now();
@@ -207,7 +207,7 @@ std::vector<CopyCase> CopyCases(uint64_t size) {
     add(fmt::format("strips scattered/{} B", strip), Strips(bytes, strip));
     add(fmt::format("strips gathered/{} B", strip), Back(Strips(bytes, strip)));
   }
-  // 720 elements are a rank's share of 2880 columns on 4 ranks. They are no whole cache lines.
+  // 720 elements are a rank's share of 2880 columns on 4 ranks. They do not fill whole cache lines.
   add("strips scattered/1440 B", Strips(bytes, 1440));
   for (const int64_t width : {1, 2, 4, 8}) {
     add(fmt::format("transposed/{} B", width), Transposed(bytes, width, width));

@@ -1,4 +1,4 @@
-// The sender's cost for reports of a large group's members, without sockets. Threads: one.
+// The sender's cost for reports of a large group's members, without sockets, on one thread.
 #pragma once
 
 #include "bench/harness/bench.h"

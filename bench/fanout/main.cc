@@ -1,6 +1,6 @@
-// bench_fanout: one sender and many receivers that follow it at once, against one receiver; and
-// receivers that follow relays. The receivers are real ones, with a directory each, but share this
-// process and its worker threads; the relays are daemons.
+// The suite `fanout`: one sender and many receivers that follow it at once, against one receiver;
+// and receivers that follow relays. The receivers are real ones, with a directory each, but share
+// this process and its worker threads; the relays are daemons.
 #include <CLI/CLI.hpp>
 #include <limits>
 
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = Cluster::kModel;
 constexpr double kMostKiBPerReceiver = 256;
-constexpr size_t kWaitKilobytes = 16'000;  // seconds over a link of 1 Mbit/s for each delta
+constexpr size_t kWaitKilobytes = 16'000;  // takes seconds over a link of 1 Mbit/s for each delta
 
 struct Options {
   size_t kilobytes = 256;
@@ -36,7 +36,6 @@ void Declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1 << 14));
 }
 
-// Receivers that follow one sender.
 class Swarm {
  public:
   Swarm(const fs::path& root, const std::string& sender, size_t count, uint32_t streams = 1,
@@ -72,11 +71,11 @@ class Swarm {
     io_.Stop();
   }
 
-  /// The next version, until every receiver has it.
+  /// Publishes the next version and waits until every receiver has it.
   Status Step(const std::string& name, Scene& scene, Series& s) {
     return scene.Step(name, arrivals_, replicas_.size(), s);
   }
-  /// Waits until every receiver has the first version, in a case's name.
+  /// Waits until every receiver has the first version. `name` is the case, for the error.
   Status AwaitFirst(const std::string& name) const {
     DW_RETURN_IF_ERROR(failed_);
     const auto has = [](const auto& r) { return r->status().committed.id.version == 1; };
@@ -85,7 +84,7 @@ class Swarm {
     return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
   }
 
-  /// Seconds from the first commit of `version` to the last one, by the clock that all share.
+  /// Returns the seconds from the first commit of `version` to the last one, by the shared clock.
   double Spread(uint64_t version) const {
     int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
     for (const auto& replica : replicas_) {
@@ -107,7 +106,7 @@ class Swarm {
   Status failed_;
 };
 
-// A round trip of the control port: a call that does next to nothing. Seconds.
+// Returns the seconds of a round trip of the control port: a call that does almost nothing.
 StatusOr<double> RoundTrip(Scene& scene) {
   v1::GetNewestRequest request;
   request.set_model(kModel);
@@ -135,7 +134,6 @@ Status Followers(const Options& options, Bench& bench, size_t count, double& one
   return absl::OkStatus();
 }
 
-// A receiver that serves others, and its ports.
 std::unique_ptr<testing::ReceiverProcess> MakeRelay(const fs::path& root, const std::string& id,
                                                     const std::string& upstream) {
   return std::make_unique<testing::ReceiverProcess>(
@@ -149,7 +147,8 @@ size_t RelayKilobytes(const Options& options, const Bench& bench) {
   return bench.quick ? 8000 : options.relay_megabytes * 1000;
 }
 
-// From the trainer's last write until a receiver has committed, with `depth` - 1 relays between.
+// Measures from the trainer's last write until a receiver has committed, with `depth` - 1 relays
+// between.
 Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_one) {
   constexpr double kMostAgainstOne = 1.5;
   const std::string name = fmt::format("chain/{}", depth);
@@ -171,8 +170,8 @@ Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_o
   return absl::OkStatus();
 }
 
-// New receivers behind a sender that may send 1 Gbit/s in all: one of them, and eight of which one
-// more, a relay, is the only one that pulls from the sender.
+// Measures new receivers behind a sender that may send 1 Gbit/s in total: one receiver, and eight
+// that follow one more, a relay, which alone pulls from the sender.
 Status BehindOneLink(const Options& options, Bench& bench, size_t count, double& one_receiver) {
   constexpr double kMostTime = 1.3, kMostBytes = 1.05;
   const std::string name = fmt::format("uplink/{}", count);
@@ -203,8 +202,8 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
   return absl::OkStatus();
 }
 
-// Members that commit on one word: how far apart their commits are, as the files say (one machine
-// has them all) and as the sender sees it, against a round trip of the control port.
+// Measures how far apart the commits of a group's members are, by the files (one machine has them
+// all) and by the sender, against a round trip of the control port.
 Status Group(const Options& options, Bench& bench, size_t count) {
   const std::string name = fmt::format("group/{}", count);
   if (!bench.Asked(name)) return absl::OkStatus();
@@ -243,7 +242,7 @@ Status Group(const Options& options, Bench& bench, size_t count) {
 }
 
 Status Run(const Options& options, Bench& bench) {
-  DW_RETURN_IF_ERROR(InitLogging("bench_fanout", "error"));  // a line for each commit is too many
+  DW_RETURN_IF_ERROR(InitLogging("bench_fanout", "error"));  // a line for each commit is too much
   double one_receiver = 0;
   for (const size_t count : {1, 10, 100, 1000}) {
     if (bench.quick && count > 10) break;

@@ -1,7 +1,7 @@
-// A sender of a small model, its trainer, and what is measured of many who follow it at once: when
-// the last of them has a version, and what they cost the sender. Owner: a case. Threads: a case's
-// own; Arrivals count in any. Cost: a few processes. Errors: the daemons' own, and
-// kDeadlineExceeded when somebody is not told within five minutes.
+// A sender of a small model, its trainer, and the measurement of many followers: the time until the
+// last one has a version, and their cost for the sender. Arrivals may be counted on any thread.
+// Errors are the daemons' own, and kDeadlineExceeded when a follower is not notified within five
+// minutes.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace deltawire::bench {
 
 inline constexpr std::chrono::seconds kPatience{300};
 
-/// One tensor of bf16.
+/// Returns one tensor of bf16.
 inline ModelSource SmallModel(size_t kilobytes) {
   return {"fanout", *Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}}), {}, {}};
 }
@@ -31,11 +31,11 @@ class Arrivals {
     missing_ = many;
     version_ = version;
   }
-  /// One of them has `version`.
+  /// Records that one of them has `version`.
   void Of(uint64_t version) {
     if (version == version_ && --missing_ == 0) all_.release();
   }
-  /// `name`: of the case, for the error.
+  /// `name` is the case's, for the error.
   Status Wait(const std::string& name) {
     if (all_.try_acquire_for(kPatience)) return absl::OkStatus();
     return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not reached all", name,
@@ -70,7 +70,7 @@ class Scene {
   v1::SenderModelStatus status() { return cluster_->SenderStatus(); }
 
   /// Publishes the next version and waits until all have it. Adds the seconds of the publish, and
-  /// until all have it from its beginning and from the trainer's last write.
+  /// the seconds until all have it, from the publish's begin and from the trainer's last write.
   Status Step(const std::string& name, Arrivals& arrivals, size_t many, Series& s) {
     arrivals.Expect(version() + 1, many);
     weights_->Flip(0.01);
@@ -83,7 +83,7 @@ class Scene {
     return absl::OkStatus();
   }
 
-  /// Adds the sender's threads, and the memory that it has taken since Make for each of `many`.
+  /// Adds the sender's threads, and its memory growth since Make, per follower.
   void AddCost(const std::string& name, size_t many, double at_most_kib, Bench& bench) {
     const size_t threads = threads_;
     const double memory = memory_;

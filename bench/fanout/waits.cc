@@ -22,14 +22,13 @@ struct Scenario {
   const char* name;
   size_t receivers;
   bool stopped = false;  ///< by SIGSTOP, once it has the first version
-  bool slow = false;     ///< behind a link of 1 Mbit/s, and so always in the middle of a pull
+  bool slow = false;     ///< behind a link of 1 Mbit/s, and so always in a pull
 };
 constexpr Scenario kScenarios[] = {
     {"none", 0}, {"8", 8}, {"stopped", 1, true}, {"slow", 1, false, true}};
-// Versions that change everything, and a log that has room for none of them.
+// Versions that change everything, and a log too small for any of them.
 constexpr Scenario kDenseScenarios[] = {{"dense_none", 0}, {"dense_slow", 1, false, true}};
 
-// A sender with its trainer, and the receivers that follow it.
 class Followed {
  public:
   Followed(const Scenario& scenario, const std::filesystem::path& root, const ModelSource& source,
@@ -51,7 +50,7 @@ class Followed {
       receivers_.push_back(std::make_unique<testing::ReceiverProcess>(
           root_, fmt::format("r{}", i), cluster_.sender().control(), Cluster::kModel));
     }
-    // The slow one need not have a version, but be pulling it.
+    // The slow one need not have a version, but must be pulling it.
     const auto begun = [&](const auto& receiver) {
       const auto status = receiver->Status();
       return status.committed().version() == 1 || (scenario_.slow && status.phase() == "pulling");
@@ -116,7 +115,7 @@ Status Waits(Bench& bench, size_t kilobytes, std::span<const Scenario> scenarios
     all.push_back(std::make_unique<Followed>(s, scratch->path(), source, pool));
     DW_RETURN_IF_ERROR(all.back()->Begin(weights->content()));
   }
-  // In turn, so that what disturbs the machine for a while disturbs all of them.
+  // Alternate, so that a disturbance of the machine affects all of them.
   Series series;
   for (size_t i = 0; i < (bench.quick ? 5 : publishes); ++i) {
     weights->Flip(density);

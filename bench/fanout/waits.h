@@ -1,13 +1,13 @@
-// How long a trainer waits for receivers, however many and however slow they are, against a trainer
-// that has none. Owner: none. One thread. Cost: 200 publishes of a small model for each kind of
-// receivers. Errors: the daemons' own.
+// The time that a trainer waits for receivers, however many and however slow, against a trainer
+// without any. It takes 200 publishes of a small model for each kind of receivers. Errors are the
+// daemons' own.
 #pragma once
 
 #include "bench/harness/bench.h"
 
 namespace deltawire::bench {
 
-/// Cases: wait/none, wait/8, wait/stopped, wait/slow.
+/// Runs wait/none, wait/8, wait/stopped and wait/slow.
 Status TrainerWaits(Bench& bench, size_t kilobytes);
 
 }  // namespace deltawire::bench

@@ -11,7 +11,7 @@ using kernels::GpuDiffer;
 using kernels::GpuMode;
 
 constexpr double kDigestOfCopy = 0.6, kDiffOfCopy = 0.5;
-/// The oracle makes one payload in so many, too.
+/// The oracle makes one payload in this many, too.
 constexpr size_t kByOracle = 16;
 
 /// The operations of one differ. Each leads from the old version to the new one.
@@ -108,7 +108,7 @@ class Codec {
     suite_.Expect(operation, wrong == 0);
     return seconds;
   }
-  /// The old version, digested on the device, becomes a resident differ's base.
+  /// Makes the old version, digested on the device, a resident differ's base.
   Status MakeBase() {
     DW_RETURN_IF_ERROR(Make());
     if (mode_ != GpuMode::kResident) return absl::OkStatus();
@@ -117,7 +117,7 @@ class Codec {
   Bytes PayloadOf(uint32_t chunk) const {
     return Workload::PayloadOf(*suite_.pair().deltas.back(), chunk);
   }
-  /// Compares bit by bit with the payloads that the CPU's vectors made, and a part of them with the
+  /// Compares the payloads bit by bit with those of the CPU's vectors, and some of them with the
   /// oracle's.
   bool AreTheCpus(const std::vector<std::vector<std::byte>>& payloads) const {
     return ForAll(suite_.pool(), payloads.size(),

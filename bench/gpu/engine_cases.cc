@@ -11,12 +11,12 @@ namespace {
 using kernels::GpuScatter;
 using kernels::StridedCopy;
 
-/// Wanted: 10 ms for 16 GB of which 1% has changed.
+/// The goal: 10 ms for 16 GB with 1% changed.
 constexpr double kWantedSecondsPerByte = 0.010 / 16e9;
 constexpr double kWantedUpToDensity = 0.011;
 
-/// The parameters of an engine: every tensor, either as it is, or as the first of two ranks has it
-/// that halve every second tensor of two dimensions by its columns.
+/// The parameters of an engine: all tensors whole, or those of the first of two ranks, which halve
+/// every second matrix by its columns.
 class Engine {
  public:
   Engine(GpuSuite& suite, bool cut) : suite_(suite) {
@@ -71,12 +71,12 @@ class Engine {
     return absl::OkStatus();
   }
 
-  /// Brings the payloads to the device: an engine's prepare, during which it serves.
+  /// Copies the payloads to the device: an engine's prepare, during which it serves.
   StatusOr<double> Load() {
     DW_RETURN_IF_ERROR(Make());
     return TimedOnGpu([&] { return scatter_->Load(items_); });
   }
-  /// Adds the payloads, and takes them away again, whose time is not counted.
+  /// Adds the payloads, and then undoes them, which is not timed.
   StatusOr<double> Apply(const char* operation) {
     if (!loaded_) {
       DW_RETURN_IF_ERROR(Load().status());
@@ -105,7 +105,7 @@ class Engine {
     const kernels::GpuStatus done = scatter_->Wait(nullptr);
     return queued.ok() ? done : queued;
   }
-  /// The memory at a version, as the oracle computes it.
+  /// Returns the memory at a version, as the oracle computes it.
   StatusOr<HugeBuffer> OnCpu(GpuSuite::Version v) const {
     DW_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(bytes_));
     for (const StridedCopy& copy : copies_) suite_.PlaceOnCpu(copy, suite_.host(v), memory.data());

@@ -7,8 +7,8 @@ namespace {
 
 constexpr size_t kRanks = 8;
 
-/// Pins `memory` in `parts`, each on a thread of its own, as ranks do. What was pinned is unpinned
-/// at the end, which is not timed.
+/// Pins `memory` in `parts`, each on its own thread, like ranks. Unpins them at the end, which is
+/// not timed.
 StatusOr<double> PinInParts(MutableBytes memory, size_t parts) {
   std::vector<std::unique_ptr<kernels::GpuPin>> pins(parts);
   std::vector<kernels::GpuStatus> statuses(parts);

@@ -1,5 +1,5 @@
-// A program of the suite by itself, so that a test has another on a runtime that pretends to be
-// CUDA's.
+// The suite `gpu` as a program. It has only main, so that a test can link the suite with a
+// simulated CUDA runtime.
 #include "bench/gpu/suite.h"
 
 int main(int argc, char** argv) { return deltawire::bench::RunGpuSuite(argc, argv); }

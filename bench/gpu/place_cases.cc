@@ -9,10 +9,10 @@ namespace {
 
 using kernels::StridedCopy;
 
-/// 80% of the link: what a trainer's offload into the pinned half is to reach.
+/// The goal for a trainer's offload into the pinned half: 80% of the link.
 constexpr double kOfTheLink = 0.8;
 
-/// Copies of whole tensors of `tensor_bytes`, one behind the other.
+/// Returns copies of whole adjacent tensors of `tensor_bytes`.
 std::vector<StridedCopy> Tensors(uint64_t half_bytes, uint64_t tensor_bytes) {
   std::vector<StridedCopy> copies;
   for (uint64_t at = 0; at < half_bytes; at += tensor_bytes) {
@@ -24,7 +24,7 @@ std::vector<StridedCopy> Tensors(uint64_t half_bytes, uint64_t tensor_bytes) {
   return copies;
 }
 
-/// Two column shards into one matrix, whose rows have two runs of 2 KiB.
+/// Returns the copy of two column shards into one matrix, whose rows have two runs of 2 KiB.
 StridedCopy ColumnShards(uint64_t half_bytes) {
   constexpr size_t kRun = 2048;
   const uint64_t rows = half_bytes / (2 * kRun);
@@ -37,7 +37,7 @@ StridedCopy ColumnShards(uint64_t half_bytes) {
   return copy;
 }
 
-/// The transposition of a square matrix of elements of 2 bytes, of at most 512 MiB.
+/// Returns the transposition of a square matrix of 2-byte elements, of at most 512 MiB.
 StridedCopy Transposition(uint64_t half_bytes) {
   uint64_t side = 16384;
   while (side * side * 2 > half_bytes) side /= 2;
@@ -60,8 +60,8 @@ uint64_t BytesOf(const std::vector<StridedCopy>& copies) {
   return bytes;
 }
 
-/// Runs the copies from the new version on the device into the pinned half, and looks at it: it is
-/// what the oracle makes of the same copies, and all around them is untouched.
+/// Runs the copies from the new version on the device into the pinned half, and checks it: the
+/// copied bytes are the oracle's, and all bytes around them are untouched.
 StatusOr<double> PlaceInHalf(GpuSuite& suite, const char* operation,
                              const std::vector<StridedCopy>& copies, bool wait_each) {
   DW_ASSIGN_OR_RETURN(const Bytes from, suite.OnDevice(GpuSuite::kNew));
@@ -97,7 +97,7 @@ StatusOr<double> PlaceInHalf(GpuSuite& suite, const char* operation,
   return seconds;
 }
 
-/// The column shards from one device buffer to another: the kernel without the link.
+/// Copies the column shards from one device buffer to another: the kernel without the link.
 StatusOr<double> PlaceOnDevice(GpuSuite& suite, const StridedCopy& copy) {
   DW_ASSIGN_OR_RETURN(const Bytes from, suite.OnDevice(GpuSuite::kNew));
   DW_ASSIGN_OR_RETURN(const MutableBytes to, suite.Spare());

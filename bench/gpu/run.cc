@@ -1,5 +1,5 @@
-// The CUDA twins of the kernels, and what carries tensors to them and back, each beside a copy
-// within the device or a copy over the host link. See bench/README.md for what each case is.
+// The suite `gpu`: the CUDA twins of the kernels, and the transfers of tensors to them and back,
+// each beside a copy within the device or over the host link. bench/README.md describes the cases.
 #include <CLI/CLI.hpp>
 #include <bit>
 
@@ -9,7 +9,7 @@ namespace deltawire::bench {
 namespace {
 
 constexpr uint64_t kQuickMib = 16;
-// Far more than a device's cache. To draw the numbers of a large half takes half a minute.
+// Far larger than a device's cache. Random numbers for a large half would take half a minute.
 constexpr uint64_t kRepeatMib = 512;
 
 struct Options {
@@ -68,7 +68,7 @@ Status Run(const Options& options, Bench& bench) {
     findings.Failed("self-test", tested);
   }
   DW_ASSIGN_OR_RETURN(const std::vector<Source> sources, Sources(options, bench));
-  // Before any other thread runs.
+  // Comes before any other thread runs.
   DW_ASSIGN_OR_RETURN(const std::unique_ptr<ScratchDir> dir, ScratchDir::Create());
   ThreadPool pool;
   for (const Source& source : sources) {

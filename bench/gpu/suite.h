@@ -1,7 +1,7 @@
 // The state of one run of the suite: a pair of versions on the host and on the device, a half on
-// tmpfs that is pinned as a sender's, the digests that the scalar oracle gives them, and what went
-// wrong so far. All but the pair is made when a case first asks for it. Threads: one, which checks
-// on all of the pool's. After a wrong result or a failed call the suite goes on with the next case.
+// tmpfs that is pinned like a sender's, their digests by the scalar oracle, and the failures so
+// far. All but the pair is made on first use. One thread; checks use the pool's. After a wrong
+// result or a failed call the suite continues with the next case.
 #pragma once
 
 #include <functional>
@@ -17,18 +17,19 @@
 
 namespace deltawire::bench {
 
-/// OK, or kInternal with CUDA's message.
+/// Returns OK, or kInternal with CUDA's message.
 Status FromGpu(const kernels::GpuStatus& status);
 StatusOr<double> TimedOnGpu(const std::function<kernels::GpuStatus()>& call);
 
-/// Results that were not the oracle's, calls that failed, and the time after which no case starts.
+/// The results that were not the oracle's, the calls that failed, and the deadline for the start of
+/// a case.
 class Findings {
  public:
   explicit Findings(double seconds) : seconds_(seconds) {}
   bool Late() const { return SecondsSince(start_) > seconds_; }
   void Expect(const std::string& what, bool right);
   void Failed(const std::string& what, const Status& status);
-  /// kDataLoss with all names, if there are any.
+  /// Returns kDataLoss with all names, if there are any.
   Status Result() const;
 
  private:
@@ -45,10 +46,10 @@ class GpuSuite {
   enum Version { kOld, kNew };
   struct Half {
     MutableBytes bytes;
-    MutableBytes mapped;  ///< the kernels' way to it
+    MutableBytes mapped;  ///< the kernels' address of it
   };
 
-  /// Files go into `dir`. All outlive the suite.
+  /// Creates its files in `dir`. All arguments outlive the suite.
   GpuSuite(const Workload& pair, const std::filesystem::path& dir, ThreadPool& pool, Bench& bench,
            Findings& findings);
 
@@ -58,21 +59,20 @@ class GpuSuite {
   const std::vector<uint32_t>& all() const { return all_; }
   const std::vector<uint64_t>& digests(Version v) const { return digests_[v]; }
   Bytes host(Version v) const { return (v == kOld ? pair_.old_data : pair_.new_data).data(); }
-  /// The pair's name behind an operation's.
+  /// Returns the name of an operation, followed by the pair's.
   std::string NameOf(std::string_view operation) const;
   bool AnyAsked(const std::vector<std::string>& operations) const;
 
   StatusOr<MutableBytes> OnDevice(Version v);
-  /// Device memory of a half's size, of which a copy changes the content.
+  /// Returns device memory of a half's size, whose content copies may change.
   StatusOr<MutableBytes> Spare();
   StatusOr<Half> half();
   StatusOr<kernels::GpuQueue*> queue();
-  /// Queues a copy and waits for it.
   Status Copy(MutableBytes to, Bytes from);
 
-  /// Whether each chunk of `half` has the version's digest, by the oracle.
+  /// Returns whether each chunk of `half` has the version's digest, by the oracle.
   bool Holds(Bytes half, Version v) const;
-  /// As kernels::Scalar().place, on all threads.
+  /// Does kernels::Scalar().place on all threads.
   void PlaceOnCpu(const kernels::StridedCopy& copy, Bytes from, MutableBytes to) const;
   void Expect(std::string_view operation, bool right) {
     findings_.Expect(NameOf(operation), right);
@@ -83,13 +83,13 @@ class GpuSuite {
 
   struct Measured {
     std::string operation;
-    std::function<StatusOr<double>()> work;  ///< returns seconds; only these count
+    std::function<StatusOr<double>()> work;  ///< returns the seconds that count
     Beside beside = Beside::kNothing;
     uint64_t bytes = 0;          ///< 0: a half's
-    double ratio_at_least = 0;   ///< wanted, of the throughput of what runs beside it
+    double ratio_at_least = 0;   ///< wanted, against the throughput of the move beside it
     double seconds_at_most = 0;  ///< wanted
   };
-  /// Measures one case, unless it was not asked for or no time is left.
+  /// Measures one case, if it was requested and there is time left.
   void Measure(const Measured& measured);
 
  private:
@@ -110,15 +110,12 @@ class GpuSuite {
   std::unique_ptr<kernels::GpuQueue> queue_;
 };
 
-/// Pinning, the link, and what a trainer's tensors take into the pinned half.
+/// Run pinning, the link, and a trainer's tensors into the pinned half.
 void LinkCases(GpuSuite& suite, const std::filesystem::path& dir);
 void PlaceCases(GpuSuite& suite);
-/// diff + encode, decode + apply and digest.
 void CodecCases(GpuSuite& suite);
-/// An update of an engine's parameters.
 void EngineCases(GpuSuite& suite);
 
-/// The whole program.
 int RunGpuSuite(int argc, char** argv);
 
 }  // namespace deltawire::bench

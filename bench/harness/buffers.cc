@@ -16,12 +16,12 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 // Blocks until every copy of the other end is closed, then removes the directory.
 [[noreturn]] void RunJanitor(int fd, const fs::path& dir) {
-  setsid();  // a Ctrl-C at the terminal is for the others
+  setsid();  // Ctrl-C at the terminal is not for this process
   char byte;
   while (read(fd, &byte, 1) < 0 && errno == EINTR) {
   }
   std::error_code ec;
-  // Daemons that are just being killed may still create a file or two.
+  // Daemons that are being killed may still create a file or two.
   for (int i = 0; i < 50 && fs::exists(dir, ec); ++i) {
     fs::remove_all(dir, ec);
     usleep(10'000);
@@ -44,7 +44,7 @@ StatusOr<HugeBuffer> HugeBuffer::Create(uint64_t bytes) {
   if (out.base_ == nullptr) {
     return Errorf(StatusCode::kResourceExhausted, "no memory for a buffer of {} bytes", bytes);
   }
-  // Only a request; HugePageShare says what the kernel gave.
+  // Only a request; HugePageShare reports the result.
   madvise(out.base_.get(), out.resident(), MADV_HUGEPAGE);
   std::memset(out.base_.get(), 0, out.resident());
   return out;

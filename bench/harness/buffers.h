@@ -1,7 +1,6 @@
-// Memory that benchmarks work on, all of it touched: anonymous in huge pages, or files on tmpfs in
-// a directory that is removed when this process ends, however it ends (even by SIGKILL). Each
-// object owns what it made. Threads: one makes them; any may use the memory. Errors:
-// kResourceExhausted.
+// The memory of benchmarks, all of it touched: anonymous in huge pages, or files on tmpfs in a
+// directory that is removed when this process ends, even by SIGKILL. One thread makes the objects;
+// any may use the memory. Too little memory is kResourceExhausted.
 #pragma once
 
 #include <sys/types.h>
@@ -16,15 +15,15 @@
 
 namespace deltawire::bench {
 
-/// Anonymous memory, in huge pages where the machine gives them, for buffers far larger than the
-/// caches. Without huge pages a benchmark measures address translation as well.
+/// Anonymous memory for buffers far larger than the caches, in huge pages if the machine has them.
+/// Without huge pages a benchmark measures address translation too.
 class HugeBuffer {
  public:
-  /// A buffer of `bytes` > 0 zeros that starts at a multiple of 2 MiB.
+  /// Returns a buffer of `bytes` > 0 zeros that starts at a multiple of 2 MiB.
   static StatusOr<HugeBuffer> Create(uint64_t bytes);
   Bytes data() const { return {base_.get(), bytes_}; }
   MutableBytes data() { return {base_.get(), bytes_}; }
-  /// The memory that it takes: its bytes, rounded up to whole huge pages.
+  /// Returns its resident bytes, rounded up to whole huge pages.
   uint64_t resident() const;
 
  private:
@@ -35,11 +34,11 @@ class HugeBuffer {
   uint64_t bytes_ = 0;
 };
 
-/// REQUIRES of Create: no other thread runs yet, because it forks a janitor process that removes
-/// the directory once this process has closed its end of a pipe.
+/// A directory that a janitor process removes once this process has closed its end of a pipe.
+/// REQUIRES of Create: no other thread runs yet, because it forks.
 class ScratchDir {
  public:
-  /// Below /dev/shm, or the temporary directory where there is none.
+  /// Creates it below /dev/shm, or below the temporary directory if that is missing.
   static StatusOr<std::unique_ptr<ScratchDir>> Create();
   ~ScratchDir();
   const std::filesystem::path& path() const { return path_; }
@@ -51,11 +50,11 @@ class ScratchDir {
   pid_t janitor_ = -1;
 };
 
-/// A new file of `bytes` > 0 in tmpfs, all its pages taken, mapped read-write.
+/// Maps a new file of `bytes` > 0 in tmpfs read-write, with all its pages allocated.
 StatusOr<Mapping> MapNewFile(const std::filesystem::path& path, uint64_t bytes);
 
-/// Writes numbers that follow from their places, and are of ordinary size in every element type;
-/// FilledByPlace is true when all of them are there.
+/// Writes numbers that follow from their places, and have ordinary magnitude in every element type.
+/// FilledByPlace returns true when all of them are there.
 void FillByPlace(MutableBytes to);
 bool FilledByPlace(Bytes data);
 

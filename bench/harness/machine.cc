@@ -12,7 +12,7 @@
 namespace deltawire::bench {
 namespace {
 
-// What follows `key` in a line of `file`; "" when there is none.
+// Returns the text after `key` in a line of `file`; "" if there is none.
 std::string Field(const std::string& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -54,9 +54,9 @@ double CpuSeconds(pid_t pid) {
 }
 
 PeakMemory::PeakMemory() {
-  malloc_trim(0);  // memory that is freed but still resident would be taken again unseen
+  malloc_trim(0);  // or the reuse of freed, still resident memory would go unseen
   std::ofstream out("/proc/self/clear_refs");
-  out << "5" << std::flush;  // VmHWM starts anew
+  out << "5" << std::flush;  // resets VmHWM
   reset_ = out.good();
   start_ = ProcBytes("/proc/self/status", "VmRSS");
 }

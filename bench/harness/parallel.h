@@ -1,6 +1,6 @@
-// Runs work chunk by chunk on all threads of a pool. Also diffs two versions and applies the delta
-// with the kernels alone, which is the reference for suites that send deltas through files, sockets
-// or a GPU. Functions own nothing. Errors: the first that the work returned.
+// Loops over chunks on all threads of a pool. They also diff two versions and apply the delta with
+// the kernels alone, as the reference for suites that send deltas through files, sockets or a GPU.
+// Errors are the first of the work.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,6 @@ Status ForAll(ThreadPool& pool, size_t n, const Work& work) {
   return first;
 }
 
-/// Copies all of `from`, with one memcpy per thread.
 inline void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool) {
   const size_t threads = pool.size();
   pool.ParallelFor(threads, [&](size_t i) {
@@ -40,7 +39,6 @@ inline void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool) {
   });
 }
 
-/// The delta between two versions, in fast payloads.
 inline std::shared_ptr<const Delta> DiffAll(const kernels::DigestKey& key, const ChunkTable& chunks,
                                             Bytes old_data, Bytes new_data, ThreadPool& pool) {
   DeltaBuilder delta(~uint64_t{0});
@@ -60,7 +58,7 @@ inline std::shared_ptr<const Delta> DiffAll(const kernels::DigestKey& key, const
   return delta.Finish({}, {});
 }
 
-/// Applies the chunks of a Delta or the entries of a DeltaFile to `data`: decoded, added, digested.
+/// Decodes, adds and digests the chunks of a Delta or the entries of a DeltaFile into `data`.
 template <typename Entries>
 Status ApplyAll(const kernels::DigestKey& key, const ChunkTable& chunks, const Entries& entries,
                 MutableBytes data, ThreadPool& pool) {

@@ -1,8 +1,7 @@
-// A part of a suite that is written in Python: runs the script, which uses harness/script.py, and
-// reports the rows that it prints. A row is a JSON line: metric, unit, runs, and where there are
-// such: case, threads, note, reference with reference_runs, at_most, ratio_at_least. "SKIPPED: why"
-// says that it cannot run here. Owner: none. One thread. Cost: the script's. Errors: its exit
-// status, and a script without a row.
+// A part of a suite in Python: a script that uses harness/script.py and prints rows. A row is a
+// JSON line with metric, unit and runs, and optionally case, threads, note, reference with
+// reference_runs, at_most and ratio_at_least. "SKIPPED: why" means that it cannot run here. Errors
+// are its exit status, and a script without a row.
 #pragma once
 
 #include <string>
@@ -12,9 +11,9 @@
 
 namespace deltawire::bench {
 
-/// Runs `script`, a path in bench/, for the case `name`, if it was asked for, with the Python that
-/// the environment's `variable` names (else python3), and with `options` beyond --bin, --warmups,
-/// --runs and --tiny. A row's own case follows `name` after a slash.
+/// If the case `name` was requested, runs `script`, a path in bench/. The environment's `variable`
+/// names the Python (else python3). `options` follow --bin, --warmups, --runs and --tiny. A row's
+/// own case follows `name` after a slash.
 Status RunPythonScript(const std::string& name, const std::string& script,
                        const std::vector<std::string>& options, Bench& bench,
                        const char* variable = "DELTAWIRE_TRAINER_PYTHON");

@@ -1,7 +1,7 @@
-"""What the suites' Python scripts share: their options, the tensors of a Qwen3, daemons, rows.
+"""The common base of the suites' Python scripts: options, the tensors of a Qwen3, daemons, rows.
 
-Each is started by RunPythonScript (python_script.h), with the package and this directory in
-PYTHONPATH. It prints a JSON line for each row, or "SKIPPED: why".
+RunPythonScript (python_script.h) starts each script, with the package and this directory in
+PYTHONPATH. A script prints a JSON line for each row, or "SKIPPED: why".
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Shape:
             (2, 64, 4, 2, 16, 96, 300) if tiny else (28, 1024, 16, 8, 128, 3072, 151936))
 
     def tensors(self):
-        """Random weights by their names in a checkpoint."""
+        """Returns random weights by their names in a checkpoint."""
         q, kv = self.heads * self.head, self.groups * self.head
         shapes = {"model.embed_tokens.weight": (self.vocab, self.hidden),
                   "model.norm.weight": (self.hidden,)}
@@ -58,7 +58,7 @@ class Shape:
 
 
 def parse_options():
-    """Also makes torch repeatable, and quiet: its own threads would spin."""
+    """Parses options, makes torch repeatable, and limits its threads, which would spin."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--warmups", type=int, default=1)
@@ -72,7 +72,7 @@ def parse_options():
 
 @contextlib.contextmanager
 def started_daemons(options):
-    """A directory in memory, and a receiver there of what goes to the sender in `sender`."""
+    """Yields a directory in memory, and a receiver there that follows the sender in `sender`."""
     shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="deltawire-bench-", dir=shm) as directory:
         root = pathlib.Path(directory)
@@ -83,8 +83,10 @@ def started_daemons(options):
 
 @contextlib.contextmanager
 def published(options, tensors, config=None):
-    """(root, receiver, publish), with the tensors committed at the receiver as version 1: publish()
-    brings them there as they are now, and returns the version. `config`: of config.json."""
+    """Yields (root, receiver, publish), with the tensors committed at the receiver as version 1.
+
+    publish() commits the tensors' present content there, and returns the version. `config` is the
+    content of config.json."""
     with started_daemons(options) as (root, receiver):
         manager = deltawire.WeightManager(root / "sender", MODEL, timeout=300)
         if config is not None:
@@ -104,13 +106,13 @@ def published(options, tensors, config=None):
 
 
 def own_memory():
-    """Bytes that this process has for itself alone (RssAnon)."""
+    """Returns this process's private memory in bytes (RssAnon)."""
     with open("/proc/self/status") as status:
         return int(status.read().split("RssAnon:")[1].split()[0]) * 1024
 
 
 class Watch:
-    """The most memory of its own that the process had inside, in MiB beyond the beginning."""
+    """The peak growth of the process's private memory inside the context, in MiB."""
 
     def __enter__(self):
         self._first = self.peak = own_memory()

@@ -15,20 +15,19 @@
 namespace deltawire::bench {
 namespace {
 
-/// What all cases share. Invariant between them: the peer's mapping holds what the trainer's
-/// weights hold.
+/// The shared state of all cases. Between them, the peer's mapping equals the trainer's weights.
 struct Rig {
   Bench& bench;
   const ModelSource& source;
   Weights& weights;
   TcpPeer& peer;
-  TcpPeer* const tls_peer;  ///< null: no case with TLS was asked for
+  TcpPeer* const tls_peer;  ///< null: no case with TLS was requested
   ThreadPool& pool;
   size_t streams;
   uint64_t bytes() const { return source.layout.total_bytes(); }
 };
 
-/// What runs with one pair of daemons; at the end the receiver must hold the trainer's bytes.
+/// The cases with one pair of daemons. At the end the receiver must hold the trainer's bytes.
 struct Group {
   struct Member {
     std::vector<std::string> names;  ///< of its cases
@@ -37,7 +36,6 @@ struct Group {
   ClusterOptions daemons;
   std::vector<Member> members;
 
-  /// Whether any of its cases was asked for.
   bool Asked(const Bench& bench) const {
     return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
   }
@@ -47,17 +45,17 @@ constexpr const char* kAdam = "delta_sync/adam";
 
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
 constexpr size_t kPublishesARun = 4;     // while a receiver pulls
-constexpr unsigned kWord = 2;            // bytes of what a pair list changes
-// What a GPU's copy engine brings over PCIe 4 (25 GB/s) to 50 cores, two of which are here.
+constexpr unsigned kWord = 2;            // bytes of a changed value in a pair list
+// A GPU's copy engine brings 25 GB/s over PCIe 4 to 50 cores, two of which are here.
 constexpr double kTrainerBytesPerS = 1e9;
-constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
+constexpr double kDaemonMiB = 256;  // limit of memory beyond buffers and the log
 
 double BitsPerChange(const PublishedVersion& info) {
   return static_cast<double>(info.delta_bytes + info.full_bytes) * 8 /
          static_cast<double>(std::max<uint64_t>(1, info.changed_elements));
 }
 
-// A daemon's files on tmpfs beyond `buffers` (state, side files), in MiB.
+// Returns a daemon's files on tmpfs beyond `buffers` (state, side files), in MiB.
 double FilesBeyond(const std::filesystem::path& dir, uint64_t buffers) {
   uint64_t bytes = 0;
   std::error_code ec;
@@ -70,7 +68,8 @@ double FilesBeyond(const std::filesystem::path& dir, uint64_t buffers) {
   return static_cast<double>(bytes - std::min(bytes, buffers)) / kMiB;
 }
 
-// The trainer's weights to the peer's mapping, tensor by tensor as a trainer copies. Seconds.
+// Copies the trainer's weights to the peer's mapping, tensor by tensor like a trainer. Returns
+// seconds.
 double CopyTensors(const Rig& rig) {
   const Layout& layout = rig.source.layout;
   const Bytes from = rig.weights.content();
@@ -82,8 +81,8 @@ double CopyTensors(const Rig& rig) {
   return SecondsSince(start);
 }
 
-// Finds the pairs, sends them over one stream, and the peer stores them. Seconds. The peer's
-// mapping is the old version again afterwards.
+// Finds the pairs and sends them over one stream; the peer stores them. Returns seconds. Afterwards
+// the peer's mapping is the old version again.
 StatusOr<double> PairList(const Rig& rig, Reference& pairs) {
   const Bytes content = rig.weights.content();
   Lists there, back;
@@ -105,7 +104,7 @@ std::string WhyNoPairs(uint64_t bytes) {
   return "";
 }
 
-// Takes a delta through the daemons: publish, the receiver's commit, and a full sync of the same
+// Sends a delta through the daemons: publish, the receiver's commit, and a full sync of the same
 // version for comparison.
 Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
@@ -133,8 +132,8 @@ Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   return absl::OkStatus();
 }
 
-/// The first full pull of a version, and one more of it, against bare TCP from memory to memory, or
-/// against OpenSSL over bare TCP. Cases: NAME/first, NAME/again.
+/// Measures the first full pull of a version, and one more, against bare TCP from memory to memory,
+/// or against OpenSSL over bare TCP. The cases are NAME/first and NAME/again.
 Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::string& name,
                 double wanted) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
@@ -169,9 +168,9 @@ Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::stri
   return cluster.Follow(true);
 }
 
-/// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
-/// follows; against a full sync of the same version, memcmp + apply (with `wanted` for this ratio,
-/// if it is not 0), and a naive pair list.
+/// Measures publishes that change `density` of the elements (0: recorded Adam steps) to a receiver
+/// that follows, against a full sync of the same version, memcmp + apply, and a naive pair list.
+/// `wanted`, if not 0, is the mark for the ratio to memcmp + apply.
 Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density,
                  double wanted = 0) {
   const std::string why_no_pairs = WhyNoPairs(rig.bytes());
@@ -223,8 +222,8 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
   return absl::OkStatus();
 }
 
-/// From the first byte that the trainer writes to the commit, against the same copy and publish
-/// with a receiver that is paused.
+/// Measures from the trainer's first write to the commit, against the same copy and publish with a
+/// paused receiver.
 Status FirstByte(const Rig& rig, Cluster& cluster, const std::string& name) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
   Status measured = rig.bench.Run(
@@ -253,7 +252,7 @@ Status FirstByte(const Rig& rig, Cluster& cluster, const std::string& name) {
   return cluster.Follow(true);
 }
 
-/// The trainer's copy into the half, against memcpy.
+/// Measures the trainer's copy into the half, against memcpy.
 Status Offload(const Rig& rig, Cluster& cluster, const std::string& name) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
   return rig.bench.Run(
@@ -273,7 +272,7 @@ Status Offload(const Rig& rig, Cluster& cluster, const std::string& name) {
       });
 }
 
-/// How long BeginOffload waits while a receiver pulls everything again and again.
+/// Measures how long BeginOffload waits while a receiver repeatedly pulls everything.
 Status TrainerWait(const Rig& rig, Cluster& cluster) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
   size_t pulls = 0;
@@ -285,7 +284,7 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
     for (size_t i = 0; i < kPublishesARun; ++i) {
       rig.weights.Flip(kSteadyDensity);
       DW_RETURN_IF_ERROR(cluster.Publish(rig.weights.content()).status());
-      // The second publish comes at once, so it wants the half that pulls read until a moment ago.
+      // The second publish comes at once, so it needs the half that pulls have just read.
       DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
       s.Add("begin", publication.begin_seconds);
       s.Add("wait", publication.info.trainer_wait_seconds);
@@ -308,7 +307,7 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
   return cluster.Follow(true);
 }
 
-/// The daemons' peak memory so far, without putting load on them.
+/// Reports the daemons' peak memory so far, without loading them.
 Status Memory(const Rig& rig, Cluster& cluster) {
   DW_RETURN_IF_ERROR(cluster.Sync(false).status());
   const v1::SenderModelStatus status = cluster.SenderStatus();
@@ -360,25 +359,24 @@ std::vector<Group> AllGroups() {
         Copy("offload/eager"),
         {{"trainer_wait"}, TrainerWait},
         {{"memory"}, Memory}}},
-      // A receiver with one buffer changes the named file, one with two swaps it for another.
+      // A receiver with one buffer changes the named file; one with two swaps it for another.
       {{.buffers = 1},
        {Sync("delta_sync/1%/buffers=1", 0.01, 1 / 0.9), First("first_byte/buffers=1")}},
       {{.buffers = 2},
        {Sync("delta_sync/1%/buffers=2", 0.01, 1 / 0.5), First("first_byte/buffers=2")}},
-      // The same where the trainer's bytes come at the pace of a GPU's copy engine and take no
-      // core.
+      // The same, but the trainer's bytes come at the pace of a GPU's copy engine and use no core.
       {{.buffers = 1, .trainer_bytes_per_s = kTrainerBytesPerS},
        {Sync("delta_sync/1%/buffers=1/paced", 0.01, 1 / 0.9), First("first_byte/buffers=1/paced")}},
       {{.buffers = 2, .trainer_bytes_per_s = kTrainerBytesPerS},
        {Sync("delta_sync/1%/buffers=2/paced", 0.01, 1 / 0.5), First("first_byte/buffers=2/paced")}},
-      // The same where receivers get nothing before the publish.
+      // The same, but receivers get no chunks before the publish.
       {{.buffers = 1, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=1/late", 0.01)}},
       {{.buffers = 2, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=2/late", 0.01)}},
       {{.tls = true}, {Pull("full_pull_tls", true, 0.88)}},
       {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
 }
 
-/// Runs those cases of a group that were asked for. `root` is removed at the end.
+/// Runs the requested cases of a group. `root` is removed at the end.
 Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path& root) {
   ClusterOptions daemons = group.daemons;
   daemons.streams = rig.streams;

@@ -1,6 +1,6 @@
-// The cases of the suite `loopback`. Each measures through daemons of its own kind and adds its
-// rows. REQUIRES: no other thread runs, since processes are forked. One thread. Errors: the
-// daemons' own, and a receiver that does not hold the trainer's bytes at the end.
+// The cases of the suite `loopback`. Each measures through its own kind of daemons and adds its
+// rows. REQUIRES: no other thread runs, since processes are forked. Errors are the daemons' own,
+// and a receiver that does not hold the trainer's bytes at the end.
 #pragma once
 
 #include <string>
@@ -13,13 +13,14 @@ struct LoopbackOptions {
   std::string size = "0.6b";
   std::string model;  ///< a directory; empty: a synthetic model of `size`
   size_t streams = 4;
-  size_t threads = 0;  ///< of the trainer and of the references; 0: as many as cores
+  size_t threads = 0;  ///< of the trainer and of the references; 0: one per core
 };
 
-/// All cases but scale/N.
+/// Runs all cases but scale/N.
 Status ModelCases(const LoopbackOptions& options, Bench& bench);
 
-/// scale/N: registration, publishes, a first commit and a restart of a model of many tiny tensors.
+/// Runs scale/N: registration, publishes, a first commit and a restart of a model of many tiny
+/// tensors.
 Status ScaleCases(Bench& bench);
 
 }  // namespace deltawire::bench

@@ -13,7 +13,7 @@ namespace deltawire::bench {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::chrono::seconds kPatience{300};  // for one version, however slow the machine
+constexpr std::chrono::seconds kPatience{300};  // for one version, even on a slow machine
 constexpr std::chrono::hours kLongestRun{6};    // of all cases with one pair of daemons
 constexpr size_t kLogLines = 20;
 
@@ -103,7 +103,7 @@ StatusOr<Publication> Cluster::Publish(Bytes content) {
     }
     double bytes = 0;
     for (size_t t = 0; t < layout.size() && options_.trainer_bytes_per_s > 0; ++t) {
-      // A tensor is whole, and its bytes are marked, when its last byte has come.
+      // A tensor is complete, and its bytes are marked, when its last byte has arrived.
       bytes += static_cast<double>(layout.bytes(t));
       std::this_thread::sleep_until(
           begun + std::chrono::duration_cast<SteadyClock::duration>(

@@ -1,6 +1,6 @@
-// A trainer, a sender and (if wanted) a receiver: the real daemons as child processes.
-// Owner: a case; the destructor ends the daemons and removes their directory. One caller; writes
-// run on the pool. Errors: the daemons' own, with the end of their logs.
+// A trainer, a sender and (if wanted) a receiver: the real daemons as child processes. The
+// destructor ends the daemons and removes their directory. One caller; writes run on the pool.
+// Errors are the daemons' own, with the end of their logs.
 #pragma once
 
 #include <filesystem>
@@ -17,20 +17,20 @@ namespace deltawire::bench {
 struct ClusterOptions {
   bool receiver = true;
   size_t streams = 4;
-  int buffers = 0;   ///< the receiver's; 0: as it chooses
+  int buffers = 0;   ///< the receiver's; 0: it chooses
   bool tls = false;  ///< on both ports, with certificates at both ends
-  /// At which the trainer's bytes come, with little processor time, as from a GPU's copy engine. 0:
-  /// as fast as the pool copies.
+  /// The rate of the trainer's bytes, which then use little processor time, like a GPU's copy
+  /// engine's. 0: as fast as the pool copies.
   double trainer_bytes_per_s = 0;
   std::vector<std::string> sender = {};  ///< further options
 };
 
-/// One publish as the trainer saw it.
+/// One publish, as the trainer measures it.
 struct Publication {
   PublishedVersion info;
   double begin_seconds = 0;       ///< the call of BeginOffload, with the mapping of a new half
-  double write_seconds = 0;       ///< BeginOffload returned -> all tensors written
-  double seconds = 0;             ///< of all
+  double write_seconds = 0;       ///< from BeginOffload's return until all tensors are written
+  double seconds = 0;             ///< in total
   SteadyClock::time_point ready;  ///< when all tensors were written
 };
 
@@ -51,26 +51,24 @@ class Cluster {
   /// at the trainer's rate.
   StatusOr<Publication> Publish(Bytes content);
   void StartReceiver();
-  /// Waits until the receiver has committed the version that was published last.
+  /// Waits until the receiver has committed the last published version.
   StatusOr<v1::CommitInfo> WaitCommitted();
   StatusOr<v1::PullStats> Sync(bool force_full);
-  /// Whether the receiver, if there is one, pulls new versions by itself.
+  /// Sets whether the receiver, if there is one, pulls new versions by itself.
   Status Follow(bool follow);
 
-  /// "" when the receiver's directory holds `content`, else the first tensor that differs.
+  /// Returns "" when the receiver's directory holds `content`, else the first tensor that differs.
   std::string Compare(Bytes content) const;
   uint64_t version() const { return version_; }
   v1::SenderModelStatus SenderStatus() { return sender_->Status(kModel); }
   uint64_t sender_peak() const { return sender_memory_->peak(); }
   uint64_t receiver_peak() const { return receiver_memory_->peak(); }
-  /// CPU time of both daemons so far.
   double CpuSeconds() const;
   testing::SenderProcess& sender() { return *sender_; }
   std::filesystem::path receiver_dir() const { return receiver_->dir(); }
 
  private:
   Status Failed(const Status& status) const;  // adds the ends of the daemons' logs
-  /// Arguments of a daemon with TLS; none without.
   std::vector<std::string> Secured(const std::string& name) const;
 
   const std::filesystem::path root_;

@@ -1,5 +1,5 @@
-// Both daemons, a trainer and the references on one machine over loopback TCP.
-// See bench/README.md for what each case is.
+// The suite `loopback`: both daemons, a trainer and the references on one machine over loopback
+// TCP. bench/README.md describes the cases.
 #include <CLI/CLI.hpp>
 
 #include "bench/loopback/cases.h"

@@ -1,4 +1,4 @@
-// scale/N: times that grow with the number of tensors rather than with their bytes.
+// The case scale/N: times that grow with the number of tensors, not with their bytes.
 #include <random>
 
 #include "bench/harness/buffers.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kLastVersion = 4;
 
-/// Tensors as a model of very many experts has them, but tiny.
+/// Returns as many tensors as a model of very many experts has, but tiny ones.
 StatusOr<ModelSource> SourceOf(size_t tensors) {
   constexpr const char* kParts[] = {"gate", "up", "down"};
   std::vector<TensorMeta> metas;

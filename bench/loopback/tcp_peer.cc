@@ -14,7 +14,7 @@
 
 namespace deltawire::bench {
 
-// One end of a stream: OpenSSL's BIO over a socket, which is plain or under TLS.
+// One end of a stream: OpenSSL's BIO over a socket, plain or with TLS.
 class Stream {
  public:
   explicit Stream(int fd) : bio_(BIO_new_socket(fd, BIO_CLOSE)) {
@@ -54,11 +54,11 @@ namespace {
 
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
-// An order on the control socket is the number of pairs that will come, or this value for the whole
+// An order on the control socket is the number of pairs that follow, or this value for the whole
 // source. The peer answers with the same number when all is in its mapping.
 constexpr uint64_t kEverything = ~uint64_t{0};
 
-// Part i of n of `all`, cut at multiples of a page.
+// Returns part i of n of `all`, cut at multiples of a page.
 template <typename Span>
 Span Part(Span all, size_t i, size_t n) {
   constexpr size_t kPage = 4096;
@@ -67,7 +67,7 @@ Span Part(Span all, size_t i, size_t n) {
   return all.subspan(begin, std::min(step, all.size() - begin));
 }
 
-// Calls `work(i)` for each of `n` streams on a thread of its own; false when one returned false.
+// Calls `work(i)` for each of `n` streams on its own thread; returns false when one returned false.
 bool OnEach(size_t n, const std::function<bool(size_t)>& work) {
   std::atomic<bool> ok{true};
   std::vector<std::jthread> threads;
@@ -87,13 +87,12 @@ bool ReceivePairs(Stream& stream, uint64_t count, Lists& pairs, MutableBytes to)
          Reference(kPairs).Apply(pairs, sizeof(uint16_t), to).ok();
 }
 
-// The peer's process.
 void RunPeer(Stream& control, const UniqueFd& listener, MutableBytes to, size_t stream_count,
              SSL_CTX* tls) {
   const SigpipeBlocked blocked;
   // Fills this process's page tables; the pages themselves exist already.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
-  Streams streams;  // in the order in which they were connected
+  Streams streams;  // in connection order
   for (size_t i = 0; i < stream_count; ++i) {
     streams.push_back(std::make_unique<Stream>(accept(listener.get(), nullptr, nullptr)));
     if (tls != nullptr && !streams.back()->Secure(tls, /*client=*/false)) return;

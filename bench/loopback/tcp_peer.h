@@ -1,7 +1,6 @@
-// The references over bare TCP: a second process that receives into a mapping of its own.
-// Owner: the suite. REQUIRES of Start: no other thread runs yet (it forks). One caller; as many
-// threads as streams at each end while bytes move. The process dies with this one.
-// Errors: kUnavailable when the peer is gone.
+// The references over bare TCP: a second process that receives into its own mapping, and ends with
+// this one. REQUIRES of Start: no other thread runs yet (it forks). One caller; each end has as
+// many threads as streams while bytes move. kUnavailable means that the peer has gone.
 #pragma once
 
 #include <filesystem>
@@ -19,22 +18,22 @@ class Stream;
 class TcpPeer {
  public:
   /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed(). With
-  /// a file of credentials each stream is OpenSSL's over its socket, with the contexts that the
-  /// daemons' bulk streams have: TLS 1.3 with AES-128-GCM.
+  /// a file of credentials each stream is OpenSSL's over its socket, with the contexts of the
+  /// daemons' bulk streams: TLS 1.3 with AES-128-GCM.
   static StatusOr<std::unique_ptr<TcpPeer>> Start(const std::filesystem::path& file, uint64_t bytes,
                                                   size_t streams,
                                                   const std::string& credentials = "");
   ~TcpPeer();
 
   /// Sends `source`, one contiguous part per stream. Returns the seconds from the start until the
-  /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
+  /// peer reports that all is in its mapping. REQUIRES: source has the mapping's size.
   StatusOr<double> SendAll(Bytes source);
 
   /// Sends the lists of the reference `pairs`, of u16 words, over one stream; the peer applies
-  /// them. Returns the seconds until the peer has said that it is done.
+  /// them. Returns the seconds until the peer reports that it is done.
   StatusOr<double> SendPairs(const Lists& pairs);
 
-  /// CPU time of this process and the peer's so far.
+  /// Returns the CPU time of this process and the peer's so far.
   double CpuSeconds() const;
 
   MutableBytes landed() { return {landed_.base(), landed_.bytes()}; }

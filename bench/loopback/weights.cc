@@ -14,9 +14,9 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr int kAdamWarmup = 3;        // steps before the first that is recorded
+constexpr int kAdamWarmup = 3;        // steps before the first recorded one
 constexpr uint64_t kTraceBytes = 12;  // per element, of AdamTrace and of a version
-const kernels::DigestKey kKey(1);     // of recorded steps
+const kernels::DigestKey kKey(1);     // for recorded steps
 constexpr float kDeviation = 0.02f;   // of weights that no trace draws
 
 }  // namespace
@@ -88,7 +88,7 @@ Status Weights::Record(const ModelSource& source, size_t steps, ThreadPool& pool
   options.seed = seed_;
   DW_ASSIGN_OR_RETURN(synth::AdamTrace trace,
                       synth::AdamTrace::Create(source.layout.tensors(), options, pool));
-  // The trace's tensors lie one behind the other, as the layout's do.
+  // The trace's tensors are adjacent, as in the layout.
   const Bytes now(trace.tensor(0).data(), content().size());
   for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
   const std::vector<std::byte> first(now.begin(), now.end());

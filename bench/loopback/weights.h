@@ -1,6 +1,6 @@
-// The trainer's weights and how they change: random +-1 at a given density, or recorded AdamW
-// steps of a synthetic trace. Owns one copy of the model on tmpfs, and the steps as deltas.
-// One thread changes; many may read in between. Errors: kResourceExhausted when memory is short.
+// The trainer's weights and their changes: random +-1 at a given density, or recorded AdamW steps
+// of a synthetic trace. It owns one copy of the model on tmpfs, and the steps as deltas. One thread
+// changes; many may read in between. Too little memory is kResourceExhausted.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@
 
 namespace deltawire::bench {
 
-/// What is published: a synthetic model or the user's own directory.
+/// A model to publish: a synthetic one or the user's own directory.
 struct ModelSource {
   std::string name;
   Layout layout;
@@ -33,8 +33,8 @@ struct ModelSource {
 
 class Weights {
  public:
-  /// Records `adam_steps` here, before anything else takes memory. When the model is the user's, or
-  /// there is too little memory for the trace, it records none, and why_no_adam() says why.
+  /// Records `adam_steps` first, before other memory is taken. When the model is the user's, or
+  /// there is too little memory for the trace, it records none, and why_no_adam() gives the reason.
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSource& source,
                                                    const std::filesystem::path& file, uint64_t seed,
                                                    size_t adam_steps, ThreadPool& pool);
