@@ -136,9 +136,8 @@ class ChunkWork {
  private:
   Status Ok(std::string_view what, DecodeStatus status) const {
     if (status == DecodeStatus::kOk) return absl::OkStatus();
-    return Errorf(StatusCode::kInternal,
-                  "{}: {} of chunk {} says \"{}\" to a payload of this program", w_.name, what, i_,
-                  kernels::ToString(status));
+    return Errorf(StatusCode::kInternal, "{}: {} of chunk {} rejects its own payload: {}", w_.name,
+                  what, i_, kernels::ToString(status));
   }
   Status Same(std::string_view what, size_t want, size_t got) const {
     if (want == got) return absl::OkStatus();

@@ -140,7 +140,7 @@ StatusOr<Version> OpenRaw(const std::filesystem::path& path, DType dtype) {
   if (ec) return Errorf(StatusCode::kNotFound, "{}: {}", path.string(), ec.message());
   if (size == 0 || size % width != 0) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "{} has {} bytes, which are no whole elements of {} bytes: name their type",
+                  "{} has {} bytes, not a multiple of {} bytes per element; name the element type",
                   path.string(), size, width);
   }
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -205,7 +205,7 @@ StatusOr<Source> PairSource(const std::filesystem::path& old_path,
   DW_ASSIGN_OR_RETURN(Version after, OpenVersion(new_path, dtype));
   const std::string difference = DescribeDifference(before.layout, after.layout);
   if (!difference.empty()) {
-    return Errorf(StatusCode::kInvalidArgument, "{} and {} are no two versions of one model: {}",
+    return Errorf(StatusCode::kInvalidArgument, "{} and {} are not two versions of one model: {}",
                   old_path.string(), new_path.string(), difference);
   }
   return Source{"pair",

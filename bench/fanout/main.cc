@@ -81,7 +81,8 @@ class Swarm {
     const auto has = [](const auto& r) { return r->status().committed.id.version == 1; };
     const auto all = [&] { return std::all_of(replicas_.begin(), replicas_.end(), has); };
     if (testing::Eventually(all, kPatience)) return absl::OkStatus();
-    return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: not all receivers have the first version",
+                  name);
   }
 
   /// Returns the seconds from the first commit of `version` to the last one, by the shared clock.

@@ -38,8 +38,8 @@ class Arrivals {
   /// `name` is the case's, for the error.
   Status Wait(const std::string& name) {
     if (all_.try_acquire_for(kPatience)) return absl::OkStatus();
-    return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not reached all", name,
-                  version_.load());
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not reached all followers",
+                  name, version_.load());
   }
 
  private:

@@ -57,7 +57,7 @@ class Followed {
     };
     for (const auto& receiver : receivers_) {
       if (testing::Eventually([&] { return begun(receiver); }, kPatience)) continue;
-      return Errorf(StatusCode::kDeadlineExceeded, "wait/{}: a receiver does not begin: {}",
+      return Errorf(StatusCode::kDeadlineExceeded, "wait/{}: a receiver has not started: {}",
                     scenario_.name, testing::ReadText(receiver->log()));
     }
     if (scenario_.stopped) Signal(SIGSTOP);

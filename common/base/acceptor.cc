@@ -39,7 +39,7 @@ StatusOr<UniqueFd> BindAndListen(const addrinfo& at, const std::string& what) {
   if (bind(fd.get(), at.ai_addr, at.ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
     const int err = errno;
     if (err == EADDRNOTAVAIL) {
-      return Errorf(StatusCode::kInvalidArgument, "{}: not an address of this machine's", what);
+      return Errorf(StatusCode::kInvalidArgument, "{}: this machine has no such address", what);
     }
     if (err == EADDRINUSE) {
       return Errorf(StatusCode::kAlreadyExists,
@@ -64,7 +64,7 @@ StatusOr<UniqueFd> ListenTcp(const std::string& host, uint16_t port) {
   const std::string name = host == "localhost" ? "127.0.0.1" : host;
   const int err = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (err != 0) {
-    return Errorf(StatusCode::kInvalidArgument, "{}: \"{}\" is no address ({})", what, host,
+    return Errorf(StatusCode::kInvalidArgument, "{}: \"{}\" is not an address ({})", what, host,
                   gai_strerror(err));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);

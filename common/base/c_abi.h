@@ -55,8 +55,8 @@ StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);
   if (in->struct_size < smallest) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "{}.struct_size is {}, at least {} is wanted; set it to sizeof({})", name,
-                  in->struct_size, smallest, name);
+                  "{}.struct_size is {}, less than {}; set it to sizeof({})", name, in->struct_size,
+                  smallest, name);
   }
   T out{};
   std::memcpy(&out, in, std::min(in->struct_size, sizeof out));

@@ -29,7 +29,7 @@ Status CheckEach(const fs::path& place, const fs::path& path,
         S_ISDIR(info.st_mode) && (info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0;
     if (open_to_all) {
       return Errorf(StatusCode::kPermissionDenied,
-                    "{} may be written by all users, who could replace {}; take that right away "
+                    "{} may be written by all users, who could replace {}; remove that right "
                     "(chmod o-w), or choose another directory",
                     at.native(), path.native());
     }

@@ -110,7 +110,7 @@ class OptionFile : public CLI::ConfigTOML {
     // CLI11 has read the command line before the file and keeps its values, so the file is the
     // source of a value only if the option is still empty.
     if (!sources_.emplace("--" + key, option->empty() ? source : "").second) {
-      throw CLI::ConfigError(fmt::format("{}{}: is set again", source, key));
+      throw CLI::ConfigError(fmt::format("{}{}: is set twice", source, key));
     }
   }
 

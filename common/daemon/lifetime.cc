@@ -77,7 +77,7 @@ void ExplainUncaughtExceptions() {
     } catch (const std::exception& e) {
       std::fprintf(stderr, "error: %s; please report it\n", e.what());
     } catch (...) {
-      std::fputs("error: terminated by an exception of no known type; please report it\n", stderr);
+      std::fputs("error: terminated by an exception of unknown type; please report it\n", stderr);
     }
     std::abort();
   });

@@ -22,8 +22,8 @@ StatusOr<Coverage> Coverage::Create(std::span<const ChunkRange> ranges, uint32_t
     if (r.first >= r.last || r.last > chunks) {
       return Errorf(
           StatusCode::kInvalidArgument,
-          "chunks [{}, {}) are no range of the model's {} chunks: give first < last <= {}", r.first,
-          r.last, chunks, chunks);
+          "chunks [{}, {}) are not a range of the model's {} chunks; give first < last <= {}",
+          r.first, r.last, chunks, chunks);
     }
     if (r.first < end) {
       return Errorf(StatusCode::kInvalidArgument,

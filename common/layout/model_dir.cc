@@ -542,7 +542,7 @@ StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir,
     if (total > kMaxSideFilesTotal) {
       return Errorf(StatusCode::kResourceExhausted,
                     "{}: the files beside the weights have more than {} bytes together (reached "
-                    "at {}): move those that the model does not need away",
+                    "at {}); move away those that the model does not need",
                     dir.string(), kMaxSideFilesTotal, Quoted(name));
     }
     files.push_back({name, std::move(content)});

@@ -297,7 +297,7 @@ Status CheckPlaces(const std::vector<StoredTensor>& tensors, uint64_t data_bytes
     if (t.end > data_bytes) {
       return Errorf(StatusCode::kInvalidArgument,
                     "tensor {}: data offsets [{}, {}] run beyond the {} bytes of data in the file: "
-                    "its download is incomplete or it is damaged",
+                    "its download is incomplete or it is corrupt",
                     name, t.begin, t.end, data_bytes);
     }
     filled = t.end;

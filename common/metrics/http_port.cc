@@ -88,7 +88,7 @@ StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& address,
   uint16_t port = 0;
   const auto [end, ec] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
   if (ec != std::errc() || end != digits.data() + digits.size()) {
-    return Errorf(StatusCode::kInvalidArgument, "\"{}\" is no host:port for metrics", address);
+    return Errorf(StatusCode::kInvalidArgument, "\"{}\" is not HOST:PORT for metrics", address);
   }
   std::string host = address.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);

@@ -30,7 +30,8 @@ StatusOr<std::vector<std::string>> HostLookup::Run(const std::string& host,
                                                    std::chrono::milliseconds limit) {
   try {
     std::thread([self = shared_from_this(), host] {
-      StatusOr<std::vector<std::string>> found = absl::InternalError("the resolver threw");
+      StatusOr<std::vector<std::string>> found =
+          absl::InternalError("the resolver threw an exception");
       try {
         found = self->resolve_(host);
       } catch (...) {  // `found` keeps its initial error

@@ -136,7 +136,7 @@ inline Status FromException(std::string_view what, const std::exception_ptr& thr
   } catch (const std::exception& e) {
     return Errorf(StatusCode::kInternal, "{}: {}", what, e.what());
   } catch (...) {
-    return Errorf(StatusCode::kInternal, "{}: an exception of no known type", what);
+    return Errorf(StatusCode::kInternal, "{}: an exception of unknown type", what);
   }
 }
 

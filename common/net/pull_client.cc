@@ -363,7 +363,7 @@ class ClientStream {
                     where_, doing);
     }
     if (watchdog_->fired()) {
-      return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: nothing came for {} ms{}", where_,
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: no bytes arrived for {} ms{}", where_,
                     doing, watchdog_->limit().count(),
                     doing == kConnecting ? "; is that port open to this machine? `deltawire doctor "
                                            "--sender` tries it"
@@ -423,7 +423,7 @@ PullClient::PullClient(IoThreads& io, PullTarget target, ResolveHost resolve)
 
 PullClient::~PullClient() {
   // Streams for which Run was never called must not stay connected.
-  impl_->Fail(absl::CancelledError("the pull was dropped"));
+  impl_->Fail(absl::CancelledError("the pull was discarded"));
 }
 
 void PullClient::Connect() {

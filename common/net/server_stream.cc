@@ -161,7 +161,7 @@ asio::awaitable<Status> ServerStream::Secure() {
   std::byte first{};
   // The byte is there, so this does not block, and the peek leaves it for the next read.
   if (recv(socket_->native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
-    co_return absl::UnavailableError("the peer closed the connection before it said anything");
+    co_return absl::UnavailableError("the peer closed the connection before it sent a byte");
   }
   const bool speaks_tls = first == kTlsHandshake;
   if (options_.tls == nullptr) {

@@ -105,7 +105,7 @@ StatusOr<std::shared_ptr<const TlsContext>> Tls::Now() {
     } else if (context_ == nullptr) {
       return Annotate(made.status(), credentials_->file());
     } else {
-      LogWarn("{}: {}; bulk streams go on with the old certificate", credentials_->file(),
+      LogWarn("{}: {}; bulk streams keep the old certificate", credentials_->file(),
               MessageOf(made.status()));
     }
   }

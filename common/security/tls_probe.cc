@@ -136,7 +136,7 @@ StatusOr<PeerTls> ProbeTls(int fd, const std::string& host, const CredentialMate
                   "the port is open, and no TLS is spoken there ({})", OpensslError());
   }
   const OwnedCertificate leaf(SSL_get1_peer_certificate(ssl.get()));
-  if (leaf == nullptr) return absl::UnavailableError("the peer shows no certificate");
+  if (leaf == nullptr) return absl::UnavailableError("the peer presents no certificate");
   PeerTls peer;
   DW_ASSIGN_OR_RETURN(const std::vector<CertificateDates> dates, DatesOf(PemOf(leaf.get())));
   peer.certificate = dates.front();

@@ -63,7 +63,7 @@ bool SameSecret(std::string_view a, std::string_view b) {
 std::string RandomToken() {
   std::array<unsigned char, 32> bytes{};
   if (RAND_bytes(bytes.data(), bytes.size()) != 1) {
-    LogError("OpenSSL has no random numbers");
+    LogError("OpenSSL could not make random numbers");
     std::abort();
   }
   std::string token;

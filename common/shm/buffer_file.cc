@@ -147,7 +147,7 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   const bool kernel_populates = KernelPopulates(buffer.map_);
   if (options.populate && kernel_populates) {
     const int failed = PopulateAll(buffer.map_, pages, layout, header.size(), options);
-    if (failed == ECANCELED) return absl::CancelledError("something else comes first");
+    if (failed == ECANCELED) return absl::CancelledError("stopped before all its pages had memory");
     if (failed != 0) return file.NoSpace();
   }
   for (const ByteRange& p : pages) {

@@ -82,8 +82,8 @@ uint64_t ChecksumOf(Bytes file) {
 
 Status NotOne(const std::filesystem::path& path, std::string_view why) {
   return Errorf(StatusCode::kDataLoss,
-                "{} is no delta file of this version of deltawire, or not whole: {}", path.native(),
-                why);
+                "{} is not a delta file of this version of deltawire, or incomplete: {}",
+                path.native(), why);
 }
 
 StatusOr<DeltaFileHead> HeadOf(const std::filesystem::path& path, const Header& h,

@@ -118,10 +118,11 @@ Status GiveGroup(int fd, const std::filesystem::path& dir, const std::string& na
     return absl::OkStatus();
   }
   if (errno != EPERM) return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
-  return Errorf(StatusCode::kPermissionDenied,
-                "{} cannot be given to group {}: {} has to be in that group, and a unit of systemd "
-                "needs what file-group.conf.example allows",
-                dir.native(), name, UserName(::geteuid()));
+  return Errorf(
+      StatusCode::kPermissionDenied,
+      "{} cannot be given to group {}; add {} to that group, and allow a systemd unit what "
+      "file-group.conf.example allows",
+      dir.native(), name, UserName(::geteuid()));
 }
 
 /// Revokes the access to `dir` that an earlier run, or another process, has given. The directory's
@@ -133,8 +134,8 @@ Status KeepToOneself(int fd, const std::filesystem::path& dir) {
   if (::fchmod(fd, kOwnMode) != 0) {
     return ErrnoError(fmt::format("set the mode of {}", dir.native()));
   }
-  LogWarn("{} had mode {:04o}, and no file-group is set: it is its owner's alone now", dir.native(),
-          was);
+  LogWarn("{} had mode {:04o}, but no file-group is set; now only its owner may use it",
+          dir.native(), was);
   return absl::OkStatus();
 }
 

@@ -58,11 +58,10 @@ Status CheckUnusedFields(const FrameHeader& h) {
   };
   for (const auto& f : fields) {
     if (f.used || f.value == 0) continue;
-    return Errorf(
-        StatusCode::kDataLoss,
-        "{} frame has {} = {}, which must be zero in this type: the peer does not keep to "
-        "wire version {}; run the same deltawire release at both ends",
-        ToString(h.type), f.name, f.value, kWireVersion);
+    return Errorf(StatusCode::kDataLoss,
+                  "{} frame has {} = {}, which must be zero in this type: the peer violates "
+                  "wire version {}; run the same deltawire release at both ends",
+                  ToString(h.type), f.name, f.value, kWireVersion);
   }
   return absl::OkStatus();
 }
@@ -72,7 +71,7 @@ Status CheckPayloadSize(const FrameHeader& h) {
   if (h.payload_bytes <= limit) return absl::OkStatus();
   return Errorf(
       StatusCode::kResourceExhausted,
-      "{} frame claims a payload of {} bytes, {} is the most this type may carry; the stream "
+      "{} frame claims a payload of {} bytes, more than its type's limit of {}; the stream "
       "is closed and the frame not read",
       ToString(h.type), h.payload_bytes, limit);
 }
@@ -172,20 +171,18 @@ StatusOr<FrameHeader> DecodeHeader(Bytes header) {
   const std::byte* p = header.data();
   const auto type = static_cast<uint8_t>(p[kTypeAt]);
   if (!IsKnownType(type)) {
-    return Errorf(
-        StatusCode::kDataLoss,
-        "frame type {} does not exist in wire version {}: the peer does not keep to it; run "
-        "the same deltawire release at both ends",
-        type, kWireVersion);
+    return Errorf(StatusCode::kDataLoss,
+                  "frame type {} does not exist in wire version {}: the peer violates it; run "
+                  "the same deltawire release at both ends",
+                  type, kWireVersion);
   }
   const FrameHeader h = LoadFields(p);
   const auto reserved = LoadLe<uint16_t>(p + kReservedAt);
   if (reserved != 0) {
-    return Errorf(
-        StatusCode::kDataLoss,
-        "{} frame has reserved bits {:#06x} set: the peer does not keep to wire version {}; "
-        "run the same deltawire release at both ends",
-        ToString(h.type), reserved, kWireVersion);
+    return Errorf(StatusCode::kDataLoss,
+                  "{} frame has reserved bits {:#06x} set: the peer violates wire version {}; "
+                  "run the same deltawire release at both ends",
+                  ToString(h.type), reserved, kWireVersion);
   }
   DW_RETURN_IF_ERROR(CheckUnusedFields(h));
   DW_RETURN_IF_ERROR(CheckPayloadSize(h));

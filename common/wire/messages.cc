@@ -130,7 +130,7 @@ StatusOr<Hello> DecodeHello(Bytes payload) {
   if (reserved != 0) return ReservedSet("Hello", reserved);
   if (m.streams > kMaxStreams) {
     return Errorf(StatusCode::kResourceExhausted,
-                  "Hello asks for {} streams, {} is the most: set fewer streams at the receiver",
+                  "Hello asks for {} streams, more than {}; set fewer streams at the receiver",
                   m.streams, kMaxStreams);
   }
   if (m.stream >= m.streams) {
@@ -145,7 +145,7 @@ StatusOr<Hello> DecodeHello(Bytes payload) {
 
 StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
   if (payload.size() > kMaxHavePayload) {
-    return Errorf(StatusCode::kResourceExhausted, "Have payload has {} bytes, {} is the most",
+    return Errorf(StatusCode::kResourceExhausted, "Have payload has {} bytes, more than {}",
                   payload.size(), kMaxHavePayload);
   }
   if (payload.size() < kHaveHeadBytes) return WrongSize("Have", payload.size(), kHaveHeadBytes);
@@ -156,7 +156,7 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
   if (reserved != 0) return ReservedSet("Have", reserved);
   if (history > kMaxHistory) {
     return Errorf(StatusCode::kResourceExhausted,
-                  "Have names {} deltas of history, {} is the most; {}", history, kMaxHistory,
+                  "Have names {} deltas of history, more than {}; {}", history, kMaxHistory,
                   kSameRelease);
   }
   if (count != chunks) {
@@ -224,7 +224,7 @@ StatusOr<WireError> DecodeWireError(Bytes payload) {
   const auto bytes = LoadLe<uint32_t>(payload.data() + 4);
   if (bytes > kMaxMessageBytes) {
     return Errorf(StatusCode::kResourceExhausted,
-                  "Error claims a message of {} bytes, {} is the most", bytes, kMaxMessageBytes);
+                  "Error claims a message of {} bytes, more than {}", bytes, kMaxMessageBytes);
   }
   if (payload.size() != kErrorHeadBytes + bytes) {
     return WrongSize("Error", payload.size(), kErrorHeadBytes + bytes);
