@@ -9,7 +9,7 @@
 namespace deltawire::cli {
 namespace {
 
-/// Whether all of `text` is a number of this type.
+/// Returns whether all of `text` is a number of this type.
 template <typename Number>
 bool Parse(const std::string& text, Number& number) {
   const char* const end = text.data() + text.size();
@@ -27,7 +27,7 @@ CLI::Validator WholeNumber(uint64_t least, uint64_t most) {
               return "";
             }
             const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-            // A bound that is only the type's would tell nobody anything, until it is met.
+            // Names the type's own limit only for a number that exceeds it.
             return most >= std::numeric_limits<uint32_t>::max() && !(digits && number >= least)
                        ? fmt::format("{} is not a whole number of at least {}", text, least)
                        : fmt::format("{} is not a whole number from {} to {}", text, least, most);

@@ -1,5 +1,5 @@
-// deltawire bench-link: measures the link from one machine to another, and says how many streams
-// fill it and how long weights would take.
+// The bench-link command: measures the link between two machines. It reports how many streams fill
+// the link and how long a transfer of the weights would take.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -27,7 +27,7 @@ struct BenchLinkOptions : Common {
 
 StatusOr<Exit> Answer(const BenchLinkOptions& o) {
   DW_ASSIGN_OR_RETURN(const Endpoint at, ParseEndpoint(o.listen));
-  // The signals are blocked before the listener's threads start, so that only this one takes them.
+  // Block the signals before the listener's threads start, so that only this thread receives them.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGINT);

@@ -1,4 +1,5 @@
-// deltawire certs: a private authority, and certificates, tokens and principals for a first set-up.
+// The certs command: a private authority, and certificates, tokens and principals for a first
+// set-up.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ struct CertsOptions {
 
 struct Node {
   std::string name;
-  std::vector<std::string> roles;  // empty: it serves, and calls nobody
+  std::vector<std::string> roles;  // empty: it serves and calls no daemon
   std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
 };
 
@@ -59,7 +60,7 @@ security::Roles RolesOf(const Node& node) {
   return roles;
 }
 
-/// "NAME[:ROLE[+ROLE]][=HOST[,HOST]]"
+/// Parses "NAME[:ROLE[+ROLE]][=HOST[,HOST]]".
 StatusOr<Node> ParseNode(const std::string& text) {
   Node node;
   const size_t equals = text.find('=');
@@ -92,7 +93,7 @@ StatusOr<Node> ParseNode(const std::string& text) {
   return node;
 }
 
-/// Replaces the file whole; the new file has `mode` before its first byte is written.
+/// Replaces the whole file. The new file has `mode` before its first byte is written.
 Status WriteWhole(const fs::path& file, const std::string& text, mode_t mode) {
   const fs::path hidden = file.native() + ".new";
   ::unlink(hidden.c_str());
@@ -114,7 +115,7 @@ Status MakeDirectory(const fs::path& at) {
   return {};
 }
 
-/// The directory's authority, which is made if there is none yet.
+/// Returns the directory's authority, and creates it if there is none yet.
 StatusOr<IssuedCertificate> AuthorityOf(const fs::path& at) {
   const fs::path certificate = at / "ca.pem", key = at / "ca.key";
   if (!fs::exists(certificate) && !fs::exists(key)) {
@@ -162,9 +163,9 @@ Status WriteNode(const fs::path& at, const IssuedCertificate& ca, const Node& no
   return WriteWhole(own / "credentials.toml", CredentialsText(token), 0644);
 }
 
-/// The new text of the file of principals: its present entries, and one for each of `nodes` that
-/// has roles. A node that the file already has must be asked for with the same roles, and, with
-/// `token`, must have a token there.
+/// Returns the new text of the file of principals: its present entries, and one for each of `nodes`
+/// that has roles. An entry that exists already must have the same roles and, with `token`, a
+/// token.
 StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Node>& nodes,
                                      bool token) {
   std::string text =
@@ -200,8 +201,8 @@ StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Nod
   return text;
 }
 
-/// Names that could be taken for one another are refused: a principal is known by a name of its
-/// certificate, and a host is such a name, too.
+/// Refuses names that could be confused. A principal is known by a name in its certificate, and a
+/// host is such a name, too.
 Status CheckNames(const std::vector<Node>& nodes) {
   for (const Node& node : nodes) {
     for (const Node& other : nodes) {

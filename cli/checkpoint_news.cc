@@ -51,7 +51,7 @@ std::vector<std::string> CheckpointNews::Of(const CheckpointScanner::Found& foun
   if (!without.empty()) {
     lines.push_back(fmt::format("waiting for {}: no *.safetensors there yet", NamesText(without)));
   }
-  // The first scan cannot tell yet.
+  // Whether a checkpoint is complete shows in the second scan at the earliest.
   if (scans_ > 1 && !seen_any_ && !said_none_) {
     said_none_ = true;
     lines.push_back(

@@ -1,5 +1,5 @@
-// The lines that `publish --watch` prints about what it waits for. Each fact about a directory is
-// printed once. Owner: one command. Threads: one. Cost: a few words per directory. No errors.
+// The lines that `publish --watch` prints about the checkpoints that it waits for. Each fact about
+// a directory is printed once.
 #pragma once
 
 #include <filesystem>
@@ -14,15 +14,15 @@ namespace deltawire::cli {
 
 class CheckpointNews {
  public:
-  /// `parent` and `inside` are those of the scanner.
+  /// `parent` and `inside` are the scanner's.
   CheckpointNews(std::filesystem::path parent, std::filesystem::path inside)
       : parent_(std::move(parent)), inside_(std::move(inside)) {}
 
-  /// The first lines: which directory is watched, for which checkpoints.
+  /// Returns the first lines, which name the watched directory and the expected checkpoints.
   std::vector<std::string> Begin(const std::string& model) const;
-  /// The news of one scan; call it for each, in order.
+  /// Returns the news of one scan. Call it for each scan, in order.
   std::vector<std::string> Of(const CheckpointScanner::Found& found);
-  /// The first scans leave out all complete checkpoints but the newest.
+  /// Returns the line for the first scans, which leave out all complete checkpoints but the newest.
   static std::string LeftOut(const std::vector<Checkpoint>& found);
 
  private:

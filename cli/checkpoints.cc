@@ -13,14 +13,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Scans without a change, of a checkpoint that is written again and again.
+// The most unchanged scans that a checkpoint needs if it is written again and again.
 constexpr int kMostNeeded = 32;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// Names, sizes and times of the files in `dir`; empty when it has no weights. `model`: only of
-// those that are published, and without the time of the inode, which a link or a new mode changes
-// too.
+// Returns the names, sizes and times of the files in `dir`, or "" if it has no weights. With
+// `model`, only published files count, and the inode's change time is left out, because a new link
+// or mode changes it, too.
 std::string Signature(const fs::path& dir, bool model) {
   std::vector<std::string> lines;
   bool weights = false;
@@ -45,7 +45,7 @@ std::string Signature(const fs::path& dir, bool model) {
   return all;
 }
 
-// The number of shards that a file's name states: 4 for "model-00002-of-00004.safetensors".
+// Returns the number of shards that a file's name states: 4 for "model-00002-of-00004.safetensors".
 uint64_t ShardsPromised(const std::string& stem) {
   const size_t of = stem.rfind("-of-");
   if (of == std::string::npos) return 0;
@@ -67,7 +67,8 @@ Shards CountShards(const fs::path& dir) {
   return shards;
 }
 
-// Why a directory whose files do not change any more is not complete; nullopt if it is.
+// Returns why a directory whose files have stopped changing is incomplete, or nullopt if it is
+// complete.
 std::optional<PendingCheckpoint> WhyIncomplete(const std::string& name, const fs::path& dir) {
   using Reason = PendingCheckpoint::Reason;
   const Shards shards = CountShards(dir);
@@ -108,7 +109,7 @@ void CheckpointScanner::LookAgain(const std::string& name, const fs::path& dir, 
   if (content == seen.content) return;
   published_.clear();
   if (content.empty()) return;  // it was removed
-  // A writer that paused for longer than the last wait gets a longer one next time.
+  // A writer paused for longer than the last wait, so the next wait is twice as long.
   seen = {.needed = std::min(2 * seen.needed, kMostNeeded), .old = seen.old, .again = true};
 }
 
@@ -138,7 +139,7 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
     if (seen.reported) continue;
     std::string files = Signature(dir, false);
     const bool weights = !files.empty();
-    // The first look tells nothing, and is not reported as a change.
+    // The first look has nothing to compare with, and is not reported as a change.
     const bool looked = !fresh && !(seen.again && seen.files.empty());
     seen.quiet = looked && files == seen.files ? seen.quiet + 1 : 0;
     seen.files = std::move(files);

@@ -1,7 +1,7 @@
-// Finds checkpoint directories that a training run writes, and tells when one is complete, and when
-// the files of the last published one have changed since. Owner: `publish --watch`. Threads: one.
-// Cost of a Scan: one stat per file of new directories and of that one. Errors: only for a parent
-// that cannot be read; an incomplete checkpoint is reported as pending.
+// A scanner for the checkpoint directories that a training run writes. It reports when one is
+// complete, and when the files of the last published one have changed since. A scan makes one stat
+// call for each file of new directories and of that one. It fails only if the parent cannot be
+// read.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,19 @@
 
 namespace deltawire::cli {
 
-/// The version at the end of a checkpoint's name: "step-120", "checkpoint-500", "global_step_7" or
-/// "12". nullopt for a name without trailing digits, for 0, and beyond 2^64 - 1.
+/// Returns the version at the end of a checkpoint's name: "step-120", "checkpoint-500",
+/// "global_step_7" or "12". Returns nullopt for a name without trailing digits, for 0, and beyond
+/// 2^64 - 1.
 std::optional<uint64_t> VersionFromName(std::string_view name);
 
-/// Whether `dir` itself has a *.safetensors file.
+/// Returns whether `dir` itself has a *.safetensors file.
 bool HoldsWeights(const std::filesystem::path& dir);
 
 struct Checkpoint {
   std::filesystem::path path;  ///< directory of the weights: <parent>/<name>/<inside>
   uint64_t version = 0;
-  bool old = false;    ///< it was there at the first Scan
-  bool again = false;  ///< reported and published before; its files have changed since
+  bool old = false;    ///< existed at the first Scan
+  bool again = false;  ///< its files have changed since it was published
 };
 
 /// A directory that is not a complete checkpoint yet.
@@ -46,29 +47,30 @@ struct PendingCheckpoint {
 
 class CheckpointScanner {
  public:
-  /// `inside`: path of the weights within each checkpoint directory, often empty.
+  /// `inside` is the path of the weights within each checkpoint directory, often empty.
   CheckpointScanner(std::filesystem::path parent, std::filesystem::path inside);
 
   struct Found {
-    std::vector<Checkpoint> complete;        ///< by rising version; each once, and after changes
+    std::vector<Checkpoint> complete;        ///< by rising version; repeated after changes
     std::vector<std::string> unnamed;        ///< directories with weights but no version; once each
-    std::vector<PendingCheckpoint> pending;  ///< by name; in each scan for as long as it holds
+    std::vector<PendingCheckpoint> pending;  ///< by name; reported again in each scan
   };
-  /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
-  /// exist, and nothing has changed since the previous Scan. One that changed after it was
-  /// published must stay unchanged for twice as many scans as the time before, up to 32.
+  /// Returns the complete and the pending checkpoints. A checkpoint is complete when every
+  /// safetensors file is as long as its header says, all shards exist, and nothing has changed
+  /// since the previous Scan. If one changes after it was published, it must stay unchanged for
+  /// twice as many scans as the time before, up to 32.
   StatusOr<Found> Scan();
-  /// Says that the checkpoint was published. If the files that make up the model change after its
-  /// Scan, a later Scan reports it again. Ends the same for the one published before.
+  /// Records that the checkpoint was published, in place of the one before. If the files that make
+  /// up the model change after its Scan, a later Scan reports it again.
   void Published(const Checkpoint& reported);
-  /// Whether the files of a checkpoint that was not published have changed since its report; if so,
-  /// a later Scan reports it again.
+  /// Returns whether the files of an unpublished checkpoint have changed since its report. If so, a
+  /// later Scan reports it again.
   bool ChangedSince(const Checkpoint& reported);
 
  private:
   struct Seen {
     std::string files;    // names, sizes and times of all files, from the previous Scan
-    std::string content;  // of those that make up the model, when it was reported
+    std::string content;  // the same for the model's files, when it was reported
     int quiet = 0;        // scans since a file changed
     int needed = 1;
     bool reported = false;

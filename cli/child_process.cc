@@ -17,7 +17,7 @@
 namespace deltawire::cli {
 namespace {
 
-// Runs between fork and exec in a copy of a process with threads, so it must not need a lock that
+// Runs between fork and exec in a copy of a multi-threaded process. It must not use a lock that
 // another thread may have held.
 [[noreturn]] void BecomeChild(char* const* argv, int log_fd, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -80,7 +80,7 @@ int ChildProcess::Wait(std::chrono::milliseconds timeout) {
 }
 
 void ChildProcess::Signal(int signal) const {
-  if (!ended_) kill(pid_, signal);  // after waitpid, the pid may be another process's
+  if (!ended_) kill(pid_, signal);  // after waitpid, another process may have the pid
 }
 
 void ChildProcess::Stop(std::chrono::milliseconds grace) {
@@ -118,7 +118,7 @@ StatusOr<ReservedPort> ReservePort() {
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   const int yes = 1;
-  // SO_REUSEADDR is set after bind: if two sockets had it before, both could be bound to one port.
+  // Set SO_REUSEADDR after bind: if two sockets have it before, both can bind one port.
   const bool ok = bind(port.held.get(), generic, size) == 0 &&
                   getsockname(port.held.get(), generic, &size) == 0 &&
                   setsockopt(port.held.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0;

@@ -1,7 +1,6 @@
-// A child process whose output goes to a file, and which cannot outlive its parent.
-// Owner: the demo, or a test. The destructor kills it.
-// Threads: one; it must be spawned by a thread that lives as long as the child may.
-// Errors: a program that cannot be started is only seen as one that has exited at once.
+// A child process whose output goes to a file, and which cannot outlive its parent. The destructor
+// kills it. Spawn it from a thread that lives as long as the child may. A program that cannot be
+// started looks like one that has exited at once.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +19,8 @@ namespace deltawire::cli {
 
 class ChildProcess {
  public:
-  /// stdout and stderr are appended to `log`. Signals of the terminal do not reach the child.
+  /// Appends the child's stdout and stderr to `log`. Signals of the terminal do not reach the
+  /// child.
   static StatusOr<std::unique_ptr<ChildProcess>> Spawn(const std::string& name,
                                                        std::vector<std::string> command,
                                                        const std::filesystem::path& log);
@@ -30,20 +30,20 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   bool Running() { return Wait(std::chrono::milliseconds(0)) < 0; }
-  /// Ok while the child runs; else an error that says how it ended.
+  /// Returns OK while the child runs, else an error that says how it ended.
   Status CheckRunning();
-  /// Waits until the child has ended, and returns its exit status (128 + N for signal N); -1 when
-  /// it still runs after `timeout`.
+  /// Waits until the child has ended, and returns its exit status (128 + N for signal N). Returns
+  /// -1 if it still runs after `timeout`.
   int Wait(std::chrono::milliseconds timeout);
-  /// Sends the child a signal; does nothing when the child has ended.
+  /// Sends the child a signal. Does nothing if the child has ended.
   void Signal(int signal) const;
-  /// Sends SIGTERM, and SIGKILL after the grace; returns when the child has ended.
+  /// Sends SIGTERM, then SIGKILL after the grace. Returns when the child has ended.
   void Stop(std::chrono::milliseconds grace);
   /// Sends SIGKILL; returns when the child has ended.
   void Kill();
 
   const std::string& name() const { return name_; }
-  /// The last lines of the log, each indented.
+  /// Returns the last lines of the log, each indented.
   std::string LogTail(size_t lines) const;
 
  private:
@@ -55,15 +55,15 @@ class ChildProcess {
   int exit_status_ = 0;
 };
 
-/// A port of the loopback interface that the kernel gives to nobody else while this lives. Whoever
-/// is told of it can listen there with SO_REUSEADDR, as the daemons do.
+/// A loopback port that no other process can get from the kernel while this object lives. A program
+/// that is given the port can listen there with SO_REUSEADDR, as the daemons do.
 struct ReservedPort {
   UniqueFd held;
   uint16_t number = 0;
 };
 StatusOr<ReservedPort> ReservePort();
 
-/// The directory of this program's own file.
+/// Returns the directory of the running program's file.
 std::filesystem::path ProgramDirectory();
 
 }  // namespace deltawire::cli

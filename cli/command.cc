@@ -38,7 +38,7 @@ int Failed(const std::string& command, const Status& status) {
   return static_cast<int>(Exit::kFailed);
 }
 
-// Why `arguments`, those after the program's name, are wrong. `error`: CLI11's words.
+// Returns why `arguments`, without the program's name, are wrong. `error` is CLI11's text.
 std::string WhyRefused(const CLI::App& app, const std::vector<std::string>& arguments,
                        const std::string& error) {
   constexpr const char* kSeeHelp = "see deltawire --help";

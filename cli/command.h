@@ -1,6 +1,6 @@
-// The parts of every subcommand: its entry in the table, common options, exit codes. A command
-// declares its options on a CLI::App and sets a callable that does the work. Owner: Main. Threads:
-// one. Cost: none. Errors: a Status; Finish prints it in one line and chooses the exit code.
+// The parts that all subcommands share: the entry in the table, common options, exit codes. A
+// command declares its options on a CLI::App and sets a callable that does the work. If that
+// returns an error, Finish prints it in one line and chooses the exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@
 
 namespace deltawire::cli {
 
-/// Exit codes, documented in `deltawire --help`.
+/// The exit codes that `deltawire --help` documents.
 enum class Exit : int {
   kOk = 0,
   kFailed = 1,
@@ -22,10 +22,10 @@ enum class Exit : int {
   kInterrupted = 130,
 };
 
-/// A command's work; Main calls it after all options were read.
+/// A command's work. Main calls it after all options were read.
 using Run = std::function<StatusOr<Exit>()>;
 
-/// Declares one subcommand (or a few that belong together) on `app` and sets `*run` when chosen.
+/// Declares one subcommand (or a few related ones) on `app`, and sets `*run` when it is chosen.
 using Declare = void (*)(CLI::App& app, Run* run);
 
 void DeclarePublish(CLI::App& app, Run* run);    // publish.cc
@@ -49,17 +49,18 @@ void DeclareSimulate(CLI::App& app, Run* run);   // simulate.cc
 void DeclareVersion(CLI::App& app, Run* run);    // version.cc
 void DeclareHelp(CLI::App& app, Run* run);       // help.cc: help, completion
 
-/// Options that several commands share; a command adds those that it uses.
+/// Options that several commands share. A command adds those that it uses.
 struct Common {
   std::string sender = "127.0.0.1:7700";
   std::string receiver = "127.0.0.1:7710";
   std::string socket = "/dev/shm/deltawire/trainer.sock";
   std::string model;
   double timeout_seconds = 10;
-  static constexpr double kLeastTimeout = 0.1;  ///< of commands that cannot wait for ever
+  static constexpr double kLeastTimeout = 0.1;  ///< for commands that must have a limit
   bool json = false;
 
-  /// The file that DialSender and DialReceiver show and believe; AddSender and AddReceiver add it.
+  /// Adds the option for the credentials file that DialSender and DialReceiver use. AddSender and
+  /// AddReceiver call it.
   static void AddCredentials(CLI::App& app);
   void AddSender(CLI::App& app);
   void AddReceiver(CLI::App& app);
@@ -73,10 +74,10 @@ struct Common {
   }
 };
 
-/// The command of that name, or a usage error that suggests one.
+/// Returns the command of that name, or a usage error that suggests one.
 StatusOr<const CLI::App*> FindCommand(const CLI::App& app, const std::string& name);
 
-/// The whole tool: parses, runs, prints errors, returns the exit code.
+/// Runs the whole tool: parses, runs, prints errors, returns the exit code.
 int Main(int argc, char** argv);
 
 }  // namespace deltawire::cli

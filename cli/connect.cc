@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kUnreachableTag = "deltawire.dev/unreachable";
 constexpr const char* kUsageTag = "deltawire.dev/usage";
 
-std::string credentials_file;  // of this run of the tool
+std::string credentials_file;  // for this run of the tool
 
 Status Tagged(StatusCode code, std::string message, const char* tag) {
   Status status(code, message);
@@ -22,7 +22,7 @@ Status Tagged(StatusCode code, std::string message, const char* tag) {
   return status;
 }
 
-// A daemon that does not answer has an exit code of its own.
+// Gives the error of a daemon that does not answer the tool's own exit code.
 Status ToolsOwn(const Status& s) {
   if (!absl::IsUnavailable(s)) return s;
   Status own = s;
@@ -35,7 +35,8 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
-  // gRPC would print each failed handshake on stderr, where an error of ours is one line.
+  // gRPC would print each failed handshake on stderr, where the tool prints one line for each
+  // error.
   gpr_set_log_function([](gpr_log_func_args*) {});
   auto channel = ConnectControl({who, ToString(*endpoint), *credentials, WordsFor(who)}, timeout);
   if (!channel.ok()) return ToolsOwn(channel.status());

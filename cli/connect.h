@@ -1,7 +1,6 @@
-// Connections to the two daemons, with errors that a user can act on. Owner: one command, of each
-// dialed channel and its stub. Threads: one at a time. Cost: a TCP connection. Errors:
-// UnreachableError (exit code 3) when no daemon answers, with the reason; else the daemon's
-// message.
+// Connections to the two daemons, with errors that a user can act on. If no daemon answers, the
+// error is an UnreachableError (exit code 3) with the reason; otherwise it has the daemon's
+// message. Each dialed channel and its stub belong to one command, on one thread at a time.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -19,7 +18,7 @@
 
 namespace deltawire::cli {
 
-/// Statuses that end the tool with exit code 3 (unreachable) or 2 (usage).
+/// The errors that end the tool with exit code 3 (unreachable) or 2 (usage).
 Status UnreachableError(std::string message);
 Status UsageError(std::string message);
 bool IsUnreachable(const Status& s);
@@ -39,31 +38,31 @@ struct Receiver {
   std::unique_ptr<Stub> stub;
 };
 
-/// Names the file of the tool's certificate, token and authorities, for all further dials. Empty:
-/// plaintext, and nothing is shown.
+/// Sets the file of the tool's certificate, token and authorities, for all further dials. With an
+/// empty name, the tool speaks plaintext and sends no credentials.
 void UseCredentials(std::string file);
-/// The tool's words for its options about a "sender" or "receiver".
+/// Returns the names of the tool's options for a "sender" or "receiver", for messages.
 DialWords WordsFor(std::string_view who);
-/// What that file holds.
+/// Returns the credentials from that file.
 StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials();
 
-/// Dials and waits until connected: fails at once when the connection is refused, else after
+/// Dials and waits until connected. Fails at once if the connection is refused, else after
 /// `timeout` (0: 10 s).
 StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout);
 StatusOr<Receiver> DialReceiver(const std::string& address, std::chrono::milliseconds timeout);
 
-/// The error of a command that asks whichever daemon runs here, where neither answered.
+/// Returns the error of a command that asks both local daemons, if neither answered.
 Status NeitherAnswers(const Common& o, const Status& sender, const Status& receiver);
 
-/// Fails at once, as UnreachableError, when nobody listens on the trainer socket.
+/// Fails at once with an UnreachableError if no process listens on the trainer socket.
 Status ProbeSocket(const std::string& path);
 
-/// The time that a command has for all of its calls together.
+/// The time limit for all calls of one command together.
 class TimeBudget {
  public:
-  /// 0: without an end.
+  /// 0 means no limit.
   explicit TimeBudget(std::chrono::milliseconds total) : total_(total) {}
-  /// The time that is left, at least 1 ms; 0: no limit.
+  /// Returns the remaining time, at least 1 ms, or 0 for no limit.
   std::chrono::milliseconds left() const;
 
  private:
@@ -71,14 +70,14 @@ class TimeBudget {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Sets the deadline; 0 sets none.
+/// Sets the deadline. 0 sets none.
 void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout);
 
-/// A daemon's answer as our Status, prefixed with the daemon's name and address. A lost connection
-/// becomes UnreachableError.
+/// Converts a daemon's answer to our Status, prefixed with the daemon's name and address. A broken
+/// connection becomes an UnreachableError.
 Status Check(const grpc::Status& s, std::string_view who, const std::string& address);
 
-/// Calls `rpc`, a method of the daemon's stub; `timeout` 0: waits for ever.
+/// Calls `rpc`, a method of the daemon's stub. With `timeout` 0 it waits without limit.
 template <typename Daemon, typename Request, typename Response>
 StatusOr<Response> Ask(Daemon& daemon,
                        grpc::Status (Daemon::Stub::*rpc)(grpc::ClientContext*, const Request&,
@@ -92,17 +91,18 @@ StatusOr<Response> Ask(Daemon& daemon,
   return response;
 }
 
-/// `name` if not empty, else the daemon's only model; otherwise an error lists its models.
+/// Returns `name`, or if that is empty the daemon's only model. If there are several, the error
+/// lists them.
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
                                   std::chrono::milliseconds timeout);
 StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,
                                   std::chrono::milliseconds timeout);
 
-/// `changes`: also ask what the newest version changed in each tensor.
+/// With `changes`, the answer also has the newest version's changes in each tensor.
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
                                              std::chrono::milliseconds timeout,
                                              bool changes = false);
-/// The receivers that are attached; of all models if `model` is empty.
+/// Lists the attached receivers of `model`, or of all models if it is empty.
 StatusOr<v1::ListReceiversResponse> ListReceivers(Sender& sender, const std::string& model,
                                                   std::chrono::milliseconds timeout);
 StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,

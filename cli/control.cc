@@ -1,4 +1,4 @@
-// deltawire pause, resume (of a receiver), rollback and unregister (at the sender).
+// The commands pause and resume (of a receiver), rollback and unregister (at the sender).
 #include <cstdio>
 #include <memory>
 

@@ -1,5 +1,4 @@
-// deltawire convert: HF directory to Megatron shards, back, and from one parallel layout to
-// another.
+// The convert command: between HF directories and Megatron shards, and between parallel layouts.
 #include <unistd.h>
 
 #include <chrono>
@@ -31,7 +30,7 @@ struct ConvertOptions : Common, JobArguments {
   bool replace = false, unmarked = false, round = false;
 };
 
-/// Copies tensors that no parameter makes from the checkpoint that --hf names.
+/// Copies the tensors that no parameter produces from the checkpoint that --hf names.
 Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint, HfDir& to) {
   for (const std::string& name : plan.not_trained()) {
     const size_t i = *plan.layout().Find(name);
@@ -48,7 +47,7 @@ Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpo
   return absl::OkStatus();
 }
 
-/// "2 tensors, model.layers.0... first".
+/// Returns text such as "2 tensors, model.layers.0... first".
 std::string Some(const std::vector<std::string>& names) {
   return fmt::format("{} tensor{}, {}{}", names.size(), names.size() == 1 ? "" : "s", names.front(),
                      names.size() == 1 ? "" : " first");
@@ -58,7 +57,7 @@ void Say(const mcore::Plan& plan) {
   for (const std::string& note : plan.notes()) std::printf("%s\n", note.c_str());
 }
 
-/// Whose values the tensors of an HF directory hold. Some norms are HF's less one in a trainer.
+/// The convention of an HF directory's values. Some norms in a trainer are HF's minus one.
 enum class Values { kHf, kTrainer };
 
 StatusOr<mcore::Plan> ProvenPlan(const mcore::HfModel& model, const mcore::ParallelConfig& parallel,
@@ -123,7 +122,7 @@ Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs
   return absl::OkStatus();
 }
 
-/// Refuses options that would have no effect.
+/// Rejects options that would have no effect.
 Status CheckOptions(const ConvertOptions& o, bool from_shards, bool to_shards) {
   if (!to_shards && !o.core_version.empty()) {
     return UsageError("--core-version is for shards: it goes with --parallel only");
@@ -168,8 +167,8 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
   } else if (!to_shards) {
     DW_RETURN_IF_ERROR(ExportShards(o, model, made.path(), Values::kHf, pool));
   } else {
-    // Converts between parallel layouts through an HF directory, which is not kept. Its tensors
-    // have the trainer's values, so that none is rounded.
+    // Convert between parallel layouts through a temporary HF directory. Its tensors keep the
+    // trainer's values, so that none is rounded.
     DW_ASSIGN_OR_RETURN(const NewDirectory hf,
                         NewDirectory::Create(fs::path(made.path()).concat("-hf"), false, {}));
     DW_RETURN_IF_ERROR(ExportShards(o, model, hf.path(), Values::kTrainer, pool));

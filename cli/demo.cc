@@ -1,5 +1,5 @@
-// deltawire demo. This process is only a guard: a child runs the demo, so that however the child
-// ends (success, an error, a crash, Ctrl-C), the daemons are stopped and the directory is removed.
+// The demo command. This process is only a guard, and a child runs the demo. However the child ends
+// (success, an error, a crash, Ctrl-C), the guard stops the daemons and removes the directory.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -60,8 +60,7 @@ sigset_t GuardedSignals() {
 }
 
 // Waits for the child to end, and kills it on a signal. The child's daemons die with it and become
-// children of this process, which waits for them too, so that nobody writes into the directory any
-// more.
+// children of this process, which waits for them, too. Then no process writes into the directory.
 Exit Guard(pid_t show) {
   const sigset_t signals = GuardedSignals();
   bool interrupted = false;
@@ -103,7 +102,7 @@ StatusOr<Exit> Demo(DemoOptions& o) {
     fs::remove_all(o.plan.directory, ignored);
     return fits;
   }
-  // The child inherits the mask: only the guard reacts to signals from the terminal.
+  // The child inherits the mask, so only the guard reacts to signals from the terminal.
   const sigset_t signals = GuardedSignals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   prctl(PR_SET_CHILD_SUBREAPER, 1);

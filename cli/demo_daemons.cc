@@ -23,8 +23,8 @@ StatusOr<std::string> Program(const std::string& name) {
                 path);
 }
 
-// Calls `ask` until it returns true. The call waits for the connection; the pause between two calls
-// waits for the process's end, so that a daemon that dies is noticed.
+// Calls `ask` until it returns true. Each call waits for the connection. The pause between two
+// calls waits for the process's end, so a daemon that dies is noticed.
 Status UntilReady(ChildProcess& child, const std::function<bool(grpc::ClientContext&)>& ask) {
   const auto deadline = std::chrono::steady_clock::now() + kStartLimit;
   while (true) {
@@ -133,7 +133,7 @@ StatusOr<v1::CommitInfo> DemoDaemons::WaitCommit(size_t r, uint64_t version) {
 
 void DemoDaemons::Stop() {
   receivers_.clear();
-  while (!children_.empty()) {  // receivers first: they were started last
+  while (!children_.empty()) {  // receivers first: they started last
     children_.back()->Stop(std::chrono::seconds(5));
     children_.pop_back();
   }

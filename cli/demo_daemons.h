@@ -1,6 +1,6 @@
 // The demo's sender and receivers: child processes on free loopback ports, ready when returned.
-// Owner: the demo; they end with it. One thread.
-// Errors: a daemon that ends, or does not answer in time, with the tail of its log.
+// They end with this object. If a daemon ends or does not answer in time, the error has the tail of
+// its log.
 #pragma once
 
 #include <memory>
@@ -20,8 +20,8 @@ class DemoDaemons {
   /// Starts the sender alone.
   static StatusOr<std::unique_ptr<DemoDaemons>> Start(const DemoPlan& plan,
                                                       const std::string& model);
-  /// Starts the receivers and waits until each is attached and has its memory. The model is
-  /// registered by then, or they would ask for it again and again.
+  /// Starts the receivers and waits until each is attached and has its memory. Register the model
+  /// first, or they would ask for it again and again.
   Status StartReceivers(const DemoPlan& plan);
 
   const std::string& socket() const { return socket_; }
@@ -30,12 +30,12 @@ class DemoDaemons {
   const std::filesystem::path& directory(size_t r) const { return directories_[r]; }
   const std::string& receiver_address(size_t r) const { return receivers_[r].address; }
 
-  /// The commit of `version` (or a newer one) by receiver `r`.
+  /// Waits until receiver `r` commits `version` or a newer one.
   StatusOr<v1::CommitInfo> WaitCommit(size_t r, uint64_t version);
 
-  /// Ends them all; nothing of the daemons is left afterwards.
+  /// Ends all daemons and waits for them.
   void Stop();
-  /// `s`, with which daemons have ended and what their logs say last.
+  /// Returns `s`, extended with the daemons that have ended and the last lines of their logs.
   Status WithLogs(const Status& s);
 
  private:

@@ -48,7 +48,7 @@ DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers) {
   const uint64_t elements = model / 2;  // bf16
   DemoNeed need;
   need.files = model * (1 + 2 + receivers);
-  // A fifth for the delta log.
+  // A fifth of the model for the delta log.
   need.memory = kTraceBytesPerElement * elements + model / 5 + kProcesses;
   return need;
 }

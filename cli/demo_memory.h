@@ -1,6 +1,5 @@
-// The memory that a demo of some size needs, and that this machine has. Owner: none; free
-// functions. Threads: any. Cost: reads /proc, the cgroup and the file system once. Errors:
-// kResourceExhausted, with a size that fits.
+// The memory that a demo needs and that this machine has. If the demo does not fit, the error
+// (kResourceExhausted) names a size that does.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ struct DemoNeed {
 
 DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers);
 
-/// OK when the demo of `shape` fits into memory, with its files in `dir`.
+/// Returns OK if the demo of `shape` fits into memory, with its files in `dir`.
 Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
                  const std::filesystem::path& dir);
 

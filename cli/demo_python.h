@@ -1,6 +1,6 @@
-// Reads the receiver's directory with the published safetensors package, if Python has it, so
-// without any code of ours. Owner: none; one process, run to its end. Threads: one caller. Cost:
-// one reading of both directories. Errors: in PythonCheck::text.
+// A check of the receiver's directory with the published safetensors package, without any deltawire
+// code. It needs a Python that has the package, and reads both directories once. Errors are in
+// PythonCheck::text.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@ struct PythonCheck {
 };
 
 /// Compares both directories' model.safetensors tensor by tensor. The interpreter is
-/// $DELTAWIRE_PYTHON, else python3. `scratch`: a file for its output.
+/// $DELTAWIRE_PYTHON, else python3. Its output goes to the file `scratch`.
 PythonCheck CheckWithPython(const std::filesystem::path& received,
                             const std::filesystem::path& source,
                             const std::filesystem::path& scratch);

@@ -18,11 +18,11 @@ namespace {
 
 constexpr auto kTrainerTimeout = std::chrono::seconds(60);
 
-/// One row: figures of a version from trainer, sender and receivers.
+/// One row: a version's figures from the trainer, the sender and the receivers.
 struct DemoRow {
   PublishedVersion published;
-  uint64_t moved_bytes = 0;      // of the receiver that committed last
-  double committed_seconds = 0;  // from ready to committed, of the same receiver
+  uint64_t moved_bytes = 0;      // of the last receiver to commit
+  double committed_seconds = 0;  // from ready to committed, at that receiver
   double verify_seconds = 0;
 };
 
@@ -227,7 +227,7 @@ void Show::Summarize() const {
   std::fflush(stdout);
 }
 
-// The trace is dropped first, because the Python reader needs twice the model's memory.
+// Free the trace first, because the Python reader needs twice the model's memory.
 Status Show::SecondReader() {
   PythonCheck check;
   {

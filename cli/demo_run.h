@@ -1,6 +1,6 @@
-// The demo itself: a trainer, a sender and receivers on this machine, one table row per version.
-// Owner: the child process of demo.cc, whose guard cleans up after it. Threads: one caller. Cost:
-// demo_memory.h. Errors: the first error ends the demo; an unverified version is one.
+// The demo itself: a trainer, a sender and receivers on this machine, one table row per version. It
+// runs in the child process of demo.cc, whose guard cleans up after it. The first error ends the
+// demo, and so does a version that fails its verification.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct DemoPlan {
   uint64_t seed = 1;
   bool json = false;
   bool keep = false;
-  std::filesystem::path directory;  ///< empty, used by nobody else
+  std::filesystem::path directory;  ///< empty, and used by no other process
 };
 
 Status RunDemo(const DemoPlan& plan);

@@ -1,6 +1,5 @@
-// The demo's trainer: weights that change like AdamW's, and their HF directory. Owner: the demo.
-// Threads: one drives it; many may read tensor bytes between steps. Cost: 10 bytes per parameter,
-// and the directory. Errors: of memory and files, naming them.
+// The demo's trainer: weights that change like AdamW's, and their HF directory. One thread drives
+// it, and many may read tensor bytes between steps. It uses 10 bytes of memory per parameter.
 #pragma once
 
 #include <filesystem>
@@ -29,7 +28,7 @@ class DemoSource {
   void Step(ThreadPool& pool) { trace_->Step(pool); }
   /// Writes the trace's present weights into the directory.
   Status WriteDirectory();
-  /// Frees the trace; only the directory remains.
+  /// Frees the trace and keeps the directory.
   void DropTrace() { trace_.reset(); }
 
   const Layout& layout() const { return layout_; }

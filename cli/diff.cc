@@ -1,5 +1,5 @@
-// deltawire diff: how much two HF directories of one layout differ, and how many bytes a delta
-// between them would have.
+// The diff command: how much two HF directories of one layout differ, and how large a delta between
+// them would be.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -36,12 +36,12 @@ std::byte* Scratch(size_t bytes) {
   return memory.data();
 }
 
-// Encodes the chunk as the sender would, which sends a chunk whole if the payload is not smaller.
+// Encodes the chunk as the sender would. A chunk whose payload is not smaller is sent whole.
 void DiffChunk(const kernels::DigestKey& key, const Chunk& chunk, Bytes before, Bytes after,
                TensorDiff& out) {
   const size_t most = kernels::MaxEncodedBytes(chunk.bytes, chunk.width);
   const auto r = kernels::Best().diff_encode(key, before, after, chunk.width,
-                                             /*digest_before=*/0,  // no digest is wanted
+                                             /*digest_before=*/0,  // the digest is not needed
                                              {Scratch(most), most});
   out.changed += r.changed;
   out.delta_bytes += std::min<uint64_t>(r.bytes, chunk.bytes);
@@ -90,7 +90,7 @@ void Sort(std::vector<DiffRow>& rows, const std::string& by) {
   });
 }
 
-// Compares tensors without regard to their order in the files.
+// Compares tensors regardless of their order in the files.
 bool SameTensors(const Layout& a, const Layout& b) {
   if (a.size() != b.size()) return false;
   for (const TensorMeta& t : b.tensors()) {

@@ -1,5 +1,5 @@
-// deltawire doctor: looks at this machine and at the daemons that are named, and says what stands
-// in the way of a sync, with its remedy.
+// The doctor command: checks this machine and the named daemons for anything that would prevent a
+// sync, and names the remedy.
 #include "cli/doctor.h"
 
 #include <algorithm>
@@ -16,19 +16,19 @@ namespace {
 
 using Level = Finding::Level;
 
-// The kernel that has all calls that the daemons make (pidfd_open).
+// The oldest kernel that has all calls of the daemons (pidfd_open).
 constexpr int kOldestMajor = 5, kOldestMinor = 3;
-// A daemon's units allow 65,536; less than this ends with some hundred receivers.
+// The systemd units allow 65,536. Fewer than this run out at some hundred receivers.
 constexpr uint64_t kFewDescriptors = 4096;
-// Fills 1 Gbit/s over 130 ms.
+// The buffer size that fills 1 Gbit/s over 130 ms.
 constexpr uint64_t kSmallSocketBuffer = 16 << 20;
-// Less than this is used up by a version's small files and its delta.
+// A version's small files and its delta can use up less space than this.
 constexpr uint64_t kFullBytes = 16 << 20;
-// Times of two machines whose clocks differ by more say nothing of each other.
+// If two machines' clocks differ by more than this, their times cannot be compared.
 constexpr double kClockSkewSeconds = 0.5;
 constexpr const char* kRenew =
     "deltawire certs DIR NAME... with the authority's directory renews it";
-// Time to renew a certificate without hurry.
+// The time that an operator needs to renew a certificate without hurry.
 constexpr double kSoonDays = 30;
 
 Finding Kernel(const MachineFacts& f) {
@@ -89,7 +89,7 @@ void Model(const MachineFacts& f, std::vector<Finding>& all) {
                    "name a directory with safetensors files, or one such file"});
     return;
   }
-  if (f.model_bytes == 0) return;  // none was named
+  if (f.model_bytes == 0) return;  // no model was named
   const std::string text = fmt::format(
       "{}; {} has room for {:.1f} of it", HumanBytes(f.model_bytes), f.data_dir.native(),
       static_cast<double>(f.room_bytes) / static_cast<double>(f.model_bytes));
@@ -108,7 +108,7 @@ void Model(const MachineFacts& f, std::vector<Finding>& all) {
 
 Finding HugePages(const MachineFacts& f) {
   if (!f.in_memory || f.mount_point.empty()) return {Level::kGood, "huge pages", "not known", ""};
-  // The files of a tmpfs go by its own option; shmem_enabled in sysfs is for other shared memory.
+  // A tmpfs follows its own mount option; shmem_enabled in sysfs is for other shared memory.
   const std::string text = fmt::format("{} is mounted with huge={}", f.mount_point, f.huge_pages);
   if (f.huge_pages != "never") return {Level::kGood, "huge pages", text, ""};
   return {Level::kNote, "huge pages", text,
@@ -138,7 +138,7 @@ Finding SocketBuffers(const MachineFacts& f) {
           "for long fat links: /usr/share/deltawire/examples/deltawire.sysctl.conf.example"};
 }
 
-/// A machine without a GPU lacks nothing; a driver that is too old for these programs is news.
+/// Reports a driver that is too old for these programs. A machine without a GPU is fine.
 Finding Gpu(const MachineFacts& f) {
   if (f.gpu.ok()) {
     return {Level::kGood, "GPU",

@@ -1,7 +1,7 @@
-// What `deltawire doctor` looks at, and what it makes of it. Judge is pure, so that each remedy can
-// be tested; doctor_facts.cc asks the machine. Owner: the command. Threads: one. Cost: Look makes a
-// file in the data directory, and connects to the peers that are named. Errors: what cannot be
-// looked at is a finding.
+// The facts that `deltawire doctor` collects, and the findings that it derives from them. Judge is
+// pure, so that each remedy can be tested; doctor_facts.cc reads the machine. Look creates a file
+// in the data directory and connects to the named peers. A fact that cannot be read becomes a
+// finding.
 #pragma once
 
 #include <chrono>
@@ -18,59 +18,60 @@
 
 namespace deltawire::cli {
 
-/// One daemon as this machine reaches it.
+/// One daemon, as seen from this machine.
 struct PeerFacts {
   std::string kind;     ///< "sender" or "receiver"
   std::string address;  ///< of its gRPC service
   Status reached;
   std::optional<Diagnosis> diagnosis;    ///< of a connection that failed
   std::optional<security::PeerTls> tls;  ///< of a peer that was reached by TLS
-  double certificate_days = 0;           ///< for which the certificate in `tls` is still valid
+  double certificate_days = 0;           ///< remaining validity of the certificate in `tls`
   std::string program_version;
   bool exposed = false;      ///< it listens beyond loopback, unencrypted
-  std::string security;      ///< how its ports are guarded; empty: by nothing
+  std::string security;      ///< its ports' guards; empty: none
   std::string bulk_address;  ///< a sender's; empty: not asked
   Status bulk_reached;
-  double connect_seconds = 0;  ///< of a TCP connection to the bulk port: about one round trip
-  /// How many seconds the daemon's clock is ahead of this machine's, give or take
-  /// `clock_doubt_seconds`; nullopt if the daemon is of a release that does not report its time.
+  double connect_seconds = 0;  ///< to the bulk port by TCP: about one round trip
+  /// Seconds by which the daemon's clock is ahead of this machine's, plus or minus
+  /// `clock_doubt_seconds`. nullopt if the daemon's release does not report its time.
   std::optional<double> clock_ahead_seconds;
-  double clock_doubt_seconds = 0;  ///< half of the time that the answer took
+  double clock_doubt_seconds = 0;  ///< half of the answer's time
 };
 
-/// One certificate that this machine shows, or believes others by.
+/// A certificate that this machine presents, or an authority that it trusts.
 struct CertificateFacts {
   std::string subject;
-  double valid_days = 0;      ///< from now; negative: it has ended
-  bool valid_already = true;  ///< it has begun
+  double valid_days = 0;      ///< from now; negative: expired
+  bool valid_already = true;  ///< its validity has begun
 };
 
 struct MachineFacts {
   std::string kernel;  ///< "6.1.0-18-amd64"
   std::filesystem::path data_dir;
-  /// A file can be made in it, or where it is missing in the directory that it would be made in.
+  /// OK if a file can be created in the directory or, if that is missing, in its nearest existing
+  /// parent.
   Status data_dir_usable;
-  std::string data_dir_owner;  ///< whose it is, if that is why it cannot be looked at
+  std::string data_dir_owner;  ///< the owner, if only the owner may read it
   bool data_dir_missing = false;
-  bool in_memory = false;       ///< it is on tmpfs or ramfs
+  bool in_memory = false;       ///< on tmpfs or ramfs
   uint64_t free_bytes = 0;      ///< in the data directory
   uint64_t memory_bytes = 0;    ///< available, of the machine
   uint64_t room_bytes = 0;      ///< in the data directory: the smaller of both where it is memory
-  std::filesystem::path model;  ///< the checkpoint that is asked about; empty: none
-  Status model_read;            ///< whether its size could be told
+  std::filesystem::path model;  ///< the checkpoint to fit; empty: none
+  Status model_read;            ///< the error if its size is unknown
   uint64_t model_bytes = 0;
   std::string no_leases;        ///< why the data directory has no leases; empty: it has
-  std::string mount_point;      ///< of the data directory; empty: not known
+  std::string mount_point;      ///< of the data directory; empty: unknown
   std::string huge_pages;       ///< its mount's option huge=, "never" if it has none
-  std::string logind_removes;   ///< the user whose files go at the last logout; empty: they stay
+  std::string logind_removes;   ///< the user whose files logind removes; empty: none
   uint64_t descriptors = 0;     ///< soft limit of open files
-  uint64_t socket_buffer = 0;   ///< the smaller limit of tcp_rmem and tcp_wmem; 0: not known
+  uint64_t socket_buffer = 0;   ///< the smaller limit of tcp_rmem and tcp_wmem; 0: unknown
   std::string kernels;          ///< the instruction set that the kernels use
   kernels::GpuStatus gpu;       ///< whether a sender here can diff on a GPU
   std::string gpu_name;         ///< if it can
   std::string program_version;  ///< of this tool
   std::vector<PeerFacts> peers;
-  Status credentials;  ///< whether the file of --credentials can be used
+  Status credentials;  ///< the error of the --credentials file
   std::vector<CertificateFacts> certificates;
 };
 
@@ -78,10 +79,10 @@ struct Finding {
   enum class Level : uint8_t { kGood, kNote, kProblem };
   Level level = Level::kGood;
   std::string about;   ///< "leases", "sender 10.0.0.1:7700"
-  std::string text;    ///< what was found
-  std::string remedy;  ///< empty if good
+  std::string text;    ///< the fact
+  std::string remedy;  ///< empty: nothing to do
 };
-/// "ok", "note", "PROBLEM"
+/// Returns "ok", "note" or "PROBLEM".
 std::string_view ToString(Finding::Level level);
 
 std::vector<Finding> Judge(const MachineFacts& facts);
@@ -92,11 +93,11 @@ struct MountLine {
   std::string point;       ///< where it is mounted
   std::string huge_pages;  ///< the option huge=, "never" if there is none
 };
-/// nullopt: it is not such a line. Spaces in `point` stay octal escapes.
+/// Returns nullopt if the line has another form. Spaces in `point` stay octal escapes.
 std::optional<MountLine> ParseMountLine(const std::string& line);
 
-/// The limit of the kernel's own tuning, from a line of net.ipv4.tcp_rmem or tcp_wmem: least,
-/// default, most. 0: it is not such a line.
+/// Returns the maximum of the kernel's autotuning from a line of net.ipv4.tcp_rmem or tcp_wmem
+/// (minimum, default, maximum), or 0 if the line has another form.
 uint64_t TunedLimit(const std::string& line);
 
 struct LookAt {

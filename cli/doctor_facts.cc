@@ -42,8 +42,8 @@ std::string FirstLine(const char* path) {
   return line;
 }
 
-// Returns `dir`, or if it does not exist its nearest parent that does: a daemon would make it
-// there.
+// Returns `dir`, or if it does not exist its nearest existing parent, where a daemon would create
+// it.
 fs::path FirstThatIsThere(const fs::path& dir) {
   std::error_code unknown;
   fs::path at = fs::absolute(dir, unknown);
@@ -54,7 +54,7 @@ fs::path FirstThatIsThere(const fs::path& dir) {
   return at;
 }
 
-/// The owner's name, if the directory is neither this user's nor root's.
+/// Returns the owner's name if the directory is neither this user's nor root's, else "".
 std::string OtherOwner(const fs::path& dir) {
   struct stat info;
   if (::stat(dir.c_str(), &info) != 0 || info.st_uid == ::geteuid() || info.st_uid == 0) return "";
@@ -112,13 +112,12 @@ void LookAtLogind(MachineFacts& f) {
   std::error_code none;
   const struct passwd* const user = ::getpwuid(::geteuid());
   if (user == nullptr || user->pw_uid <= kLastSystemUser || f.mount_point != "/dev/shm") return;
-  if (!fs::exists("/run/systemd/seats", none)) return;  // no logind here
+  if (!fs::exists("/run/systemd/seats", none)) return;  // no logind on this machine
   if (fs::exists(fs::path("/var/lib/systemd/linger") / user->pw_name, none)) return;
   if (LogindRemovesIpc()) f.logind_removes = user->pw_name;
 }
 
-// Finds out what gRPC does not tell: why the connection failed, or the certificate of a peer that
-// was reached.
+// Finds out facts that gRPC does not report: why the connection failed, or the peer's certificate.
 void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
   const auto endpoint = ParseEndpoint(p.address);
   const auto credentials = ToolCredentials();
@@ -128,7 +127,7 @@ void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
     p.diagnosis = WhyNotReached(LookAtPort(peer, timeout), peer);
     return;
   }
-  if (absl::IsFailedPrecondition(p.reached)) {  // it does not have the call
+  if (absl::IsFailedPrecondition(p.reached)) {  // the daemon does not have the call
     const DialedPeer peer{p.kind, p.address, **credentials, WordsFor(p.kind)};
     p.diagnosis = WhyUnimplemented(peer, timeout);
     return;
@@ -143,8 +142,8 @@ void LookAtConnection(PeerFacts& p, std::chrono::milliseconds timeout) {
   p.certificate_days = DaysUntil(p.tls->certificate.to);
 }
 
-/// Asks the daemon at `address` for its status. The facts that senders and receivers have in common
-/// go into `facts`.
+/// Asks the daemon at `address` for its status. The facts that senders and receivers share go into
+/// `facts`.
 template <typename Daemon>
 auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::milliseconds),
                 const std::string& address, std::chrono::milliseconds timeout, PeerFacts* facts) {
@@ -177,7 +176,7 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
   const auto answer = LookAtPeer(DialSender, address, timeout, &p);
   if (!answer.ok()) return p;
   p.bulk_address = answer->bulk_address();
-  // A sender that listens on 0.0.0.0 or :: states no address to dial, so its bulk port is tried at
+  // A sender that listens on 0.0.0.0 or :: reports no address to dial, so its bulk port is tried at
   // the control port's host.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
   const StatusOr<Endpoint> control = ParseEndpoint(address);
@@ -197,7 +196,7 @@ PeerFacts LookAtReceiver(const std::string& address, std::chrono::milliseconds t
   return p;
 }
 
-// The tool's own certificates and authorities, which are this machine's in a usual set-up.
+// Reads the tool's certificates and authorities, which in a usual set-up are the machine's.
 void LookAtCredentials(MachineFacts& f) {
   const auto credentials = ToolCredentials();
   f.credentials = credentials.status();
@@ -207,7 +206,7 @@ void LookAtCredentials(MachineFacts& f) {
   for (const std::string& pem : {material->certificate, material->authorities}) {
     if (pem.empty()) continue;
     const auto dates = security::DatesOf(pem);
-    if (!dates.ok()) continue;  // Load has parsed these files already, so this does not fail
+    if (!dates.ok()) continue;  // cannot fail: Load has parsed these files already
     for (const security::CertificateDates& one : *dates) {
       f.certificates.push_back({one.subject, DaysUntil(one.to), one.from <= now});
     }
@@ -252,8 +251,8 @@ MachineFacts Look(const LookAt& at) {
   LookAtLogind(f);
   rlimit files;
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) f.descriptors = files.rlim_cur;
-  // What the kernel's tuning gives. A daemon asks for more where that does not reach, up to
-  // net.core.rmem_max and wmem_max, but no link is slower for those.
+  // The maximum of the kernel's autotuning. Where that is too small, a daemon requests more, up to
+  // net.core.rmem_max and wmem_max; those limits slow no link down.
   f.socket_buffer = std::min(TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_rmem")),
                              TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_wmem")));
   f.kernels = kernels::Best().name;

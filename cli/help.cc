@@ -1,4 +1,4 @@
-// deltawire help and deltawire completion: what the tool prints about itself.
+// The commands help and completion.
 #include <cstdio>
 #include <memory>
 #include <string_view>

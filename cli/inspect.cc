@@ -1,4 +1,4 @@
-// deltawire inspect: shows the contents of a HF model directory.
+// The inspect command: shows the contents of a HF model directory.
 #include <cstdio>
 #include <map>
 #include <memory>

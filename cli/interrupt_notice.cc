@@ -10,7 +10,7 @@
 namespace deltawire::cli {
 namespace {
 
-// Without those that this process ignores, as shells have background jobs ignore SIGINT.
+// Leaves out signals that this process ignores: shells make background jobs ignore SIGINT.
 sigset_t EndingSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -25,7 +25,7 @@ sigset_t EndingSignals() {
 }  // namespace
 
 InterruptNotice& InterruptNotice::Of(const char* command) {
-  // Never destroyed, since its thread waits until the process ends.
+  // Never destroyed, because its thread runs until the process ends.
   static auto* const notice = [command] {
     auto* made = new InterruptNotice(command);
     const sigset_t signals = EndingSignals();
@@ -46,12 +46,12 @@ void InterruptNotice::Wait() {
   int signal = 0;
   sigwait(&signals, &signal);
   std::lock_guard lock(mu_);
-  // The progress line may be there.
+  // Erase a progress line, if there is one.
   if (isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);
   if (!text_.empty()) {
     std::fprintf(stderr, "deltawire %s: interrupted: %s\n", command_, text_.c_str());
   }
-  // A flush waits for a pipe that is full, so another signal ends the process.
+  // The flush may block on a full pipe, so a second signal must be able to end the process.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   std::fflush(nullptr);
   _exit(128 + signal);

@@ -1,6 +1,5 @@
-// Says in one line what an interrupted command leaves behind, then ends the process. Owner: one
-// command, which makes it before it starts any thread. Threads: Set from any. Cost: one thread;
-// without it, a signal ends the process silently.
+// A one-line notice of what an interrupted command leaves behind, printed before the process ends.
+// A command creates it before it starts any thread. Set may be called from any thread.
 #pragma once
 
 #include <mutex>
@@ -10,9 +9,9 @@ namespace deltawire::cli {
 
 class InterruptNotice {
  public:
-  /// Blocks SIGINT and SIGTERM in this thread and in threads that it starts. On either, prints
-  /// "deltawire COMMAND: interrupted: " and the text, or nothing if the text is empty, and exits
-  /// with 130 or 143. Lasts until the process ends.
+  /// Blocks SIGINT and SIGTERM in this thread and in threads that it starts. On either signal,
+  /// prints "deltawire COMMAND: interrupted: " and the text, or nothing if the text is empty, and
+  /// exits with 130 or 143. Stays in force until the process ends.
   static InterruptNotice& Of(const char* command);
 
   /// Sets the text. Call it before a step that an interruption would leave half done.

@@ -1,4 +1,5 @@
-// The files of a model directory that the tool does not read as the model, in words.
+// The lines that tell a user which files of a directory the tool does not read as part of the
+// model.
 #pragma once
 
 #include <string>
@@ -8,11 +9,10 @@
 
 namespace deltawire::cli {
 
-/// "a, b, c and 4 more".
+/// Returns text such as "a, b, c and 4 more".
 std::string NamesText(const std::vector<std::string>& names);
 
-/// One line per reason why files of the directory are left out. `foreign`: as ReadSideFiles gave
-/// them.
+/// Returns one line for each reason to leave files out. `foreign` comes from ReadSideFiles.
 std::vector<std::string> LeftOutLines(const ModelDir& model,
                                       const std::vector<std::string>& foreign);
 

@@ -1,4 +1,5 @@
-// deltawire limits: a systemd drop-in with the memory and descriptors that a daemon's models need.
+// The limits command: a systemd drop-in with the memory and descriptors that a daemon's models
+// need.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -16,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the units set (deploy/systemd); a drop-in must not lower it.
+// The value that the units set (deploy/systemd). A drop-in must not lower it.
 constexpr uint64_t kDescriptorsOfUnits = 65536;
 
 struct LimitsOptions {
@@ -26,7 +27,7 @@ struct LimitsOptions {
   ServedReceivers served;
 };
 
-/// The name that a model has at the daemon is not known here; its directory's name stands for it.
+/// Returns the model's size under its directory's name, because its name at the daemon is unknown.
 StatusOr<ModelSize> SizeOf(const fs::path& dir) {
   DW_ASSIGN_OR_RETURN(const ModelDir model, ModelDir::Open(dir));
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(model.layout()));
@@ -39,7 +40,7 @@ StatusOr<ModelSize> SizeOf(const fs::path& dir) {
   return size;
 }
 
-/// The daemon's options, as it would read them from `config`; its defaults without one.
+/// Reads the daemon's options from `config` as the daemon would, or returns its defaults.
 template <typename Options>
 StatusOr<Options> Read(const std::string& daemon, const std::string& config,
                        Parsed<Options> (*parse)(int, const char* const*)) {

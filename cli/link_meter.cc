@@ -63,7 +63,7 @@ void SendAtOnce(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-// The error for a peer that does not answer, or does not answer as a LinkListener does.
+// Returns the error for a peer that does not answer as a LinkListener does.
 Status Failed(const std::string& to, std::string_view what) {
   const int error = errno;
   return ErrnoError(
@@ -86,8 +86,7 @@ struct LinkListener::Impl {
       UniqueFd fd(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (stopping) return;
       if (fd.get() < 0) {
-        // The process may be out of descriptors. The next connection wakes poll, or the destructor
-        // does.
+        // The process may be out of descriptors. The next connection or the destructor wakes poll.
         pollfd wait{listening.get(), POLLIN, 0};
         ::poll(&wait, 1, 100);
         continue;
@@ -199,7 +198,7 @@ StatusOr<double> MeasureRoundTrip(const std::string& to, int times, Milliseconds
   for (int i = 0; i < times; ++i) {
     char byte = 0;
     const auto start = SteadyClock::now();
-    errno = ECONNRESET;  // recv sets no error where the stream has ended
+    errno = ECONNRESET;  // at the stream's end recv sets no error
     if (!SendAll(fd.get(), &byte, 1) || ::recv(fd.get(), &byte, 1, 0) != 1) {
       return Failed(to, "no echo");
     }
@@ -210,11 +209,11 @@ StatusOr<double> MeasureRoundTrip(const std::string& to, int times, Milliseconds
 
 namespace {
 
-/// Bytes per second of one of several streams that are measured together.
+/// Measures the bytes per second of one of several concurrent streams.
 StatusOr<double> Receive(const std::string& to, Milliseconds whole, Milliseconds timeout,
                          std::barrier<>& together) {
   auto fd = ConnectTcp(to, timeout);
-  // All streams ask at the same time. A thread that could not connect arrives here too, since the
+  // All streams start together. A thread that could not connect arrives here too, because the
   // others wait for it.
   together.arrive_and_wait();
   if (!fd.ok()) return fd.status();
@@ -229,12 +228,12 @@ StatusOr<double> Receive(const std::string& to, Milliseconds whole, Milliseconds
     const ssize_t n = ::recv(fd->get(), block.data(), block.size(), 0);
     if (n < 0) return Failed(to, "receiving");
     now = SteadyClock::now();
-    if (n == 0) break;  // it has sent for long enough
+    if (n == 0) break;  // the peer has sent for long enough
     (now < from ? early : counted) += static_cast<double>(n);
   }
-  // Where other work keeps this thread or the sending one off the cores, bytes may come late or
-  // stop coming early. So they are divided by the time that they really took; and if nothing came
-  // after the warm-up, the bytes of the warm-up are all that is known.
+  // If this thread or the sending one is kept off its core, bytes may arrive late or stop early. So
+  // divide the bytes by the time that they really took. If nothing arrived after the warm-up, only
+  // the warm-up's bytes are known.
   const auto seconds = [&](SteadyClock::time_point first) {
     return std::chrono::duration<double>(std::max(now, until) - first).count();
   };

@@ -15,14 +15,15 @@ namespace deltawire::cli {
 namespace fs = std::filesystem;
 namespace {
 
-// A file hides those of the same name in the folders after its own.
+// A file hides files of the same name in later folders.
 constexpr const char* kFolders[] = {"etc/systemd", "run/systemd", "usr/local/lib/systemd",
                                     "usr/lib/systemd"};
 
-/// In the order in which logind reads them: what a later one says counts.
+/// Returns the files in the order in which logind reads them. A later file overrides an earlier
+/// one.
 std::vector<fs::path> FilesBelow(const fs::path& root) {
   std::vector<fs::path> files;
-  std::map<std::string, fs::path> drop_ins;  // sorted by name, wherever they are
+  std::map<std::string, fs::path> drop_ins;  // by name, from all folders
   for (const char* folder : kFolders) {
     std::error_code ec;
     const fs::path whole = root / folder / "logind.conf";
@@ -38,7 +39,7 @@ std::vector<fs::path> FilesBelow(const fs::path& root) {
   return files;
 }
 
-/// systemd's booleans are abseil's, and two more.
+/// systemd accepts abseil's booleans and two more.
 std::optional<bool> Boolean(const std::string& text) {
   if (absl::EqualsIgnoreCase(text, "on")) return true;
   if (absl::EqualsIgnoreCase(text, "off")) return false;
@@ -47,7 +48,7 @@ std::optional<bool> Boolean(const std::string& text) {
   return value;
 }
 
-/// What the file says last; nullopt: nothing.
+/// Returns the file's last setting, or nullopt if it has none.
 std::optional<bool> RemoveIpcIn(const fs::path& file) {
   std::optional<bool> value;
   std::string section;
@@ -70,7 +71,7 @@ std::optional<bool> RemoveIpcIn(const fs::path& file) {
 }  // namespace
 
 bool LogindRemovesIpc(const fs::path& root) {
-  bool removes = true;  // where no file says anything
+  bool removes = true;  // the default without a setting
   for (const fs::path& file : FilesBelow(root)) removes = RemoveIpcIn(file).value_or(removes);
   return removes;
 }

@@ -1,14 +1,13 @@
-// What this machine's logind is told by the files of logind.conf(5). Owner: none; a free function.
-// Threads: any. Cost: reads some small files. Errors: none; what cannot be read or understood says
-// nothing, as for logind itself.
+// This machine's logind settings, read from the files of logind.conf(5). A file or line that cannot
+// be read or parsed is skipped, as logind does.
 #pragma once
 
 #include <filesystem>
 
 namespace deltawire::cli {
 
-/// RemoveIPC=: whether a user loses the files in /dev/shm with the last session. `root`: of the
-/// file system, below which the files are.
+/// Returns RemoveIPC=: whether a user loses the files in /dev/shm with the last session. The files
+/// are looked up below `root`.
 bool LogindRemovesIpc(const std::filesystem::path& root = "/");
 
 }  // namespace deltawire::cli

@@ -22,14 +22,14 @@ bool IsIn(const fs::path& inner, const fs::path& outer) {
   return std::mismatch(b.begin(), b.end(), a.begin(), a.end()).first == b.end();
 }
 
-/// Whether `path` does not exist, or is an empty directory.
+/// Returns whether `path` does not exist, or is an empty directory.
 bool IsFree(const fs::path& path) {
   std::error_code ec;
   if (!fs::exists(fs::symlink_status(path, ec))) return true;
   return fs::is_directory(path, ec) && fs::is_empty(path, ec) && !ec;
 }
 
-/// Brings the names in a directory to the disk.
+/// Syncs the names in a directory to the disk.
 Status SyncDirectory(const fs::path& dir) {
   const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some network filesystems store names by themselves and refuse the call with EINVAL.
@@ -85,7 +85,7 @@ Status NewDirectory::Commit() {
   if (::renameat2(AT_FDCWD, hidden_.c_str(), AT_FDCWD, to_.c_str(), RENAME_EXCHANGE) != 0) {
     DW_RETURN_IF_ERROR(ExchangeInTwoSteps());
   }
-  // The old directory goes only when the new one's name is on the disk.
+  // Remove the old directory only when the new one's name is on the disk.
   const Status synced = SyncDirectory(to_.parent_path());
   if (!synced.ok()) {
     return Annotate(synced, fmt::format("{} is in place, and what was there before is {}",

@@ -1,7 +1,6 @@
-// A directory that appears whole or not at all: it is written under a hidden name beside its place,
-// and a rename gives it its name, so that no reader finds old files beside new ones. Whoever writes
-// the files brings them to the disk. Owner: one command. Threads: one. Cost: a rename. Errors name
-// the directory and what to do.
+// A directory that appears whole or not at all. It is written under a hidden name beside its place,
+// and a rename gives it its name, so that no reader finds old files beside new ones. The caller
+// syncs the files in it to the disk. Errors name the directory and the remedy.
 #pragma once
 
 #include <filesystem>
@@ -14,8 +13,9 @@ namespace deltawire::cli {
 
 class NewDirectory {
  public:
-  /// `to` must not exist, or be empty; with `replace` it may contain anything except one of
-  /// `sources`, which the command reads. kAlreadyExists, kInvalidArgument.
+  /// Creates the hidden directory. `to` must not exist, or be empty. With `replace` it may contain
+  /// anything except one of `sources`, which the command reads. Fails with kAlreadyExists or
+  /// kInvalidArgument.
   static StatusOr<NewDirectory> Create(const std::filesystem::path& to, bool replace,
                                        const std::vector<std::filesystem::path>& sources);
   NewDirectory(NewDirectory&& other) noexcept;
@@ -25,10 +25,10 @@ class NewDirectory {
 
   /// The directory to write to, before Commit.
   const std::filesystem::path& path() const { return hidden_; }
-  /// Brings the directory's names to the disk and renames it to `to`. With `replace` it changes
-  /// places with the old directory, which is then removed. On a filesystem that cannot exchange two
-  /// names (NFS, for one) there is nothing called `to` for a moment; whoever is killed just then
-  /// leaves both directories beside it, the old one as ".NAME.new-PID-old".
+  /// Syncs the directory's names to the disk and renames it to `to`. With `replace`, it swaps with
+  /// the old directory, which is then removed. On a filesystem that cannot swap two names (such as
+  /// NFS), `to` does not exist for a moment. A process that is killed in that moment leaves both
+  /// directories beside `to`, the old one as ".NAME.new-PID-old".
   Status Commit();
 
  private:

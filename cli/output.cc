@@ -155,8 +155,8 @@ std::string Wrapped(std::string_view text, size_t width) {
     const std::string indent(spaces + 2, ' ');
     std::string prefix;
     while (width > indent.size() && prefix.size() + DisplayWidth(line) > width) {
-      // The last space within the width, but none of the line's own indent; a long word stays
-      // whole.
+      // Break at the last space within the width, but not within the line's indent. A long word
+      // stays whole.
       const std::string_view head = CutToWidth(line, width - prefix.size() + 1);
       size_t space = head.rfind(' ');
       const size_t own = prefix.empty() ? spaces : 0;
@@ -226,7 +226,7 @@ void Progress::Run() {
   constexpr auto kEvery = std::chrono::milliseconds(100);
   std::unique_lock lock(mu_);
   bool drawn = false;
-  // Waits before the first line, so that quick work shows no progress.
+  // Wait before the first line, so that quick work shows no progress.
   while (!cv_.wait_for(lock, kEvery, [this] { return stopping_; })) {
     const std::string text =
         ProgressText(label_, done_, total_, SecondsSince(start_), TerminalWidth(STDERR_FILENO) - 1);

@@ -1,4 +1,4 @@
-// deltawire plan: shows what an export of a Megatron job would write, and proves it from metadata.
+// The plan command: shows the result of a Megatron job's export, and proves it from metadata.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -37,7 +37,7 @@ uint64_t Parameters(const Layout& layout) {
   return n;
 }
 
-/// The cost of gathering to one rank, for a size of buckets; the last bucket may be smaller.
+/// The cost of gathering to one rank with a given bucket size. The last bucket may be smaller.
 struct Gathering {
   uint64_t buckets = 0;
   uint64_t peak_bytes = 0;

@@ -1,4 +1,4 @@
-// deltawire publish: plays the trainer from HF directories.
+// The publish command: acts as a trainer that publishes HF directories.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -69,16 +69,16 @@ void Say(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
-/// The model that versions are published of, and what the user has been told about them.
+/// The published model, and the notices that the user has seen about it.
 struct Publishing {
   std::string model;
   bool is_new = false;
-  Identity newest;       ///< what is published; empty: nothing, or not known
-  uint64_t highest = 0;  ///< the highest version that ever was; 0: none, or not known
-  Identity mine;         ///< what this command has published last
+  Identity newest;       ///< the published version; empty: none, or unknown
+  uint64_t highest = 0;  ///< the highest version ever published; 0: none, or unknown
+  Identity mine;         ///< the last version that this command published
   /// The sender's other models.
   std::vector<std::string> others;
-  /// The last lines about files that are left out; checkpoints of one run have the same.
+  /// The last lines about files that are left out. Checkpoints of one run have the same lines.
   std::vector<std::string> left_out;
 };
 
@@ -87,15 +87,15 @@ std::string NameOf(const fs::path& dir) {
   return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
-/// A sender of an older release does not say; then the list is empty, and a model's name is chosen
-/// as by its tool.
+/// Returns the sender's models. A sender of an older release cannot list them; then the list is
+/// empty, and the directory names the model.
 StatusOr<std::vector<RegisteredModel>> AskModels(const PublishOptions& o) {
   auto known = ListModels(o.socket, o.timeout());
   if (absl::IsUnimplemented(known.status())) return std::vector<RegisteredModel>();
   return known;
 }
 
-/// Takes over what the sender says of the model.
+/// Copies the sender's facts about the model.
 void Note(const std::vector<RegisteredModel>& known, Publishing& to) {
   to.newest = {};
   to.highest = 0;
@@ -106,8 +106,8 @@ void Note(const std::vector<RegisteredModel>& known, Publishing& to) {
   }
 }
 
-/// The model of --model; without it the only registered one, or the directory's name if there is
-/// none.
+/// Chooses the model of --model, else the only registered one, else the directory's name if there
+/// is none.
 StatusOr<Publishing> ChoosePublishedModel(const PublishOptions& o) {
   Publishing chosen;
   chosen.model = o.model;
@@ -137,7 +137,7 @@ Status PublishDirectory(const PublishOptions& o, const Checkpoint& checkpoint, T
                         Publishing& to) {
   const auto& [dir, version, old, again] = checkpoint;
   const auto start = std::chrono::steady_clock::now();
-  // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
+  // Read the files instead of mapping them: if a mapped file is truncated, SIGBUS kills this
   // process.
   DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir, ModelDir::Access::kRead));
   std::vector<std::string> foreign;
@@ -178,7 +178,7 @@ Status PublishDirectory(const PublishOptions& o, const Checkpoint& checkpoint, T
   return absl::OkStatus();
 }
 
-/// A usage error if `dir` is not a checkpoint but the directory above some.
+/// Returns a usage error if `dir` is not a checkpoint but a directory that contains checkpoints.
 Status CheckHoldsWeights(const fs::path& dir) {
   if (HoldsWeights(dir)) return absl::OkStatus();
   std::vector<std::string> below;
@@ -186,7 +186,7 @@ Status CheckHoldsWeights(const fs::path& dir) {
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     if (HoldsWeights(it->path())) below.push_back(it->path().string());
   }
-  if (below.empty()) return absl::OkStatus();  // opening it says what is missing
+  if (below.empty()) return absl::OkStatus();  // Open names the missing files
   std::sort(below.begin(), below.end());
   return UsageError(fmt::format(
       "{} holds no weights, but {} {}: name one of these, or add --watch to publish new ones",
@@ -216,8 +216,8 @@ StatusOr<Exit> PublishOne(const PublishOptions& o) {
   return Exit::kOk;
 }
 
-/// Whether --watch leaves out a complete checkpoint, and says so: one that the sender rolled back
-/// from, if it was there then.
+/// Returns whether --watch skips a complete checkpoint, and says so. It skips one that the sender
+/// rolled back from, if the checkpoint existed then.
 bool IsSkipped(const PublishOptions& o, const Checkpoint& c, const Publishing& to) {
   const bool undone = to.newest.id.version < c.version && c.version <= to.highest;
   if (undone && (c.old || c.again) && !o.again) {
@@ -228,7 +228,7 @@ bool IsSkipped(const PublishOptions& o, const Checkpoint& c, const Publishing& t
     return true;
   }
   if (!c.again || undone) return false;
-  if (!(to.newest == to.mine)) return true;  // there is a newer one
+  if (!(to.newest == to.mine)) return true;  // a newer version exists
   Say({fmt::format("{}: its files have changed since version {} was published", c.path.string(),
                    c.version)});
   return false;
@@ -255,8 +255,8 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
     if (known.ok()) {
       std::erase_if(found.complete, [&](const Checkpoint& c) { return IsSkipped(o, c, to); });
     }
-    // A checkpoint can be complete in the second scan at the earliest. Of those that were there at
-    // the start, only the newest is published; the others are history.
+    // A checkpoint is complete in the second scan at the earliest. Of the checkpoints that existed
+    // at the start, only the newest is published.
     if (scans == 2 && found.complete.size() > 1) {
       Say({CheckpointNews::LeftOut(found.complete)});
       found.complete.erase(found.complete.begin(), found.complete.end() - 1);
@@ -267,7 +267,7 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
         scanner.Published(c);
         continue;
       }
-      // A checkpoint that was written to meanwhile is reported again, once it is stable.
+      // A checkpoint that was written to during the publish is reported again, once it is stable.
       const bool again = scanner.ChangedSince(c);
       std::fprintf(stderr, "%s: not published%s: %s\n", c.path.c_str(), again ? " yet" : "",
                    std::string(MessageOf(done)).c_str());

@@ -24,8 +24,8 @@ StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& t
       const Identity published,
       client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
   if (target.registered) target.registered();
-  // An earlier try of ours may have succeeded although its answer was lost. Attempts tell it from
-  // another publisher's version of the same number.
+  // Our earlier try may have succeeded although its answer did not arrive. The attempt
+  // distinguishes it from another publisher's version of the same number.
   const bool through = published.id.version == version &&
                        std::find(before.begin(), before.end(), published.attempt) != before.end();
   if (through) return client.WaitPublished(version);
@@ -67,7 +67,7 @@ StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Con
   constexpr auto kPause = std::chrono::milliseconds(200);
   const auto deadline = Clock::now() + target.timeout;
   std::vector<uint64_t> before;
-  // One client for all tries: the sender recognises it and lets a try replace the previous one.
+  // Use one client for all tries: the sender recognizes it and lets a try replace the previous one.
   TrainerClient client(target.socket, target.model);
   while (true) {
     const uint64_t attempt = DrawAttempt();

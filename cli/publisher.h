@@ -1,7 +1,6 @@
-// Plays the trainer for one version: registers, writes every tensor, waits until it is published.
-// Used by `publish` and `demo`. Owner: the caller. Threads: one caller; the pool's threads write
-// the tensors. Cost: one copy of the model. Errors: the sender's; after a sender's restart it tries
-// again until timeout.
+// A trainer for one version, used by `publish` and `demo`: it registers, writes every tensor, and
+// waits until the version is published. The pool's threads write the tensors, with one copy of the
+// model. After a sender's restart it tries again until the timeout.
 #pragma once
 
 #include <chrono>
@@ -19,9 +18,9 @@
 
 namespace deltawire::cli {
 
-/// The content to publish: `read(i, to)` fills `to` with tensor i of `layout`, from many threads at
-/// once. `settled`, if set, is called when all is read: an error means that the tensors were not
-/// all of one state, and the version is not published.
+/// The content to publish. `read(i, to)` fills `to` with tensor i of `layout`; many threads call it
+/// at once. `settled`, if set, is called after the last read. An error from it means that the
+/// tensors were not all of one state, and the version is not published.
 struct Content {
   const Layout* layout = nullptr;
   const std::vector<SideFile>* side_files = nullptr;
@@ -33,22 +32,22 @@ struct PublishTarget {
   std::string socket;
   std::string model;
   std::chrono::milliseconds timeout{0};
-  bool replace = false;  ///< drop a registered model of another layout
+  bool replace = false;  ///< discard a registered model of another layout
   bool again = false;    ///< the published version's number may be published again
-  /// Called each time the model has been registered; may be null.
+  /// Called each time the model has been registered. May be null.
   std::function<void()> registered = {};
 };
 
 StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
                                           uint64_t version, ThreadPool& pool, Progress& progress);
 
-/// Makes one offload with a client that has registered already, as `attempt` (0: drawn by the
-/// sender).
+/// Makes one offload with a client that has registered already. With `attempt` 0 the sender draws
+/// the attempt.
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
                                         uint64_t version, uint64_t attempt, ThreadPool& pool,
                                         Progress& progress, bool again = false);
 
-/// Bytes that a receiver one version behind fetches: the delta and the chunks that go whole.
+/// Returns the bytes that a receiver one version behind fetches: the delta and the whole chunks.
 inline uint64_t TransferBytes(const PublishedVersion& v) { return v.delta_bytes + v.full_bytes; }
 
 }  // namespace deltawire::cli

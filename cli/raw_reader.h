@@ -1,6 +1,6 @@
 // A second reader of safetensors files, with its own mmap and header parser. It deliberately shares
-// no code with common/layout, so that the demo's verification is independent. Owner: the caller; it
-// owns its mapping. Threads: any, since immutable. Cost: page faults. Errors name the file.
+// no code with common/layout, so that the demo's verification is independent. It is immutable, and
+// any thread may read. Errors name the file.
 #pragma once
 
 #include <filesystem>
@@ -45,7 +45,8 @@ struct WantedTensor {
   std::span<const std::byte> bytes;
 };
 
-/// OK when `file` has exactly these tensors, bit for bit; else names the first difference.
+/// Returns OK if `file` has exactly these tensors, bit for bit, else an error with the first
+/// difference.
 Status CheckEqual(const RawModelFile& file, const std::vector<WantedTensor>& wanted,
                   ThreadPool& pool);
 

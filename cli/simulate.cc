@@ -1,5 +1,6 @@
-// deltawire simulate: how long a version takes from the trainer to every receiver of a fleet, what
-// crosses each link, what bounds it, and what it costs. Nothing is started and nothing dialled.
+// The simulate command: computes how long a version takes from the trainer to every receiver of a
+// fleet, the traffic on each link, the bottleneck, and the cost. It starts nothing and dials no
+// daemon.
 #include <cstdio>
 #include <memory>
 
@@ -105,7 +106,7 @@ void PrintPrediction(const Fleet& fleet, const Prediction& p) {
              {"full", ForecastJson(p, p.full)}});
 }
 
-/// "fast", or "fast 96 %, raw 4 %" by chunks.
+/// Returns "fast", or "fast 96 %, raw 4 %" by chunks.
 std::string FormsText(const plan::PullCost& pull) {
   std::string text;
   for (size_t form = 0; form < kernels::kForms; ++form) {

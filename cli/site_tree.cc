@@ -38,7 +38,7 @@ std::vector<TreeRow> TreeOf(const std::vector<const v1::ReceiverInfo*>& all) {
   for (const auto* r : sorted) {
     if (r->follows().empty() || !ids.contains(r->follows())) show(r);
   }
-  for (const auto* r : sorted) show(r);  // a circle, while somebody is being told of another one
+  for (const auto* r : sorted) show(r);  // a cycle, for a moment while assignments change
   return rows;
 }
 

@@ -1,6 +1,5 @@
-// Receivers as the tree of who follows whom: each one after the one that it follows, one step
-// further in. Owner: none; a pure function. Threads: any. Cost: n log n. Errors: none; receivers
-// that follow each other, or somebody who is not attached, stand at the beginning of a line.
+// The receivers as a tree of upstreams: each receiver follows its upstream, indented one step
+// further. Receivers in a cycle, or with an upstream that is not attached, stand at the root level.
 #pragma once
 
 #include <string>
@@ -15,13 +14,13 @@ struct TreeRow {
   size_t depth = 0;  ///< receivers between it and the sender
 };
 
-/// Those of one model; sites and names in order. They point into `all`.
+/// Returns the tree of one model's receivers, sorted by site and name. The rows point into `all`.
 std::vector<TreeRow> TreeOf(const std::vector<const v1::ReceiverInfo*>& all);
-/// Whether any of them has said a site.
+/// Returns whether any receiver has reported a site.
 bool HasSites(const v1::ListReceiversResponse& attached);
-/// "  node-b" at depth 1.
+/// Returns "  node-b" at depth 1.
 std::string Indented(const TreeRow& row);
-/// "node-a", "sender", "node-b (told node-a)", or "-" for one that has said no site.
+/// Returns "node-a", "sender", "node-b (told node-a)", or "-" for a receiver without a site.
 std::string FollowsText(const v1::ReceiverInfo& r);
 
 }  // namespace deltawire::cli

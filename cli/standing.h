@@ -1,6 +1,5 @@
-// How a receiver's version relates to its sender's: the same, behind, ahead, of another history, or
-// with other bytes. Pure functions of identities, for `deltawire status`. Owner: none. Threads:
-// any. Cost: constant. Errors: none.
+// The relation of a receiver's version to its sender's: the same, behind, ahead, of another
+// history, or with other bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +10,28 @@
 namespace deltawire::cli {
 
 enum class Relation : uint8_t {
-  kUnknown,       ///< one of them has no version
+  kUnknown,       ///< one of the two has no version
   kSame,          ///< the same bytes
   kBehind,        ///< an earlier state of the same history
-  kAhead,         ///< a later state: the sender lost one that it had published
-  kOtherLineage,  ///< the sender began anew; the receiver will fetch what differs
+  kAhead,         ///< the sender lost a state that it had published
+  kOtherLineage,  ///< the sender began anew; the receiver will fetch the differences
   kOtherBytes,    ///< the same number but other bytes: this must never happen
 };
 
 struct Standing {
   Relation relation = Relation::kUnknown;
-  uint64_t versions = 0;  ///< how many versions behind or ahead, within an epoch
+  uint64_t versions = 0;  ///< versions behind or ahead, within an epoch
 };
 
-/// `part`: the sender has a part of the model, so its root and lineage differ from the receiver's.
-/// An identity without a lineage or root, from an older daemon, is compared by number only.
+/// `part` means that the sender has a part of the model, so its root and lineage differ from the
+/// receiver's. An identity without a lineage or root, from an older daemon, is compared by number
+/// only.
 Standing StandingOf(const Identity& held, const Identity& newest, bool part = false);
 
-/// For a table: "0", "3", "epoch", "ahead", "lineage", "BYTES" or "-".
+/// Returns a table's cell: "0", "3", "epoch", "ahead", "lineage", "BYTES" or "-".
 std::string BehindText(const Standing& standing);
-/// A warning for the user, or "" if the standing is normal for a receiver that follows its sender.
+/// Returns a warning for the user, or "" if the standing is normal for a receiver that follows its
+/// sender.
 std::string Warning(const Standing& standing, const Identity& held, const Identity& newest);
 
 }  // namespace deltawire::cli

@@ -1,4 +1,4 @@
-// deltawire status: shows the state and activity of the two daemons.
+// The status command: shows the state and activity of the two daemons.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -69,7 +69,7 @@ Json AnswersJson(const DaemonAnswers& s) {
   return json;
 }
 
-// An error if no daemon answered, or if one that was asked for by name did not.
+// Returns an error if no daemon answered, or if a daemon that was named did not.
 std::optional<Status> Failure(const StatusOptions& o, const DaemonAnswers& s) {
   if (o.sender_named && !s.sender.ok()) return s.sender.status();
   if (o.receiver_named && !s.receiver.ok()) return s.receiver.status();
@@ -77,7 +77,7 @@ std::optional<Status> Failure(const StatusOptions& o, const DaemonAnswers& s) {
   return NeitherAnswers(o, s.sender.status(), s.receiver.status());
 }
 
-// For people, as wide as the terminal; elsewhere as wide as it takes.
+// Fits the text to a terminal's width. Elsewhere the width is unlimited.
 std::string FittedText(const StatusOptions& o, const DaemonAnswers& s) {
   return StatusText(s, o.wide ? 0 : StdoutWidth());
 }
@@ -88,7 +88,7 @@ StatusOr<Exit> Show(const StatusOptions& o) {
     const auto failure = Failure(o, s);
     if (!o.watch && failure) {
       if (o.json) PrintJson(AnswersJson(s));
-      // The daemon that answers may say why the other one does not.
+      // The daemon that answers may know why the other one does not.
       if (!o.json && (s.sender.ok() || s.receiver.ok()))
         std::fputs(FittedText(o, s).c_str(), stdout);
       return *failure;

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kLeastWidth = 40;  // a narrower terminal breaks lines by itself
 
 void Security(std::string& text, const std::string& security, bool exposed) {
-  // An older daemon does not say.
+  // An older daemon does not report it.
   if (!security.empty()) text += fmt::format("  {}\n", security);
   if (!exposed) return;
   text +=
@@ -41,7 +41,7 @@ void Limits(std::string& text, const v1::RateLimits& limits) {
   if (!each.empty()) text += fmt::format("  sends at most {}\n", each);
 }
 
-// The forms in which chunks were sent: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
+// Returns the forms of the sent chunks: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
 std::string SentText(const v1::SenderModelStatus& m) {
   std::string text;
   for (const v1::CodecCount& c : m.sent()) {
@@ -52,7 +52,7 @@ std::string SentText(const v1::SenderModelStatus& m) {
   return text;
 }
 
-// "[0, 3), [5, 12)", and how many more ranges there are.
+// Returns "[0, 3), [5, 12)", and the number of further ranges.
 std::string RangesText(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& ranges) {
   return deltawire::ToString(FromProto(ranges));
 }
@@ -134,7 +134,7 @@ std::string SenderTable(const v1::SenderStatusResponse& r, size_t width) {
   return models.Text(width);
 }
 
-// What the table has no column for.
+// Adds the facts that have no column in the table.
 void ShowModel(const v1::SenderModelStatus& m, const DaemonAnswers& s, std::string& text) {
   if (m.owned_chunks() < m.chunks()) {
     text += fmt::format("  {}: owns {} of {} chunks, {} of {}: {}\n", m.model(), m.owned_chunks(),
@@ -154,14 +154,14 @@ void ShowModel(const v1::SenderModelStatus& m, const DaemonAnswers& s, std::stri
         "until a version in which the trainer writes their tensors\n",
         m.model(), m.damaged_chunks());
   }
-  // The times of the version's stages, up to the commit of the slowest receiver that has it.
+  // The version's time by stage, up to the commit of the slowest receiver that has it.
   if (const std::string stages = StagesText(m, s.attached); !stages.empty()) {
     text += fmt::format("  {}: {}: {}\n", m.model(), VersionText(m.newest().id()), stages);
   }
   ShowGroups(m, text);
 }
 
-// The senders that this node's receiver follows, but for the one that was asked.
+// Names the senders that this node's receiver follows, except the one that was asked.
 std::string OtherSenders(const DaemonAnswers& s) {
   std::set<std::string> senders;
   if (s.receiver.ok()) {
@@ -199,7 +199,7 @@ void ShowSender(const DaemonAnswers& s, size_t width, std::string& text) {
   }
 }
 
-/// A receiver's state beside the sender's newest version of the model.
+/// A receiver's state compared with the sender's newest version of the model.
 struct Held {
   std::string who;
   Identity held, newest;
@@ -250,7 +250,7 @@ std::vector<TreeRow> AttachedRows(const v1::ListReceiversResponse& attached, boo
   return rows;
 }
 
-// "  m: last pull over 24 streams, round trip 200 ms, up to 118 MB/s".
+// Returns "  m: last pull over 24 streams, round trip 200 ms, up to 118 MB/s".
 std::string PullLinkText(const v1::ReceiverModelStatus& m) {
   const v1::PullStats& pull = m.last_pull();
   if (pull.streams() == 0) return "";
@@ -271,7 +271,7 @@ void ShowAttached(const DaemonAnswers& s, size_t width, std::string& text) {
     return;
   }
   constexpr Align kRight = Align::kRight;
-  // With sites, in the order of the tree.
+  // If there are sites, use the order of the tree.
   const bool sites = HasSites(s.attached);
   std::vector<Column> columns = {{"RECEIVER"},
                                  {"MODEL", Align::kLeft, 0, 1},
@@ -327,7 +327,7 @@ std::string Pulled(const v1::ReceiverModelStatus& m) {
   return m.last_pull().seconds() > 0 ? HumanBytes(m.last_pull().payload_bytes()) : "-";
 }
 
-// The receiver's number of buffers, and the readers that delay an update.
+// Returns the receiver's number of buffers, and the readers that delay an update.
 std::string BuffersText(const v1::ReceiverModelStatus& m) {
   if (m.buffers() == 0) return "";
   std::string text =
@@ -341,7 +341,7 @@ std::string BuffersText(const v1::ReceiverModelStatus& m) {
   return text + "\n";
 }
 
-// The engines of all models, or "".
+// Returns the engines of all models, or "".
 std::string EnginesText(const v1::ReceiverStatusResponse& r, size_t width) {
   constexpr Align kRight = Align::kRight;
   Table table({{"ENGINE"},
@@ -369,9 +369,9 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r, size_t width) {
   return table.rows() > 0 ? "\n" + table.Text(width) : "";
 }
 
-// "127.0.0.1:7070", or "host-a:7070, host-b:7070 (1 of 2 attached)". Status lists each of several
-// agents below the table as well. Of addresses in order of preference: "relay:7070,host-a:7070 (now
-// relay:7070)".
+// Returns "127.0.0.1:7070", or "host-a:7070, host-b:7070 (1 of 2 attached)"; status also lists
+// several agents one by one below the table. For addresses in order of preference it returns
+// "relay:7070,host-a:7070 (now relay:7070)".
 std::string SenderText(const v1::ReceiverModelStatus& m) {
   const bool choice =
       m.agents_size() == 1 && !m.agents(0).in_use().empty() && m.agents(0).in_use() != m.sender();

@@ -1,4 +1,5 @@
-// deltawire sync: brings a receiver, or all that are attached to a sender, to the newest version.
+// The sync command: updates a receiver, or all that are attached to a sender, to the newest
+// version.
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -29,7 +30,7 @@ std::string Describe(const v1::PullStats& s) {
                      s.chunks_delta(), s.repaired_chunks());
 }
 
-// One call of Sync; on success `last` is its final update.
+// Makes one Sync call. On success `last` is its final update.
 Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& model,
                 const TimeBudget& budget, Progress& progress, v1::SyncUpdate* last) {
   v1::SyncRequest request;
@@ -142,7 +143,7 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
   for (const auto& [id, p] : latest) {
     failed += !Committed(p);
     Json item = ToJson(p);
-    item.erase("group");  // of the whole group, and printed once
+    item.erase("group");  // the whole group's outcome, printed once
     list.push_back(std::move(item));
   }
   if (o.json) {
@@ -182,7 +183,7 @@ void DeclareSync(CLI::App& app, Run* run) {
   sub->callback([o, run, sub] {
     *run = [o, sub]() -> StatusOr<Exit> {
       const bool via_sender = o->via_sender || !o->group.empty();
-      // As in `wait`: only one of the two daemons is asked.
+      // As in `wait`, only one of the two daemons is asked.
       if (!via_sender && sub->count("--sender") != 0) {
         return UsageError(
             "--sender needs --via-sender or --group; pass --receiver to sync one receiver");

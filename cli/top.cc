@@ -1,6 +1,6 @@
-// deltawire top: a picture of senders, receivers and engines that is drawn again and again, until
-// the user leaves. What it shows is made in top_screen.cc; here are the keys and the terminal.
-// ncurses comes last, because it defines macros with common names.
+// The top command: a live view of senders, receivers and engines. This file has the keys and the
+// terminal; top_screen.cc has the picture. ncurses comes last, because it defines macros with
+// common names.
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -27,7 +27,7 @@
 namespace deltawire::cli {
 namespace {
 
-constexpr int kKeyWaitMs = 100;  // between two looks for news while no key is pressed
+constexpr int kKeyWaitMs = 100;  // the pause between two looks for news while no key is pressed
 constexpr int kCtrlC = 3;
 constexpr size_t kPage = 10;
 
@@ -59,7 +59,7 @@ ReceiverAnswer AskOneReceiver(const std::string& address, std::chrono::milliseco
   return answer;
 }
 
-// Asks all daemons at the same time, so that one that does not answer holds up no other.
+// Asks all daemons at the same time, so that one that does not answer delays no other.
 TopLook Ask(const TopOptions& o) {
   const auto all = [&](const auto& named, const char* otherwise, auto ask) {
     std::vector<std::future<decltype(ask(std::string(), o.timeout()))>> asked;
@@ -75,7 +75,7 @@ TopLook Ask(const TopOptions& o) {
   TopLook look;
   look.senders = all(o.senders, o.sender.c_str(), AskOneSender);
   look.receivers = all(o.receivers, o.receiver.c_str(), AskOneReceiver);
-  // A daemon that nobody named may be missing as long as another one answers.
+  // If no daemon was named, one that answers is enough.
   const bool sender = look.senders.front().status.ok();
   const bool receiver = look.receivers.front().status.ok();
   if (o.receivers.empty() && !receiver && (sender || !o.senders.empty())) look.receivers.clear();
@@ -85,7 +85,7 @@ TopLook Ask(const TopOptions& o) {
   return look;
 }
 
-/// Asks the daemons on a thread of its own, so that keys work while a daemon does not answer.
+/// A thread that asks the daemons, so that keys work while a daemon does not answer.
 class Looker {
  public:
   explicit Looker(const TopOptions& o) : options_(o), thread_([this] { Run(); }) {}
@@ -100,7 +100,7 @@ class Looker {
   Looker(const Looker&) = delete;
   Looker& operator=(const Looker&) = delete;
 
-  /// Gives the last look and the one before it. False while no look is newer than number `*seen`.
+  /// Returns the last look and the one before it. False if no look is newer than number `*seen`.
   bool News(uint64_t* seen, std::shared_ptr<const TopLook>* now,
             std::shared_ptr<const TopLook>* before) {
     std::lock_guard lock(mu_);
@@ -136,7 +136,7 @@ class Looker {
 
 std::atomic<bool> told_to_end{false};
 
-/// The terminal in ncurses' hands; the destructor puts it back as it was.
+/// The terminal under ncurses' control. The destructor restores it.
 class Terminal {
  public:
   static StatusOr<std::unique_ptr<Terminal>> Open() {
@@ -169,12 +169,12 @@ class Terminal {
   }
   size_t rows() const { return static_cast<size_t>(getmaxy(stdscr)); }
   size_t columns() const { return static_cast<size_t>(getmaxx(stdscr)); }
-  /// ERR when none was pressed for kKeyWaitMs.
+  /// Returns ERR if no key was pressed for kKeyWaitMs.
   int Key() { return getch(); }
 
  private:
   explicit Terminal(SCREEN* screen) : screen_(screen) {
-    raw();  // Ctrl-C is a key, so that the terminal is put back before the end
+    raw();  // Ctrl-C is a key, so that the terminal is restored before the end
     noecho();
     keypad(stdscr, TRUE);
     timeout(kKeyWaitMs);
@@ -206,7 +206,7 @@ class Terminal {
   bool colors_ = false;
 };
 
-// The model after the shown one.
+// Returns the model after the shown one.
 std::string NextModel(const TopLook& look, const std::string& shown) {
   const std::vector<std::string> models = TopModels(look);
   if (models.empty()) return "";
@@ -214,7 +214,7 @@ std::string NextModel(const TopLook& look, const std::string& shown) {
   return at == models.end() || std::next(at) == models.end() ? models.front() : *std::next(at);
 }
 
-// Changes what is shown as the key says. False: the user leaves.
+// Changes the view as the key says. Returns false if the user leaves.
 bool Obey(int key, const TopLook* look, TopView& view) {
   const auto up = [&](size_t by) { view.scroll -= std::min(view.scroll, by); };
   switch (key) {
@@ -276,7 +276,8 @@ StatusOr<Exit> Top(const TopOptions& o) {
     terminal->Draw(TopScreen(*now, before.get(), view, terminal->rows(), terminal->columns()));
   }
   terminal.reset();
-  // The looker may wait for seconds for a daemon that does not answer, and has nothing to put away.
+  // The looker may wait for seconds for a daemon that does not answer, and it has nothing to clean
+  // up.
   std::fflush(nullptr);
   std::_Exit(static_cast<int>(Exit::kOk));
 }

@@ -16,9 +16,9 @@ namespace deltawire::cli {
 namespace {
 
 constexpr Align kRight = Align::kRight;
-constexpr size_t kMostName = 24;  // columns of a receiver's or an engine's name, of 80
+constexpr size_t kMostName = 24;  // columns for the name of a receiver or an engine, of 80
 constexpr size_t kUsualColumns = 80;
-constexpr size_t kMostFailures = 5;  // lines that tell of failures, under the receivers
+constexpr size_t kMostFailures = 5;  // lines with failures, under the receivers
 
 constexpr std::string_view kHelp[] = {
     "Keys",
@@ -67,19 +67,19 @@ Standing StandingAt(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
   return StandingOf(FromProto(r.committed()), FromProto(m.newest().id()), part);
 }
 
-// Whether the receiver is one of the model's and has its newest version.
+// Returns whether the receiver has the model's newest version.
 bool Has(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
   return r.model() == m.model() && StandingAt(r, m).relation == Relation::kSame;
 }
 
-/// A receiver, and how it stands to the sender that it is attached to.
+/// A receiver, and its standing towards its sender.
 struct ReceiverRow {
   const v1::ReceiverInfo* receiver;
   Standing standing;
   size_t depth = 0;  ///< in the tree
 };
 
-// Other bytes first, then other histories, then by versions behind.
+// Sorts other bytes first, then other histories, then by versions behind.
 std::tuple<int, uint64_t> Trouble(const Standing& s) {
   switch (s.relation) {
     case Relation::kOtherBytes:
@@ -125,21 +125,21 @@ std::vector<ReceiverRow> RowsOf(const TopLook& look, const std::string& model, T
   return rows;
 }
 
-/// The lines of a picture, and what fits on it.
+/// The lines of a picture, and the space that is left on it.
 class Picture {
  public:
   Picture(size_t rows, size_t columns) : rows_(rows), columns_(columns) {}
 
   size_t left() const { return rows_ - lines_.size(); }
-  /// Columns for a name.
+  /// Returns the columns for a name.
   size_t MostName() const {
     return columns_ <= kUsualColumns ? kMostName : kMostName + (columns_ - kUsualColumns) / 3;
   }
   void Add(std::string_view text, TopStyle style = TopStyle::kPlain) {
     if (left() > 0) lines_.push_back({std::string(CutToWidth(text, columns_)), style});
   }
-  /// The table's title line and its rows from `first` on, `most` of them; rows in `warned` stand
-  /// out.
+  /// Adds the table's title line and at most `most` rows from `first` on. Rows in `warned` are
+  /// highlighted.
   void Add(const Table& table, size_t first, size_t most, const std::set<size_t>& warned) {
     const std::string text = table.Narrowed(columns_).Text();
     const size_t title_end = text.find('\n');
@@ -154,7 +154,7 @@ class Picture {
       begin = end + 1;
     }
   }
-  /// Fills up with empty lines, so that `last` stands at the bottom.
+  /// Adds empty lines, so that `last` is at the bottom.
   std::vector<TopLine> Close(std::string_view last) {
     if (rows_ == 0) return {};
     lines_.resize(rows_ - 1);
@@ -167,7 +167,7 @@ class Picture {
   std::vector<TopLine> lines_;
 };
 
-// Payload bytes a second that the sender has sent since `before`; "-" if that is not known.
+// Returns the sender's payload rate in bytes a second since `before`, or "-" if it is unknown.
 std::string RateText(const TopLook& now, const TopLook* before, const std::string& address,
                      const v1::SenderModelStatus& m) {
   if (before == nullptr) return "-";
@@ -222,7 +222,7 @@ void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
   picture.Add(table, 0, table.rows(), warned);
 }
 
-// What PullStats calls apply_seconds: the stages `apply` and `commit` of docs/operations.md.
+// PullStats' apply_seconds: the stages `apply` and `commit` of docs/operations.md.
 constexpr std::string_view kAfterTransfer = "apply+commit";
 
 std::string SlowestStage(const v1::PullStats& pull) {
@@ -233,7 +233,7 @@ std::string SlowestStage(const v1::PullStats& pull) {
                      100 * most / pull.seconds());
 }
 
-// What receivers say of their last failures, a line each, in the rows' order.
+// Returns the receivers' last failures, one line each, in the rows' order.
 std::vector<std::string> Failures(const std::vector<ReceiverRow>& rows) {
   std::vector<std::string> lines;
   for (const ReceiverRow& row : rows) {
@@ -243,7 +243,7 @@ std::vector<std::string> Failures(const std::vector<ReceiverRow>& rows) {
   return lines;
 }
 
-// The receivers from `view.scroll` on, as many as fit above `kept` further lines.
+// Adds the receivers from `view.scroll` on, as many as fit above `kept` further lines.
 void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopView& view,
                   size_t kept) {
   if (rows.empty()) {
@@ -257,7 +257,7 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
     if (!tree) columns.push_back({name, std::string_view(name) == "RATE" ? kRight : Align::kLeft});
   }
   if (tree) columns.insert(columns.end(), {{"SITE"}, {"FOLLOWS"}});
-  // Where the terminal has room for them.
+  // Only where the terminal has room for them.
   columns.insert(columns.begin() + 6, {{"SERVED", kRight, 0, 1},
                                        {"FROM", Align::kLeft, 0, 2},
                                        {"ATTACHED", kRight, 0, 3},
@@ -296,7 +296,7 @@ void AddReceivers(Picture& picture, const std::vector<ReceiverRow>& rows, TopVie
   if (picture.left() < kept + 1) return;
   failures.resize(std::min({failures.size(), kMostFailures, (picture.left() - kept - 1) / 2}));
   const size_t fit = picture.left() - kept - 1 - failures.size();
-  // What was scrolled beyond the last one would have to be scrolled back unseen.
+  // Scrolling stops at the last receiver, or the user would have to scroll back unseen.
   view.scroll = std::min(view.scroll, rows.size() > fit ? rows.size() - fit : 0);
   picture.Add(table, view.scroll, fit, warned);
   for (const std::string& line : failures) picture.Add(line, TopStyle::kWarning);
@@ -331,7 +331,7 @@ Table EnginesOf(const TopLook& now, const std::string& model, size_t most_name,
   return table;
 }
 
-// The daemons that did not answer, a line each.
+// Returns the daemons that did not answer, one line each.
 std::vector<std::string> Silent(const TopLook& now) {
   std::vector<std::string> lines;
   for (const SenderAnswer& s : now.senders) {
@@ -350,7 +350,7 @@ std::string Footer(const TopView& view, size_t models, size_t receivers) {
                      view.paused ? "thaw" : "freeze");
 }
 
-// The newest version that a sender of the model has, and what of it the receivers have done.
+// Adds the newest version that a sender of the model has, and the receivers' progress on it.
 void AddNewest(Picture& picture, const TopLook& now, const std::string& model) {
   for (const SenderAnswer& s : now.senders) {
     const v1::SenderModelStatus* const m = ModelOf(s, model);
@@ -432,7 +432,7 @@ std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopVie
     picture.Add("");
     std::set<size_t> warned;
     const Table engines = EnginesOf(now, model, picture.MostName(), warned);
-    // Engines take at most a third of what is left, under the receivers.
+    // Engines get at most a third of the remaining lines, under the receivers.
     const size_t lines = std::min(engines.rows(), picture.left() / 3);
     AddReceivers(picture, receivers, view, (lines > 0 ? lines + 2 : 0) + 1);
     if (lines > 0) {

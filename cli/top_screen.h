@@ -1,6 +1,5 @@
-// The picture that `deltawire top` draws: the lines of a terminal of a given size, from what the
-// daemons said at two moments. Owner: none; pure functions of their arguments. Threads: any. Cost:
-// linear in the receivers. Errors: a daemon that did not answer is a line of the picture.
+// The picture that `deltawire top` draws: the lines of a terminal of a given size, from the
+// daemons' answers at two moments. A daemon that did not answer is a line of the picture.
 #pragma once
 
 #include <chrono>
@@ -25,7 +24,7 @@ struct ReceiverAnswer {
   StatusOr<v1::ReceiverStatusResponse> status = absl::UnknownError("not asked yet");
 };
 
-/// What every daemon said when it was asked last.
+/// The daemons' last answers.
 struct TopLook {
   std::chrono::steady_clock::time_point at;
   int64_t unix_nanos = 0;
@@ -36,11 +35,11 @@ struct TopLook {
 enum class TopOrder : uint8_t { kBehind, kSlowest, kName, kTree };
 inline constexpr int kTopOrders = 4;
 
-/// What the user chose to see.
+/// The user's choices of what to see.
 struct TopView {
   std::string model;  ///< empty: the first one
   TopOrder order = TopOrder::kBehind;
-  size_t scroll = 0;  ///< receivers above the first one that is shown; TopScreen ends it there
+  size_t scroll = 0;  ///< receivers above the first shown one; TopScreen limits it
   bool help = false;
   bool paused = false;
   double interval = 1;
@@ -53,17 +52,17 @@ struct TopLine {
   TopStyle style = TopStyle::kPlain;
 };
 
-/// The models that the senders and receivers name, each once, in order of their names.
+/// Returns the models that the senders and receivers name, each once, sorted by name.
 std::vector<std::string> TopModels(const TopLook& look);
 
-/// `rows` lines of at most `columns` columns. Rates are the growth since `before`; without it they
-/// are not shown.
+/// Returns `rows` lines of at most `columns` columns. Rates are the growth since `before`, and are
+/// left out without it.
 std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopView& view,
                                size_t rows, size_t columns);
 
-/// Where the time of the newest version went, from the trainer's last write to the commit of the
-/// slowest receiver that has it, and which stage took longest: "publish 15 ms, transfer 70 ms
-/// (most), apply+commit 10 ms". Empty: no receiver has it.
+/// Returns the newest version's time by stage, from the trainer's last write to the commit of the
+/// slowest receiver that has it, with the longest stage marked: "publish 15 ms, transfer 70 ms
+/// (most), apply+commit 10 ms". Returns "" if no receiver has it.
 std::string StagesText(const v1::SenderModelStatus& model,
                        const v1::ListReceiversResponse& attached);
 

@@ -13,23 +13,23 @@ namespace deltawire::cli {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// An idle daemon of one small model takes 29 to 35 MiB beyond its buffers. Its code and libraries
+// An idle daemon of one small model needs 29 to 35 MiB beyond its buffers. Its code and libraries
 // count as well, if no other process has mapped them.
 constexpr uint64_t kDaemon = 96 * kMiB;
-// Names, shapes and places of a tensor, in the layout and in the answers to those who ask for it.
+// A tensor's names, shapes and offsets, in the layout and in answers that describe it.
 constexpr uint64_t kPerTensor = 2048;
-// Digests, and the lists of a pull.
+// A chunk's digests, and its entries in the lists of a pull.
 constexpr uint64_t kPerChunk = 64;
 // An attached receiver took 68 to 740 KiB (docs/benchmarks.md, "fanout").
 constexpr uint64_t kPerReceiver = kMiB;
-// A stream's socket holds at most a window of 768 KiB, and 256 KiB that are not sent yet. The frame
-// that it takes may be a chunk's copy.
+// A stream's socket holds at most a window of 768 KiB and 256 KiB of unsent bytes. The frame in
+// transit may be a chunk's copy.
 constexpr uint64_t kPerStream = kMiB + kChunkBytes;
-// Pinned memory of a GPU's diffs: three slabs of 32 MiB, and what describes them.
+// Pinned memory of a GPU's diffs: three slabs of 32 MiB, and their descriptions.
 constexpr uint64_t kGpuStaging = 112 * kMiB;
-// What a daemon has open beside its models and connections.
+// A daemon's descriptors beside its models and connections.
 constexpr uint64_t kOwnDescriptors = 256;
-// The files of a model: weights, state, deltas, side files while they are replaced.
+// A model's files: weights, state, deltas, and side files while they are replaced.
 constexpr uint64_t kDescriptorsPerModel = 64;
 
 struct Sums {
@@ -54,7 +54,7 @@ class Limits {
     Add("deltas that slow pulls still need, up to twice delta-log",
         VersionStore::kHeldLogs * delta_log * models.count);
     Add("a version that comes: payloads, as often coded anew", delta_log * models.count);
-    // Those of the newest version, and those of all earlier ones.
+    // One share for the newest version, and one for all earlier ones.
     Add("payloads made for pulls", 2 * EncodedCache::kUsualBytes * models.count);
     Add("receivers that are attached", kPerReceiver * served.count);
     Add("their streams", kPerStream * served.count * served.streams);

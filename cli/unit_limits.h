@@ -1,6 +1,5 @@
-// What a daemon's systemd unit needs for its models: memory and descriptors, added up part by part
-// from the options and the models' sizes (docs/operations.md, "Sizing"). Pure functions of plain
-// values. Threads: any. Cost: none. Errors: none.
+// The memory and descriptors that a daemon's systemd unit needs for its models. They are summed
+// part by part from the options and the models' sizes (docs/operations.md, "Sizing").
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ struct ModelSize {
 /// The receivers that a daemon serves at once.
 struct ServedReceivers {
   uint32_t count = 8;
-  uint32_t streams = 4;  ///< of each one's pull
+  uint32_t streams = 4;  ///< of each receiver's pull
 };
 
 struct UnitLimits {
@@ -30,17 +29,17 @@ struct UnitLimits {
     std::string what;
     uint64_t bytes = 0;
   };
-  std::vector<Part> parts;  ///< what the daemon and its models take at most, in print order
+  std::vector<Part> parts;  ///< upper bounds, in print order
   uint64_t memory_max = 0;  ///< all parts and the margin, in whole MiB
   uint64_t descriptors = 0;
 };
 
-/// Added to the sum of all parts, as a share of it, for what no part counts.
+/// The share of the total that is added for memory that no part counts.
 inline constexpr double kMargin = 0.1;
 
 UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelSize>& models,
                           const ServedReceivers& served);
-/// `served` counts only where the receiver serves others. With `buffers = auto` it has two.
+/// `served` counts only if the receiver serves others. With `buffers = auto` it has two.
 UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<ModelSize>& models,
                             const ServedReceivers& served);
 

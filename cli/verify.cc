@@ -1,4 +1,4 @@
-// deltawire verify: compares a receiver's memory with its digests, or its directory with another.
+// The verify command: compares a receiver's memory with its digests, or its directory with another.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -167,7 +167,7 @@ StatusOr<Exit> VerifyAgainst(const VerifyOptions& o, Receiver& receiver, const s
     } else {
       compared = got.status();
     }
-    // The comparison is valid only if the receiver held the same version all the while.
+    // The comparison is valid only if the receiver held the same version throughout.
     DW_ASSIGN_OR_RETURN(const auto after, GetStatus(receiver, model, std::chrono::seconds(10)));
     if (FromProto(after.models(0).committed()) != FromProto(m.committed()) ||
         after.models(0).commits() != m.commits()) {

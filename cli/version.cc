@@ -1,4 +1,4 @@
-// deltawire version: prints the versions of the program and of every format that it speaks.
+// The version command: prints the versions of the program and of every format that it speaks.
 #include <cstdio>
 #include <memory>
 

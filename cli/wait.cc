@@ -1,4 +1,4 @@
-// deltawire wait: ends when a receiver, or all that are attached to a sender, have committed a
+// The wait command: returns when a receiver, or all that are attached to a sender, have committed a
 // version, or when all their engines serve it.
 #include <cstdio>
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 struct WaitOptions : Common {
   uint64_t version = 0;  // 0: the receiver's newest
   std::string lineage;   // its first digits; empty: any
-  std::string root;      // those of that version's root
+  std::string root;      // the first digits of that version's root
   bool served = false;
   bool all = false;
   uint32_t at_least = 1;  // receivers, with `all`
@@ -30,8 +30,9 @@ StatusOr<uint64_t> NewestVersion(const v1::ReceiverModelStatus& m, const std::st
                 "{}: the receiver knows no version yet; pass --version", model);
 }
 
-// Whether the receiver knew, when it was asked, that the history of `id` is over: a rollback, or a
-// model that starts anew, uses numbers again, so a number of before is not what is waited for.
+// Returns whether the receiver knew at the start that the history of `id` has ended. A rollback or
+// a model that is registered anew uses numbers again, so a version of the old history does not end
+// the wait.
 bool IsOver(const Identity& id, const v1::ReceiverModelStatus& at_start) {
   const Identity newest = FromProto(at_start.newest());
   if (newest.empty()) return false;
@@ -39,7 +40,7 @@ bool IsOver(const Identity& id, const v1::ReceiverModelStatus& at_start) {
   return id.lineage == FromProto(at_start.committed()).lineage;
 }
 
-// Reads `stream` until `reached` says so of a message.
+// Reads `stream` until `reached` accepts a message.
 template <typename Info, typename Reached>
 Status Until(grpc::ClientReader<Info>& stream, grpc::ClientContext& context, const Reached& reached,
              const std::string& address) {
@@ -53,11 +54,11 @@ Status Until(grpc::ClientReader<Info>& stream, grpc::ClientContext& context, con
     return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(Check(stream.Finish(), Receiver::kName, address));
-  // A script goes on after success, so an end without the version is none.
+  // A script continues after success, so an end without the version is an error.
   return Errorf(StatusCode::kUnavailable, "the receiver at {} ended the watch", address);
 }
 
-// What stands where a wait for `version` has run out of time.
+// Returns the error for a wait for `version` that has run out of time.
 Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
                  const WaitOptions& o, const Status& late) {
   const auto status = GetStatus(receiver, model, std::chrono::seconds(1));
@@ -75,7 +76,7 @@ Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
   return Status(late.code(), text);
 }
 
-// Tells the user that the receiver hears of no new version at present.
+// Warns the user that the receiver gets no news of versions at present.
 void WarnIfDetached(const v1::ReceiverModelStatus& m) {
   if (m.attached()) return;
   std::fprintf(stderr,
@@ -95,7 +96,7 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   if (version == 0) {
     DW_ASSIGN_OR_RETURN(version, NewestVersion(at_start, model));
   }
-  // A version that was named and is here already needs no sender.
+  // A named version that is committed already needs no sender.
   const bool here = o.version != 0 && !o.served && at_start.committed().epoch() != 0 &&
                     at_start.committed().version() >= o.version && o.lineage.empty() &&
                     o.root.empty();
@@ -229,8 +230,8 @@ void DeclareWait(CLI::App& app, Run* run) {
   sub->callback([o, run, sub] {
     *run = [o, sub]() -> StatusOr<Exit> {
       if (!o->all && sub->count("--at-least") != 0) return UsageError("--at-least needs --all");
-      // Only one of the two daemons is asked. An address of the other one would be dropped in
-      // silence, and the wait would be for something else than was meant.
+      // Only one of the two daemons is asked. An address of the other one would be ignored
+      // silently, and the wait would be for something else than the user meant.
       if (!o->all && sub->count("--sender") != 0) {
         return UsageError("--sender needs --all; pass --receiver to wait for one receiver");
       }

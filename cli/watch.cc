@@ -1,5 +1,5 @@
-// deltawire watch: prints one line for each new version of a sender, for each commit of a receiver,
-// and for each version that an engine of it begins to serve.
+// The watch command: prints one line for each new version of a sender, for each commit of a
+// receiver, and for each version that one of its engines begins to serve.
 #include <condition_variable>
 #include <cstdio>
 #include <functional>
@@ -50,7 +50,7 @@ class Lines {
   std::mutex mu_;
 };
 
-// " of lineage edbee4f0" if the lineage has changed, else "".
+// Returns " of lineage edbee4f0" if the lineage has changed, else "".
 std::string LineageNews(const Identity& now, const Identity& before) {
   if (now.lineage == before.lineage || now.lineage == Hash128()) return "";
   return " of lineage " + LineageText(now.lineage);
@@ -100,7 +100,8 @@ void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
       ToString(TraceOf(FromProto(s.id())))));
 }
 
-// Reads one stream to its end. `seen`: the last state printed, not printed again after a reconnect.
+// Reads one stream to its end. `seen` is the last printed state, which is not printed again after a
+// reconnect.
 template <typename Request, typename Message, typename Daemon>
 Status FollowStream(Lines& lines, Daemon& daemon, const std::string& model, Identity* seen) {
   Request request;
@@ -128,8 +129,8 @@ Status Follow(Lines& lines, Receiver& receiver, const std::string& model, Identi
 template <typename Daemon>
 using Dial = std::function<StatusOr<Daemon>()>;
 
-// Waits until the daemon has the model `o.model`; if none is named, until it has one at all, and
-// takes its only one.
+// Waits until the daemon has the model `o.model`. If none is named, waits until it has any, and
+// chooses its only one.
 template <typename Daemon>
 StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOptions& o) {
   for (bool said = false;; said = true) {
@@ -144,8 +145,8 @@ StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOpti
   }
 }
 
-// Follows for ever: dials again if a daemon goes away. Returns only with an error that waiting does
-// not mend.
+// Follows without end, and dials again if a daemon goes away. Returns only on an error that a new
+// dial cannot fix.
 template <typename Daemon>
 Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, const WatchOptions& o) {
   Identity seen;
@@ -164,8 +165,8 @@ Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, cons
   }
 }
 
-/// Follows what a receiver's engines serve, on a thread of its own and without a word about the
-/// connection, which the stream of commits is about. Ends where there are no engines.
+/// A thread that follows the versions that a receiver's engines serve. It prints nothing about the
+/// connection, because the stream of commits does. It ends if there are no engines.
 class ServedWatch {
  public:
   ServedWatch(Lines& lines, const Dial<Receiver>& dial, const WatchOptions& o)
@@ -231,7 +232,7 @@ class ServedWatch {
 StatusOr<Exit> Watch(const WatchOptions& o) {
   const Dial<Sender> dial_sender = [&o] { return DialSender(o.sender, o.timeout()); };
   const Dial<Receiver> dial_receiver = [&o] { return DialReceiver(o.receiver, o.timeout()); };
-  // Daemons that were named must answer; if none was named, one is enough.
+  // Daemons that were named must answer. If none was named, one is enough.
   const bool named = o.sender_named || o.receiver_named;
   StatusOr<Sender> sender = absl::UnknownError("not asked");
   StatusOr<Receiver> receiver = absl::UnknownError("not asked");

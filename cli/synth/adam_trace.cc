@@ -6,8 +6,8 @@
 #include <cmath>
 #include <new>
 
-// Compiles a loop once per instruction set; which one runs is chosen at load time. Sanitizers do
-// not work with the resolver functions that choose.
+// Compiles a loop once per instruction set. The program chooses one at load time. Sanitizers do not
+// work with the resolver functions that choose.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DW_PER_ISA __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
@@ -39,13 +39,13 @@ uint64_t Mix64(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-/// A key of its own for every (seed, step, block, stream).
+/// Returns a distinct key for every (seed, step, block, stream).
 Key MakeKey(uint64_t seed, uint64_t step, uint64_t block, uint64_t stream) {
   const uint64_t k = Mix64(Mix64(Mix64(seed) ^ step) ^ (block << 4 | stream));
   return {static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)};
 }
 
-/// 32 random bits for element i; 32-bit operations only, so that it vectorises.
+/// Returns 32 random bits for element i. It uses only 32-bit operations, so that it vectorizes.
 inline uint32_t Hash(uint32_t i, Key key) {
   uint32_t x = i ^ key.a;
   x ^= x >> 16;
@@ -56,21 +56,21 @@ inline uint32_t Hash(uint32_t i, Key key) {
   return x ^ (x >> 16);
 }
 
-/// Nearly normal, mean 0, standard deviation kBytesSigma: the sum of the hash's four bytes.
+/// Returns the sum of the hash's four bytes: nearly normal, mean 0, standard deviation kBytesSigma.
 inline float CoarseNormal(uint32_t h) {
   const uint32_t pairs = (h & 0x00FF00FF) + ((h >> 8) & 0x00FF00FF);
   return static_cast<float>(static_cast<int32_t>((pairs & 0xFFFF) + (pairs >> 16)) - 510);
 }
 
-/// The same with standard deviation kHalvesSigma and steps of 2^-16, so that tiny weights have
-/// mantissas of their own.
+/// Returns the same with standard deviation kHalvesSigma and steps of 2^-16, so that tiny weights
+/// get distinct mantissas.
 inline float FineNormal(uint32_t h1, uint32_t h2, uint32_t h3) {
   const uint32_t sum = (h1 & 0xFFFF) + (h1 >> 16) + (h2 & 0xFFFF) + (h2 >> 16);
   return static_cast<float>(static_cast<int32_t>(sum) - 131070) +
          static_cast<float>(static_cast<int32_t>(h3 >> 16) - 32768) * 0x1p-16f;
 }
 
-/// Round to nearest even. REQUIRES: finite.
+/// Rounds to nearest even. REQUIRES: finite.
 inline uint16_t ToBf16(float f) {
   const auto bits = std::bit_cast<uint32_t>(f);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
@@ -152,7 +152,7 @@ void AdamTrace::Fill(ThreadPool& pool) {
   pool.ParallelFor(blocks_.size(), [this](size_t b) {
     const Block& block = blocks_[b];
     const bool norm = IsNorm(tensors_[block.tensor].name);
-    // A table, because exp2 of a random number need not give the same bits everywhere.
+    // A table, because exp2 of a random number may give different bits on different machines.
     constexpr float kFactors[] = {0.5f, 0.625f, 0.75f, 0.875f, 1.0f, 1.25f, 1.5f, 2.0f};
     const float factor = kFactors[Mix64(options_.seed ^ Mix64(block.tensor)) % std::size(kFactors)];
     const float sigma = norm ? kNormSigma : kWeightSigma * factor;

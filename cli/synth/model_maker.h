@@ -1,6 +1,6 @@
-// Layouts of Qwen3-class models in HF names and shapes, without their weights.
-// Plain values. For the demo, benchmarks and tests; adam_trace.h fills them with numbers.
-// Source of names and shapes: the Qwen3 models' config.json and safetensors headers.
+// Layouts of Qwen3-class models in HF names and shapes, without their weights. adam_trace.h fills
+// them with numbers. The names and shapes come from the Qwen3 models' config.json and safetensors
+// headers.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ struct ModelShape {
 
 /// "tiny" (0.2 M parameters), "0.6b" and "1.7b".
 std::span<const ModelShape> AllModelShapes();
-/// kNotFound lists the known names.
+/// An unknown name is kNotFound, and the error lists the known names.
 StatusOr<ModelShape> FindModelShape(std::string_view name);
 
-/// All tensors, bf16, in the order of a safetensors file: by name.
+/// Returns all tensors, bf16, sorted by name as in a safetensors file.
 std::vector<TensorMeta> MakeTensors(const ModelShape& shape);
 
-/// The text of the config.json that goes with them.
+/// Returns the text of the matching config.json.
 std::string MakeConfigJson(const ModelShape& shape);
 
 }  // namespace deltawire::synth
