@@ -22,14 +22,14 @@ using security::PrincipalTable;
 using security::Roles;
 
 constexpr std::string_view kBearer = "Bearer ";
-// Probes know no token and touch no model.
+// Probes have no token and touch no model.
 constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
 constexpr unsigned kCertificateRefreshSeconds = 1;
 
 std::string_view TextOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
-// The roles that may call "/package.Service/Method". A method that names none is for nobody, except
-// gRPC's reflection, which tells principals what the .proto files tell everybody.
+// Returns the roles that may call "/package.Service/Method". A method that names no role is closed
+// to all. gRPC's reflection is open to all principals, because it only shows the .proto files.
 Roles AllowedFor(std::string_view path) {
   if (path.starts_with("/grpc.reflection.")) return security::kAllRoles;
   std::string name(path.substr(std::min<size_t>(1, path.size())));
@@ -43,11 +43,11 @@ Roles AllowedFor(std::string_view path) {
   return roles;
 }
 
-// Who calls, by what the call shows (a token) and what its connection shows (a certificate).
+// Returns the caller, by the call's token or the connection's certificate.
 template <typename Metadata>
 StatusOr<const Principal*> Find(const PrincipalTable& table, const Metadata& metadata,
                                 const grpc::AuthContext& connection) {
-  // A token says more than a certificate, which a whole machine may have.
+  // A token is more specific than a certificate, which a whole machine may share.
   if (const auto shown = metadata.find("authorization"); shown != metadata.end()) {
     const std::string_view value = TextOf(shown->second);
     if (value.starts_with(kBearer)) {
@@ -72,8 +72,8 @@ StatusOr<const Principal*> Find(const PrincipalTable& table, const Metadata& met
                 names.front());
 }
 
-// What it finds out is not left in the AuthContext for the handlers: that belongs to the
-// connection, and its calls may come from several principals.
+// The gate does not store its result in the AuthContext for the handlers. That belongs to the
+// connection, whose calls may come from several principals.
 class Gate final : public grpc::AuthMetadataProcessor {
  public:
   Gate(std::shared_ptr<security::Principals> principals,
@@ -184,7 +184,7 @@ StatusOr<std::shared_ptr<grpc::ServerCredentials>> Access::ForServer(bool loopba
   } else if (principals_ == nullptr) {
     return grpc::InsecureServerCredentials();
   } else if (loopback) {
-    // These refuse peers of other machines, and unlike plaintext ones they can have a gate.
+    // Local credentials refuse peers of other machines and, unlike plaintext ones, can have a gate.
     server = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
     return absl::InvalidArgumentError(

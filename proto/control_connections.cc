@@ -1,6 +1,6 @@
 #include "proto/control_connections.h"
 
-// glibc's own tcp_info ends before the bytes that were received.
+// glibc's own tcp_info ends before the field for received bytes.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/tcp.h>
@@ -23,21 +23,22 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Between two looks at a connection: what a peer may send in it is beyond the limit by so much.
+/// The pause between two looks at a connection. A peer can exceed its limit by the bytes that it
+/// sends in one pause.
 constexpr milliseconds kLookEvery{20};
-/// Sweeps look at each connection, so they have a rest in between.
+/// A sweep looks at every connection, so sweeps are spaced.
 constexpr milliseconds kSweepEvery{100};
-/// A connection's handshakes, and what HTTP/2 and TLS put around a message.
+/// The bytes of a connection's handshakes, and of HTTP/2 and TLS around a message.
 constexpr uint64_t kAllowance = uint64_t{16} << 10;
 constexpr uint64_t kPerMessage = 1024;
-/// Pings and calls that the gate refuses come without messages, and so do the frames by which a
-/// peer that reads a long answer makes room for more of it: so many bytes of it for one of theirs.
+/// Allowances for bytes outside of messages: those of pings and refused calls in a second, and a
+/// byte of window updates for every kSentPerByte bytes of a long answer.
 constexpr uint64_t kPerSecond = 256;
 constexpr uint64_t kSentPerByte = 128;
 constexpr milliseconds kLookForLate{1000};
-constexpr uint64_t kWake = 0;  // the number of no connection
+constexpr uint64_t kWake = 0;  // no connection has this number
 
-/// 0: the descriptor is no socket of this process.
+/// Returns 0 if the descriptor is not a socket of this process.
 uint64_t CookieOf(int fd) {
   uint64_t cookie = 0;
   socklen_t size = sizeof cookie;
@@ -51,10 +52,10 @@ tcp_info InfoOf(int fd) {
   return info;
 }
 
-/// "ipv4:10.0.0.2:40512" without the port.
+/// Returns "ipv4:10.0.0.2:40512" without the port.
 std::string AddressOf(const std::string& peer) { return peer.substr(0, peer.rfind(':')); }
 
-/// The same for people: "10.0.0.2".
+/// Returns the same for people: "10.0.0.2".
 std::string_view Plain(std::string_view address) {
   return address.substr(std::min(address.size(), address.find(':') + 1));
 }
@@ -129,7 +130,7 @@ bool ControlConnections::HasRoom(const std::string& address) const {
 
 bool ControlConnections::Take(int fd) {
   Connection taken{.fd = fd, .cookie = CookieOf(fd), .peer = PeerOf(fd)};
-  // A peer that has gone already needs no place; gRPC finds it out by itself.
+  // A peer that has gone needs no place; gRPC detects it by itself.
   if (taken.cookie == 0 || taken.peer.empty()) return true;
   taken.address = AddressOf(taken.peer);
   taken.settled = kAllowance;
@@ -143,8 +144,8 @@ bool ControlConnections::Take(int fd) {
     }
     const auto before = by_peer_.find(taken.peer);
     if (before != by_peer_.end()) {
-      // From one port to another address of this host: gRPC names both alike, so that what of them
-      // is whole could not be counted.
+      // The peer may connect from one port to two addresses of this host. gRPC gives both
+      // connections one name, so their whole messages could not be told apart.
       const auto entry = connections_.find(before->second);
       const Connection& first = entry->second;
       twin = CookieOf(first.fd) == first.cookie && PeerOf(first.fd) == first.peer;
@@ -202,9 +203,9 @@ void ControlConnections::Recount(Connection& connection, uint64_t before) {
 }
 
 void ControlConnections::Arm(Entry entry) {
-  // An event is lost if nothing is ready any more when it is handed over, and gRPC may have read
-  // all by then; so readiness to write is asked for, too, which nearly always lasts.
-  // Edge-triggered, it brings no events of its own.
+  // epoll discards an event if nothing is ready at hand-over, and gRPC may have read everything by
+  // then. So ask for EPOLLOUT, too, which is nearly always ready. Edge-triggered, it causes no
+  // events of its own.
   epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                     .data = {.u64 = entry->first}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, entry->second.fd, &event);
@@ -232,7 +233,7 @@ void ControlConnections::Sweep() {
 
 bool ControlConnections::Look(Entry entry) {
   Connection& connection = entry->second;
-  // gRPC owns the descriptor, and may have closed it; another socket may have its number now.
+  // gRPC owns the descriptor and may have closed it. Another socket may have its number now.
   if (CookieOf(connection.fd) != connection.cookie) {
     Forget(entry);
     return false;
@@ -262,7 +263,7 @@ void ControlConnections::Run() {
       return before + static_cast<size_t>(std::max(n, 0));
     };
     size_t n = taken(0, wait);
-    // What comes in the next moment is looked at together with what has come.
+    // Wait for a moment, so that one look covers all bytes that arrive in it.
     pollfd wake{wake_.get(), POLLIN, 0};
     poll(&wake, 1, static_cast<int>(kLookEvery.count()));
     if (n < events.size()) n = taken(n, 0);
@@ -331,7 +332,7 @@ ControlConnections::Entry ControlConnections::MostOf(const std::string& address)
 
 void ControlConnections::Cut(Entry entry, const std::string& why) {
   const Connection& connection = entry->second;
-  // The copy keeps the socket from being closed, and its number from being used again, meanwhile.
+  // The copy prevents the socket's close and the reuse of its number in the meantime.
   const UniqueFd socket(fcntl(connection.fd, F_DUPFD_CLOEXEC, 0));
   if (CookieOf(socket.get()) == connection.cookie) {
     shutdown(socket.get(), SHUT_RDWR);

@@ -24,18 +24,18 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kHandshakeMillis = 5000;
-// Calls that have not been answered hold a thread each; gRPC refuses further ones with
-// RESOURCE_EXHAUSTED. Longer calls have lower limits (Access::Hold) and watches hold none.
+// A blocking call holds a thread until it is answered; gRPC refuses further ones with
+// RESOURCE_EXHAUSTED. Longer calls have lower limits (Access::Hold), and watches hold no thread.
 constexpr int kMostThreads = 512;
-// Of one connection; gRPC's clients keep further ones back.
+// The limit of one connection. gRPC's clients queue further streams.
 constexpr int kMostStreams = 1024;
-// What gRPC takes of a stream's messages that nobody has asked for yet. It would let that grow with
-// the link to 16 MiB and more; ours are small.
+// The bytes that gRPC reads ahead in a stream. By default that grows with the link to 16 MiB and
+// more; our messages are small.
 constexpr int kReadAhead = 64 << 10;
-// Methods whose requests are messages of ours, and not bytes.
+// The prefix of methods whose requests are our messages, and not bytes.
 constexpr std::string_view kOurs = "/deltawire.";
 
-// Removes a socket file that a killed daemon left; an error if somebody listens on it.
+// Removes a socket file that a killed daemon left. Fails if a process listens on it.
 Status ClearStaleSocket(const std::string& path) {
   sockaddr_un address{};
   if (path.size() >= sizeof address.sun_path) {
@@ -67,7 +67,7 @@ Status ClearStaleSocket(const std::string& path) {
   return absl::OkStatus();
 }
 
-/// "host:port" or "[v6]:port".
+/// `address` is "host:port" or "[v6]:port".
 StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
   const size_t colon = address.rfind(':');
   uint16_t port = 0;
@@ -84,7 +84,8 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
   return Annotate(listening.status(), "gRPC");
 }
 
-// gRPC's own complaints, such as failed TLS handshakes, which strangers can cause at will.
+// Logs gRPC's own complaints, such as failed TLS handshakes, at a limited rate, because strangers
+// can cause them at will.
 void LogGrpc(gpr_log_func_args* line) {
   static LogThrottle throttle;
   if (line->severity != GPR_LOG_SEVERITY_ERROR) return;
@@ -95,7 +96,7 @@ void LogGrpc(gpr_log_func_args* line) {
 
 namespace exp = grpc::experimental;
 
-// Tells the connections of each message of one call that is whole.
+// Reports each whole message of one call to the ControlConnections.
 class WholeMessages final : public exp::Interceptor {
  public:
   WholeMessages(std::shared_ptr<ControlConnections> connections, exp::ServerRpcInfo& call)
@@ -110,7 +111,7 @@ class WholeMessages final : public exp::Interceptor {
  private:
   void Tell(const void* message) {
     size_t bytes = 0;
-    if (peer_.empty()) {  // the call has neither peer nor head yet when this is made
+    if (peer_.empty()) {  // at construction the call has neither peer nor metadata
       peer_ = Unescaped(call_.server_context()->peer());
       for (const auto& [key, value] : call_.server_context()->client_metadata()) {
         bytes += key.size() + value.size();
@@ -139,14 +140,15 @@ class WholeMessagesOfCalls final : public exp::ServerInterceptorFactoryInterface
   const std::shared_ptr<ControlConnections> connections_;
 };
 
-// What a peer of a TCP port may have the server keep for it.
+// Limits the memory that a peer of a TCP port can occupy.
 void SetLimits(grpc::ServerBuilder& builder, const std::shared_ptr<ControlConnections>& limited) {
   builder.SetMaxReceiveMessageSize(kMaxTcpRequest);
   builder.SetResourceQuota(grpc::ResourceQuota("control").SetMaxThreads(kMostThreads));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kReadAhead);
-  // gRPC compares a compressed message's length with the limit, and then lets it grow by 1,000.
+  // gRPC compares a compressed message's length with the limit, and then allows it to grow by
+  // 1,000.
   for (const auto compressed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(compressed, false);
   }
@@ -162,7 +164,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
                                                               std::vector<grpc::Service*> services,
                                                               const Access& access,
                                                               const ControlLimits& limits) {
-  // In gRPC both settings are process-wide and must be made before the first builder.
+  // In gRPC both settings are process-wide and must precede the first builder.
   static std::once_flag once;
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -182,7 +184,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   }
   const auto may_come = [is_unix, name = "control " + address](int fd) {
     if (!is_unix) return true;
-    // The socket file's mode says the same, but a file can be given away.
+    // The socket file's mode restricts it as well, but a file can be given away.
     ucred peer{};
     socklen_t size = sizeof peer;
     const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
@@ -197,10 +199,10 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
-  // Receivers stay attached through quiet hours; gRPC must not take their keepalives for abuse.
+  // Receivers stay attached through quiet hours. gRPC must not treat their keepalives as abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // When a peer's machine or network fails silently, its calls end after these two times together,
+  // If a peer's machine or network fails silently, its calls end after the sum of these two times,
   // even a call that only waits for an answer.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);

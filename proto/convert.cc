@@ -11,7 +11,7 @@ grpc::Status ToGrpc(const Status& s) {
 
 namespace {
 
-// What gRPC leaves out where a connection cannot be made.
+// Returns the remedy that gRPC's message for a failed connection lacks.
 std::string_view RemedyOf(const grpc::Status& s) {
   if (s.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
   const auto says = [&s](const char* what) {
@@ -117,13 +117,13 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// Null for whole and fast chunks, which follow from the other figures.
+// Returns null for whole and fast chunks, whose counts follow from the other figures.
 const FieldDescriptor* ChunksField(size_t form) {
   return v1::PullStats::descriptor()->FindFieldByName(
       fmt::format("chunks_{}", kernels::kFormNames[form]));
 }
 
-// Null for fast, which needs no decoding.
+// Returns null for fast, which needs no decoding.
 const FieldDescriptor* DecodeField(size_t form) {
   return v1::OpenPullRequest::descriptor()->FindFieldByName(
       fmt::format("{}_decode_bytes_per_s", kernels::kFormNames[form]));
@@ -177,7 +177,7 @@ PullStats FromProto(const v1::PullStats& in) {
     const auto* field = ChunksField(form);
     if (field == nullptr) continue;
     stats.forms.chunks[form] = in.GetReflection()->GetUInt64(in, field);
-    fast -= std::min(fast, stats.forms.chunks[form]);  // what a peer says need not add up
+    fast -= std::min(fast, stats.forms.chunks[form]);  // a peer's figures need not add up
   }
   return stats;
 }

@@ -1,6 +1,6 @@
-// Converts between gRPC's and our own types, both ways: status codes, tensors_meta, side files,
-// coverage, names of states and the figures of a pull. Shared by both daemons, the CLI and the
-// trainer's client. Pure functions.
+// Conversions between gRPC's and our own types, both ways: status codes, tensors_meta, side files,
+// coverage, identities, and a pull's figures. Both daemons, the CLI and the trainer's client share
+// them.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -22,7 +22,7 @@ namespace deltawire {
 
 /// Keeps the code: absl's and gRPC's codes have the same numbers by design.
 grpc::Status ToGrpc(const Status& s);
-/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull"; the message
+/// `context` names the peer and the call, e.g. "sender 127.0.0.1:7700: OpenPull". The message
 /// begins with it.
 Status FromGrpc(const grpc::Status& s, std::string_view context);
 
@@ -41,8 +41,8 @@ void ToProto(const Identity& identity, v1::Identity* out);
 /// A lineage that is not 32 hex digits becomes zero.
 Identity FromProto(const v1::Identity& in);
 
-/// A message carries the forms' chunk counts, not their bytes. The field of each codec, here and in
-/// SetDecodeSpeeds, is found by the codec's name.
+/// A message has the forms' chunk counts, not their bytes. Here and in SetDecodeSpeeds, a codec's
+/// field is found by the codec's name.
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
 
@@ -50,7 +50,7 @@ PullStats FromProto(const v1::PullStats& in);
 void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out);
 CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in);
 
-/// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
+/// Largest gRPC message: tensors_meta of a million tensors, and side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;
 
 }  // namespace deltawire

@@ -16,7 +16,7 @@ namespace {
 
 namespace exp = grpc::experimental;
 
-// Adds the token to a call. gRPC's own way to do so is not to be had for plaintext channels.
+// Adds the token to a call. gRPC's own way does not work for plaintext channels.
 class TokenShower final : public exp::Interceptor {
  public:
   explicit TokenShower(std::string value) : value_(std::move(value)) {}
@@ -65,10 +65,10 @@ bool StaysHere(std::string_view address) {
 void SetControlArguments(grpc::ChannelArguments& arguments) {
   arguments.SetMaxReceiveMessageSize(kMaxControlMessage);
   arguments.SetMaxSendMessageSize(kMaxControlMessage);
-  // A proxy for the web does not reach this cluster's daemons.
+  // A web proxy does not reach this cluster's daemons.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Callers here decide themselves when to ask again. And where an answer has no grpc-status, as
-  // after a flipped bit, gRPC's own retries end the process (1.51, retry_filter.cc, GetCallStatus).
+  // Callers decide themselves when to retry. If an answer has no grpc-status, as after a flipped
+  // bit, gRPC's own retries crash the process (1.51, retry_filter.cc, GetCallStatus).
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
 }
 

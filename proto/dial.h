@@ -1,6 +1,6 @@
-// Channels to the daemons, with this process's credentials: TLS where they name authorities, and
-// the token with every call. Owner: the caller, of the channel. Threads: any. Cost: none until a
-// call. Errors: kInvalidArgument when a token would travel in plaintext to another machine.
+// Channels to the daemons with this process's credentials: TLS if they name authorities, and the
+// token with every call. A token that would travel in plaintext to another machine is
+// kInvalidArgument.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,11 +13,11 @@
 
 namespace deltawire {
 
-/// What every channel to a daemon has: sizes of messages, no proxy, no retries of gRPC's own.
+/// Sets the options that all channels to a daemon share: message sizes, no proxy, no retries by
+/// gRPC.
 void SetControlArguments(grpc::ChannelArguments& arguments);
 
-/// `address` is "host:port" or "unix:/path". `arguments`: those of the caller, to which
-/// SetControlArguments adds what every channel has.
+/// `address` is "host:port" or "unix:/path". SetControlArguments extends `arguments`.
 StatusOr<std::shared_ptr<grpc::Channel>> DialControl(const std::string& address,
                                                      security::Credentials& credentials,
                                                      grpc::ChannelArguments arguments);

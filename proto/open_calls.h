@@ -1,8 +1,7 @@
-// Counts the open calls of one kind that may last long, or the bytes that they hold, and refuses
-// further ones beyond two limits: one for each caller (a principal, or an address where callers
-// have no names) and one for all.
-// Owner: the Access; what Take returns may outlive it. Threads: any. Cost: a look-up. Errors:
-// kResourceExhausted says whose calls are too many.
+// A counter of open calls of one kind, or of the bytes that they hold. It has two limits: one for
+// each caller (a principal or, without principals, an address) and one for all. Beyond them, it
+// refuses with kResourceExhausted and names the caller. The result of Take may outlive it, and any
+// thread may use both.
 #pragma once
 
 #include <map>
@@ -21,10 +20,10 @@ class OpenCalls {
   struct Limits {
     size_t most = 0, most_per_caller = 0;
   };
-  /// `what`: what messages call these calls, such as "watches".
+  /// `what` names the calls in messages, such as "watches".
   OpenCalls(std::string what, const Limits& limits) : what_(std::move(what)), limits_(limits) {}
 
-  /// Counts a call until the result is dropped.
+  /// Counts a call until the result is destroyed.
   StatusOr<std::shared_ptr<const void>> Take(const std::string& caller) {
     std::lock_guard lock(counts_->mu);
     const size_t same = Of(caller);
@@ -42,7 +41,7 @@ class OpenCalls {
     return Count(caller, 1);
   }
 
-  /// The same with the bytes that a call holds.
+  /// Counts the bytes that a call holds until the result is destroyed.
   StatusOr<std::shared_ptr<const void>> TakeBytes(const std::string& caller, size_t bytes) {
     std::lock_guard lock(counts_->mu);
     const size_t same = Of(caller);

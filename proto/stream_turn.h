@@ -1,8 +1,7 @@
-// Decides what is done next at a server's stream of messages that has no thread of its own. At most
-// one thread looks for the next message, and at most one write is under way; news that comes
-// meanwhile makes somebody look again; the stream is finished once, when nobody looks or writes. A
-// state machine without gRPC. Owner: the stream's reactor. Threads: calls are made under the
-// reactor's lock. Errors: none.
+// A state machine, without gRPC, for a server's stream of messages without a thread of its own. At
+// most one thread looks for the next message, and at most one write is under way. News in the
+// meantime triggers another look. The stream is finished once, when no thread looks or writes.
+// Calls are made under the lock of the reactor that owns it.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +13,16 @@ namespace deltawire {
 
 class StreamTurn {
  public:
-  /// What the caller does next, without the lock.
+  /// The caller's next action, without the lock.
   enum class Next : uint8_t {
     kNothing,
     kLook,    ///< looks for a message; then Found or FoundNothing
-    kWrite,   ///< has the message written; Written comes when that is over
+    kWrite,   ///< starts the write of the message, and calls Written at its end
     kFinish,  ///< finishes the stream with why()
-    kCancel,  ///< cancels the write, which a peer that reads nothing would hold up for ever
+    kCancel,  ///< cancels the write, which a peer that does not read would block for ever
   };
 
-  /// There may be something to send.
+  /// There may be a message to send.
   Next News() {
     if (ended_) return Next::kNothing;
     again_ = step_ != Step::kIdle;
@@ -32,7 +31,7 @@ class StreamTurn {
     return Next::kLook;
   }
 
-  // Called by the thread that was told to look:
+  // The thread that got kLook calls these:
 
   Next Found() {
     if (ended_) return Idle(Next::kFinish);
@@ -44,7 +43,7 @@ class StreamTurn {
     if (std::exchange(again_, false)) return Next::kLook;
     return Idle(Next::kNothing);
   }
-  /// The thread found that the stream is over.
+  /// The looking thread found that the stream is over.
   Next FoundEnd(Status why) {
     step_ = Step::kIdle;
     if (!ended_) why_ = std::move(why);
@@ -52,7 +51,7 @@ class StreamTurn {
     return Next::kFinish;
   }
 
-  /// The write is over, and did or did not reach the peer.
+  /// The write is over. `ok` says whether it reached the peer.
   Next Written(bool ok) {
     if (ended_) return Idle(Next::kFinish);
     again_ = false;
@@ -61,11 +60,11 @@ class StreamTurn {
     return Next::kLook;
   }
 
-  /// The stream is to end, unless it has already.
+  /// Ends the stream, unless it has ended already.
   Next End(Status why) {
     if (std::exchange(ended_, true)) return Next::kNothing;
     why_ = std::move(why);
-    if (step_ == Step::kLooking) return Next::kNothing;  // whoever looks finishes it
+    if (step_ == Step::kLooking) return Next::kNothing;  // the looking thread finishes it
     return step_ == Step::kIdle ? Next::kFinish : Next::kCancel;
   }
 
@@ -80,7 +79,7 @@ class StreamTurn {
   }
 
   Step step_ = Step::kIdle;
-  bool again_ = false;  // news came while step_ was not kIdle
+  bool again_ = false;  // news arrived while step_ was not kIdle
   bool ended_ = false;
   Status why_;
 };

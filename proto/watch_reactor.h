@@ -1,8 +1,7 @@
-// A call that waits or streams, and holds no thread. Its source says which message is sent next,
-// and calls back when there may be another one. A peer that reads slowly gets what is newest
-// whenever it has read a message; nothing queues up. Owner: the reactor owns itself, from Begin
-// until OnDone. Threads: gRPC's callbacks and those that bring news; one at a time asks the source.
-// Errors end the call with their status.
+// A call that waits or streams without holding a thread. Its source returns the next message, and
+// calls back when there may be another one. A peer that reads slowly gets the newest message after
+// each read, and nothing queues up. The reactor owns itself from Begin until OnDone. gRPC's
+// callbacks and threads with news call it; one at a time asks the source.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -27,17 +26,18 @@ class WatchSource {
     kNothing,  ///< there is no message now
     kEnd,      ///< there will be no further message: the call ends with OK
   };
-  /// Does not block.
+  /// Must not block.
   virtual StatusOr<Found> Next(Message* out) = 0;
 };
 
-/// A source of changes that have serials, of which only the newest is told. It holds what the call
-/// may hold, and listens, until the call is over.
+/// A source of changes with serials, of which only the newest is sent. Until the call is over, it
+/// holds the call's share of the limits and listens.
 template <typename Message, typename Change>
 class ChangeSource final : public WatchSource<Message> {
  public:
   using Found = typename WatchSource<Message>::Found;
-  /// Returns the newest change, or none if its serial is `seen` (0: of no change). Does not block.
+  /// Returns the newest change, or none if its serial is `seen` (0: no change was seen). Must not
+  /// block.
   using After = std::function<StatusOr<std::optional<Change>>(uint64_t seen)>;
   using Write = std::function<void(const Change& change, Message* out)>;
 
@@ -65,13 +65,15 @@ class ChangeSource final : public WatchSource<Message> {
   uint64_t seen_ = 0;
 };
 
-/// A call whose source says what is sent. `Base` is gRPC's reactor for one answer or for a stream.
+/// A call whose source returns the messages. `Base` is gRPC's reactor for one answer or for a
+/// stream.
 template <typename Base, typename Message>
 class SourceReactor : public Base {
  public:
   using Source = WatchSource<Message>;
-  /// Makes the source of a call, or says why it is refused. The source calls `news` when Next may
-  /// have something, from any thread and without a lock; once that may be after its destruction.
+  /// Makes the source of a call, or returns why the call is refused. The source calls `news` when
+  /// Next may have a message, from any thread and without a lock. One such call may come after its
+  /// destruction.
   using Open = std::function<StatusOr<std::unique_ptr<Source>>(std::function<void()> news)>;
 
   void OnCancel() override { End(absl::CancelledError("the caller has gone")); }
@@ -82,14 +84,14 @@ class SourceReactor : public Base {
       source = std::move(source_);
     }
     source.reset();
-    const auto last = std::move(self_);  // deletes this, unless a callback is just here
+    const auto last = std::move(self_);  // deletes this, unless a callback is running
   }
 
  protected:
   using Turn = StreamTurn::Next;
   explicit SourceReactor(grpc::CallbackServerContext& context) : context_(context) {}
 
-  /// `self` is this. `message`: where the source writes what is sent.
+  /// `self` points to this object. The source writes its messages to `message`.
   void Start(std::shared_ptr<SourceReactor> self, Message* message, const Open& open) {
     message_ = message;
     self_ = std::move(self);
@@ -114,7 +116,7 @@ class SourceReactor : public Base {
   }
 
  private:
-  /// The message is there.
+  /// A message is ready.
   virtual Turn Found(StreamTurn& turn) = 0;
   virtual void Write(Message* message) = 0;
 
@@ -122,7 +124,7 @@ class SourceReactor : public Base {
     Turn next = Turn::kNothing;
     {
       std::lock_guard lock(mu_);
-      if (source_ != nullptr) next = turn_.News();  // else Start asks when it has the source
+      if (source_ != nullptr) next = turn_.News();  // else Start asks after it has set the source
     }
     Do(next);
   }
@@ -136,7 +138,8 @@ class SourceReactor : public Base {
     Do(next);
   }
 
-  /// The source is not destroyed while somebody looks: OnDone comes after Finish, which they make.
+  /// The source lives as long as a thread looks: OnDone comes after Finish, which that thread
+  /// calls.
   Turn Look() {
     const auto found = source_->Next(message_);
     std::lock_guard lock(mu_);
@@ -167,19 +170,19 @@ class SourceReactor : public Base {
 
   grpc::CallbackServerContext& context_;
   std::shared_ptr<SourceReactor> self_;  // until OnDone
-  Message* message_ = nullptr;           // being made or written
+  Message* message_ = nullptr;           // being filled or written
 
   Mutex mu_;
   std::unique_ptr<Source> source_;
   StreamTurn turn_;
 };
 
-/// A stream of what its source has.
+/// A stream of the source's messages.
 template <typename Message>
 class WatchReactor final : public SourceReactor<grpc::ServerWriteReactor<Message>, Message> {
  public:
   using Base = SourceReactor<grpc::ServerWriteReactor<Message>, Message>;
-  /// `context`, and what the source refers to, outlive the call.
+  /// `context` and the objects that the source refers to outlive the call.
   static WatchReactor* Begin(grpc::CallbackServerContext& context,
                              const typename Base::Open& open) {
     std::shared_ptr<WatchReactor> reactor(new WatchReactor(context));
@@ -196,12 +199,12 @@ class WatchReactor final : public SourceReactor<grpc::ServerWriteReactor<Message
   Message message_;
 };
 
-/// A call that ends with the first message that its source has, which is its answer.
+/// A call that ends with the source's first message, which is its answer.
 template <typename Message>
 class AnswerReactor final : public SourceReactor<grpc::ServerUnaryReactor, Message> {
  public:
   using Base = SourceReactor<grpc::ServerUnaryReactor, Message>;
-  /// `context`, `answer`, and what the source refers to, outlive the call.
+  /// `context`, `answer` and the objects that the source refers to outlive the call.
   static AnswerReactor* Begin(grpc::CallbackServerContext& context, Message* answer,
                               const typename Base::Open& open) {
     std::shared_ptr<AnswerReactor> reactor(new AnswerReactor(context));

@@ -12,9 +12,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kAbsentTag = "deltawire.dev/absent";
-// For each step of a diagnosis. A daemon that answers at all answers sooner.
+// The limit of each step of a diagnosis. A daemon that answers at all answers sooner.
 constexpr milliseconds kDiagnosisLimit{1000};
-// After a dial that used up its timeout the user has waited enough.
+// The limit after a dial that used up its timeout, because the user has waited enough.
 constexpr milliseconds kLateDiagnosisLimit{200};
 
 Status Unreachable(const Diagnosis& diagnosis, const DialedPeer& peer) {
@@ -24,7 +24,7 @@ Status Unreachable(const Diagnosis& diagnosis, const DialedPeer& peer) {
 }
 
 Status NotInTime(const DialedPeer& peer, milliseconds timeout) {
-  // A lookup of the host's name has no deadline, so only a numeric address is looked at.
+  // Only a numeric address is examined, because a lookup of the host's name has no deadline.
   PortFacts facts;
   facts.connected = absl::DeadlineExceededError("");
   const auto endpoint = ParseEndpoint(peer.address);
@@ -45,15 +45,15 @@ Status NotInTime(const DialedPeer& peer, milliseconds timeout) {
 StatusOr<std::shared_ptr<grpc::Channel>> ConnectControl(const DialedPeer& peer,
                                                         milliseconds timeout) {
   grpc::ChannelArguments args;
-  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel connects by itself
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel must connect by itself
   DW_ASSIGN_OR_RETURN(auto channel, DialControl(peer.address, peer.credentials, args));
   if (timeout.count() == 0) timeout = std::chrono::seconds(10);
   const auto deadline = std::chrono::system_clock::now() + timeout;
   auto state = channel->GetState(true);
   for (int failures = 0; state != GRPC_CHANNEL_READY;) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      // gRPC reads errno some calls after connect (1.51, tcp_client_posix.cc), so that at times it
-      // takes a connection that is being made for one that was refused.
+      // gRPC reads errno some calls after connect (1.51, tcp_client_posix.cc). Sometimes it
+      // therefore reports a connection in progress as refused.
       if (++failures == 2) {
         const milliseconds limit = std::min(timeout, kDiagnosisLimit);
         return Unreachable(WhyNotReached(LookAtPort(peer, limit), peer), peer);

@@ -60,9 +60,9 @@ StatusOr<std::unique_ptr<Message>> ParseRequest(const MethodDescriptor& method,
 
 }  // namespace
 
-/// A channel, and a thread that waits in gRPC for as long as somebody holds it. Only who waits
-/// there reads the connection, and a daemon cuts one whose pings it sees unanswered for some
-/// seconds; a call's reader may take longer than that over an answer.
+/// A channel, with a thread that waits in gRPC and thereby reads the connection. Without it, pings
+/// would stay unanswered while a call's reader handles an answer, and the daemon cuts a connection
+/// after some seconds of that.
 struct ControlClient::Line {
   explicit Line(std::shared_ptr<grpc::Channel> made)
       : channel(std::move(made)), reader([this] {
@@ -80,11 +80,11 @@ struct ControlClient::Line {
 
   const std::shared_ptr<grpc::Channel> channel;
   std::atomic<bool> over{false};
-  Thread reader;  // uses the others
+  Thread reader;  // last, because it uses the others
 };
 
-/// The line of a client's calls. It is made when a call needs it, and left where a new one would
-/// do better; calls that run keep theirs.
+/// The client's present line. It is made when a call needs it, and replaced when a new one would
+/// work better. Calls in progress keep theirs.
 class ControlClient::Connection {
  public:
   Connection(Daemon daemon, std::string at, std::shared_ptr<security::Credentials> credentials,
@@ -103,8 +103,8 @@ class ControlClient::Connection {
     const auto material = credentials_->Now();
     {
       std::lock_guard lock(mu_);
-      // Where there is no connection any more, gRPC's own would come after a pause of up to two
-      // minutes, and would show the token of before.
+      // A broken channel is not reused: gRPC would reconnect it after a pause of up to two minutes,
+      // and with the old token.
       if (line_ != nullptr && material == material_ &&
           line_->channel->GetState(false) == GRPC_CHANNEL_READY) {
         return line_;
@@ -113,7 +113,7 @@ class ControlClient::Connection {
     const milliseconds most = timeout.count() == 0 ? timeout_ : std::min(timeout, timeout_);
     DW_ASSIGN_OR_RETURN(auto channel, ConnectControl(peer(), most));
     auto line = std::make_shared<Line>(std::move(channel));
-    std::shared_ptr<Line> before;  // ends outside of the lock
+    std::shared_ptr<Line> before;  // destroyed outside the lock
     {
       std::lock_guard lock(mu_);
       material_ = material;
@@ -122,14 +122,14 @@ class ControlClient::Connection {
     return line;
   }
 
-  /// A call over `line` has ended so.
+  /// Records that a call over `line` has ended with `status`.
   void Ended(const std::shared_ptr<Line>& line, const grpc::Status& status) {
-    // The channel shows the token that was there when it was made. And one that a flipped bit has
-    // upset may be silent for ever while it counts as connected.
+    // A channel keeps the token that it was made with. And a channel that a flipped bit has
+    // corrupted may stay silent for ever while it counts as connected.
     const bool useless = status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
                          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     std::lock_guard lock(mu_);
-    if (useless && line == line_) line_ = nullptr;  // the call holds it on
+    if (useless && line == line_) line_ = nullptr;  // the call still holds it
   }
 
   DialedPeer peer() const { return {who, address, *credentials_, {}}; }
@@ -142,11 +142,11 @@ class ControlClient::Connection {
   const milliseconds timeout_;
   std::mutex mu_;
   std::shared_ptr<Line> line_;
-  std::shared_ptr<const security::CredentialMaterial> material_;  // that line_ was made with
+  std::shared_ptr<const security::CredentialMaterial> material_;  // the credentials of line_
 };
 
 struct ControlCall::State {
-  // Reading -> HasAnswer -> Reading or, where there is no answer any more, -> Ending -> Ended.
+  // Reading -> HasAnswer -> Reading, or after the last answer -> Ending -> Ended.
   enum class Phase : uint8_t { kReading, kHasAnswer, kEnding, kEnded };
 
   State(std::shared_ptr<ControlClient::Connection> to, std::shared_ptr<ControlClient::Line> over)
@@ -156,7 +156,7 @@ struct ControlCall::State {
     request = std::move(asked);
     answer = New(method.output_type());
     if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
-    context.set_initial_metadata_corked(true);  // they go with the request; StartCall has no tag
+    context.set_initial_metadata_corked(true);  // send it with the request; StartCall has no tag
     stream = stub.PrepareCall(
         &context, fmt::format("/{}/{}", method.service()->full_name(), method.name()), &queue);
     stream->StartCall(nullptr);
@@ -174,7 +174,7 @@ struct ControlCall::State {
     stream->Finish(&status, Tag(kFinished));
     ++open;
   }
-  /// Takes one tag. False where none came before `until`.
+  /// Waits for one tag. Returns false if none arrived before `until`.
   bool Await(std::chrono::system_clock::time_point until) {
     void* tag = nullptr;
     bool good = false;
@@ -197,8 +197,8 @@ struct ControlCall::State {
   std::unique_ptr<Message> request, answer;
   std::unique_ptr<Stream> stream;
   Phase phase = Phase::kReading;
-  int open = 0;         // tags that are still to come
-  grpc::Status status;  // once ended
+  int open = 0;         // pending tags
+  grpc::Status status;  // valid once ended
 };
 
 ControlCall::ControlCall(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -224,7 +224,7 @@ StatusOr<ControlCall::Turn> ControlCall::Next(milliseconds patience, std::string
   State& s = *state_;
   const auto until = patience.count() < 0 ? std::chrono::system_clock::time_point::max()
                                           : std::chrono::system_clock::now() + patience;
-  if (s.phase == Phase::kHasAnswer) s.Read();  // the last one was returned
+  if (s.phase == Phase::kHasAnswer) s.Read();  // the caller has the last answer
   while (s.phase == Phase::kReading || s.phase == Phase::kEnding) {
     if (!s.Await(until)) return Turn::kNotYet;
   }

@@ -17,8 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// An HTTP/2 client's first bytes: the preface, empty settings and two pings. Together they are
-// longer than a frame's header of the bulk protocol, so that a bulk port answers, too.
+// Returns an HTTP/2 client's first bytes: the preface, empty settings and two pings. They are
+// longer than a header of the bulk protocol, so a bulk port answers, too.
 std::string HelloOfHttp2() {
   using std::string_literals::operator""s;
   const std::string settings("\0\0\0\4\0\0\0\0\0"s);
@@ -26,7 +26,7 @@ std::string HelloOfHttp2() {
   return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + ping + ping;
 }
 
-// Reads up to the buffer's size, until the peer closes or says nothing for the socket's timeout.
+// Reads up to the buffer's size, until the peer closes or is silent for the socket's timeout.
 template <size_t kSize>
 std::string_view ReadHead(int fd, std::array<char, kSize>& buffer) {
   size_t got = 0;
@@ -43,7 +43,7 @@ PortKind KindByHead(std::string_view head) {
   constexpr char kSettings = 4;
   if (head.starts_with(kBulkMagic)) return PortKind::kBulk;
   if (head.starts_with("HTTP/1")) return PortKind::kHttp;
-  // A frame's header: three bytes of length, the type, flags, and stream 0.
+  // A frame's header has three bytes of length, the type, flags, and stream 0.
   if (head.size() >= 9 && head[3] == kSettings &&
       head.substr(5, 4) == std::string_view("\0\0\0\0", 4)) {
     return PortKind::kGrpc;
@@ -52,7 +52,7 @@ PortKind KindByHead(std::string_view head) {
   return head.empty() ? PortKind::kUnknown : PortKind::kOther;
 }
 
-// The answer of the port to a plaintext HTTP/2 client.
+// Returns the protocol that the port answers a plaintext HTTP/2 client with.
 PortKind AskInPlaintext(const std::string& address, milliseconds limit) {
   const auto fd = ConnectTcp(address, limit);
   if (!fd.ok()) return PortKind::kUnknown;
@@ -63,7 +63,7 @@ PortKind AskInPlaintext(const std::string& address, milliseconds limit) {
   return KindByHead(ReadHead(fd->get(), head));
 }
 
-// Asks the port for TLS. False: it speaks none.
+// Tries TLS at the port. Returns false if the port does not speak it.
 bool AskByTls(int fd, const DialedPeer& peer, milliseconds limit, PortFacts& facts) {
   const auto endpoint = ParseEndpoint(peer.address);
   SetTimeout(fd, limit);
@@ -74,7 +74,7 @@ bool AskByTls(int fd, const DialedPeer& peer, milliseconds limit, PortFacts& fac
   return true;
 }
 
-// "start deltawire-sender there, or pass ..."
+// Returns "start deltawire-sender there, or pass ...".
 std::string StartIt(const DialedPeer& peer) {
   return fmt::format("start deltawire-{} there, or {}", peer.who, peer.words.pass_address);
 }
@@ -128,7 +128,7 @@ PortFacts LookAtPort(const DialedPeer& peer, milliseconds limit) {
   if (tls_first && AskByTls(fd->get(), peer, limit, facts) && facts.kind == PortKind::kGrpcTls) {
     return facts;
   }
-  // A bulk port answers plaintext in plaintext even where it serves TLS.
+  // A bulk port answers plaintext in plaintext even if it serves TLS.
   const PortKind plain = AskInPlaintext(peer.address, limit);
   if (plain == PortKind::kBulk || plain == PortKind::kHttp || plain == PortKind::kGrpc) {
     facts.kind = plain;

@@ -1,7 +1,7 @@
-// Why a program gets no service at a daemon's control address, and what to do about it. gRPC only
-// says that a connection failed, so these functions dial the address themselves. Threads: any.
-// Cost: up to three TCP connections and two calls, each bounded by `limit`. Facts that cannot be
-// found out are left out of the text.
+// A diagnosis of a daemon's control address: why a program gets no service there, and the remedy.
+// gRPC only reports that a connection failed, so these functions dial the address themselves: up to
+// three TCP connections and two calls, each bounded by `limit`. Unknown facts are left out of the
+// text.
 #pragma once
 
 #include <chrono>
@@ -16,12 +16,12 @@
 
 namespace deltawire {
 
-/// The words of a program for its own options, in messages to its user.
+/// A program's names for its own options, in messages to its user.
 struct DialWords {
-  /// How credentials are passed, e.g. "pass --credentials FILE".
+  /// The way to pass credentials, e.g. "pass --credentials FILE".
   std::string_view pass_credentials = "pass credentials";
   std::string_view credentials = "credentials";
-  /// How another address is passed; "": the program has one way only.
+  /// The way to pass another address; "" if the program has only one way.
   std::string pass_address = "check the address";
   std::string_view more_time = "a longer timeout allows more";
 };
@@ -36,7 +36,7 @@ struct DialedPeer {
 
 /// The protocol that a port speaks.
 enum class PortKind : uint8_t {
-  kUnknown,  ///< it was not asked, or said nothing
+  kUnknown,  ///< it was not asked, or did not answer
   kGrpc,     ///< HTTP/2 in plaintext
   kGrpcTls,  ///< HTTP/2 in TLS
   kTls,      ///< TLS, but no HTTP/2 in it
@@ -59,13 +59,13 @@ struct Diagnosis {
   bool absent = false;  ///< nothing listens there
 };
 
-/// Judges why a connection failed.
+/// Returns why a connection failed.
 Diagnosis WhyNotReached(const PortFacts& facts, const DialedPeer& peer);
-/// Judges a call that the peer answered with UNIMPLEMENTED: a daemon of the other role, a daemon of
-/// an older release, or another program.
+/// Returns why a peer answered UNIMPLEMENTED: it is a daemon of the other role, a daemon of an
+/// older release, or another program.
 Diagnosis WhyUnimplemented(const DialedPeer& peer, std::chrono::milliseconds limit);
 
-/// "sender 10.0.0.1:7700: WHY; REMEDY"
+/// Returns "sender 10.0.0.1:7700: WHY; REMEDY".
 std::string ToString(const Diagnosis& diagnosis, const DialedPeer& peer);
 
 }  // namespace deltawire

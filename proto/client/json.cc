@@ -10,7 +10,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// One value of `field`: element `i` of a repeated field, or the single value when i < 0.
+// Returns element `i` of a repeated field, or the single value if i < 0.
 Json FieldJson(const Message& m, const FieldDescriptor* field, int i) {
   const auto* r = m.GetReflection();
   const bool one = i < 0;
@@ -53,7 +53,7 @@ Json ToJson(const Message& message) {
     const int n = message.GetReflection()->FieldSize(message, field);
     for (int i = 0; i < n; ++i) list.push_back(FieldJson(message, field, i));
   }
-  // What logs call the state: computed here as the daemons do, since it does not travel.
+  // The trace, as in log lines. It is computed here, because messages do not contain it.
   if (const auto* identity = dynamic_cast<const v1::Identity*>(&message)) {
     json["trace"] = fmt::format("{:016x}", TraceOf(FromProto(*identity)).value);
   }

@@ -1,5 +1,4 @@
-// Messages as JSON, in the form that docs/json.md promises of the tool and of the C ABI. Pure
-// functions. Threads: any. Cost: a copy of each value. Errors: none.
+// Messages as JSON, in the form that docs/json.md promises for the tool and the C ABI.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -11,16 +10,17 @@
 
 namespace deltawire {
 
-/// Keeps members in the order in which they were set, so that JSON reads like the tables.
+/// Keeps members in insertion order, so that JSON reads like the tables.
 using Json = nlohmann::ordered_json;
 
-/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt", "trace"}.
+/// Returns the same as ToJson of the message: {"epoch", "version", "lineage", "root", "attempt",
+/// "trace"}.
 Json IdentityJson(const Identity& identity);
-/// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, except
-/// hashes and tokens (fixed64), which become 16 hex digits, since not every JSON reader keeps 64
-/// bits. An identity also has its `trace` (common/base/trace.h).
+/// Returns a message's fields under their names in the .proto files. 64-bit numbers stay numbers.
+/// Hashes and tokens (fixed64) become 16 hex digits, because not every JSON reader keeps 64 bits.
+/// An identity also has its `trace` (common/base/trace.h).
 Json ToJson(const google::protobuf::Message& message);
-/// One line, without its end. Bytes that are no UTF-8 are replaced.
+/// Returns one line without a newline. Bytes that are not UTF-8 are replaced.
 std::string ToLine(const Json& json);
 
 }  // namespace deltawire

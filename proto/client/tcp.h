@@ -1,6 +1,5 @@
-// TCP sockets of programs that direct daemons; weights travel by common/net. Owner: the caller, of
-// a socket. Threads: any. Cost: a name lookup and some system calls. Errors name the address or
-// host.
+// TCP sockets for programs that direct daemons; weights travel over common/net. Errors name the
+// address or host.
 #pragma once
 
 #include <chrono>
@@ -11,11 +10,11 @@
 
 namespace deltawire {
 
-/// Connects a blocking socket to "HOST:PORT" within `timeout`; the name lookup comes on top.
-/// kNotFound: the host has no address. kFailedPrecondition: nothing listens on the port.
-/// kDeadlineExceeded: no answer.
+/// Connects a blocking socket to "HOST:PORT" within `timeout`, plus the time of the name lookup.
+/// Fails with kNotFound if the host has no address, kFailedPrecondition if no process listens on
+/// the port, and kDeadlineExceeded without an answer.
 StatusOr<UniqueFd> ConnectTcp(const std::string& address, std::chrono::milliseconds timeout);
-/// A blocking socket that listens there; port 0 lets the kernel choose.
+/// Returns a blocking listening socket. With port 0 the kernel chooses.
 StatusOr<UniqueFd> ListenTcp(const std::string& address);
 /// Makes a blocking read or write fail with EAGAIN after `timeout`.
 void SetTimeout(int fd, std::chrono::milliseconds timeout);

@@ -73,8 +73,8 @@ Status AttachReactor::AwaitReport() {
 void AttachReactor::MissReport() {
   Turn next = Turn::kNothing;
   {
-    // In one step: gRPC keeps nothing alive for an alarm, and a report that comes now may have an
-    // event written, which End would cancel after the call is over.
+    // Check and end in one step, because gRPC keeps nothing alive for an alarm. A report that
+    // arrives in between may start a write, which End would cancel after the call is over.
     std::lock_guard lock(mu_);
     if (token_ != 0) return;
     next = turn_.End(
@@ -91,7 +91,7 @@ std::unique_ptr<grpc::Alarm> AttachReactor::SetAlarm(std::chrono::nanoseconds re
   const auto at =
       std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::microseconds>(rest);
   alarm_->Set(at, [weak = std::weak_ptr(self_), ring](bool rang) {
-    if (!rang) return;  // it was replaced
+    if (!rang) return;  // a newer alarm replaced it
     if (const auto reactor = weak.lock()) ((*reactor).*ring)();
   });
   return before;
@@ -104,7 +104,7 @@ std::shared_ptr<const void> AttachReactor::TakeAwaited() {
 
 ReceiverReport AttachReactor::TakeReport() {
   ReceiverReport report = FromProto(report_);
-  // The principals may have changed since it attached, and others are told to trust its address.
+  // The principals may have changed since it attached, and other receivers are given its address.
   if (!serves_.empty()) report.barred = !service_.MayTouch(context_, serves_);
   v1::ReceiverReport().Swap(&report_);
   return report;
@@ -112,7 +112,7 @@ ReceiverReport AttachReactor::TakeReport() {
 
 StatusOr<uint64_t> AttachReactor::Enter() {
   DW_ASSIGN_OR_RETURN(auto model, service_.Find(context_, report_.model()));
-  model.reset();  // an attachment outlasts a model that is replaced
+  model.reset();  // an attachment outlasts a replaced model
   PullRequest who{.model = report_.model(), .receiver_id = report_.receiver_id()};
   DW_RETURN_IF_ERROR(service_.Identify(context_, who));
   Attachments& attachments = service_.attachments();
@@ -148,7 +148,7 @@ void AttachReactor::OnReadDone(bool ok) {
       token_ = *entered;
       ended = turn_.ended();
     }
-    if (ended) return service_.attachments().Detach(*entered);  // End came before there was a token
+    if (ended) return service_.attachments().Detach(*entered);  // End ran before there was a token
     Pump();
   }
   StartRead(&report_);
@@ -177,7 +177,7 @@ StreamTurn::Next AttachReactor::Look() {
     return turn_.FoundEnd(absl::CancelledError(due.status().message()));
   }
   if (due->event) ToProto(*due->event, &event_);
-  std::unique_ptr<grpc::Alarm> before;  // destroyed without the lock
+  std::unique_ptr<grpc::Alarm> before;  // destroyed outside the lock
   std::lock_guard lock(mu_);
   if (due->event) return turn_.Found();
   const Turn next = turn_.FoundNothing();
@@ -234,7 +234,7 @@ void AttachReactor::OnDone() {
     alarm = std::move(alarm_);
   }
   TakeAwaited().reset();
-  const auto last = std::move(self_);  // deletes this, unless a callback is just here
+  const auto last = std::move(self_);  // deletes this, unless a callback is running
 }
 
 }  // namespace deltawire

@@ -1,8 +1,7 @@
-// One receiver's Attach call, without a thread: its reports go to the Attachments, and their events
-// go down, when there is news and at each beat.
-// Owner: itself, from Begin until gRPC has called OnDone. Threads: gRPC's callbacks, the alarm's,
-// and whoever brings news; at most one write is under way. Cost: what it keeps of a report is
-// small. Errors end the call with their status.
+// One receiver's Attach call, without a thread. It passes reports to the Attachments, and sends
+// their events down on news and at each beat. It owns itself from Begin until gRPC has called
+// OnDone. gRPC's callbacks, the alarm's and any thread with news call it; at most one write is
+// under way.
 #pragma once
 
 #include <grpcpp/alarm.h>
@@ -35,34 +34,34 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::ReceiverReport, v
   AttachReactor(PullServiceImpl& service, grpc::CallbackServerContext& context)
       : service_(service), context_(context) {}
 
-  /// Lets the call in until its first report, which has as much time as a silence may last.
+  /// Admits the call until its first report, which may take as long as a silence may last.
   Status AwaitReport();
-  /// Attaches whom the first report names; returns the token.
+  /// Attaches the receiver that the first report names, and returns the token.
   StatusOr<uint64_t> Enter();
-  /// Takes what was read, and its memory, of which a peer decides how much it is.
+  /// Moves the report out and frees its memory, whose size the peer determines.
   ReceiverReport TakeReport();
-  /// Calls `ring` when `rest` is over, unless the alarm is set anew before. Returns the alarm that
-  /// this one takes the place of, to be destroyed without the lock. REQUIRES: mu_ held.
+  /// Calls `ring` after `rest`, unless the alarm is set anew before. Returns the previous alarm, to
+  /// be destroyed outside the lock. REQUIRES: mu_ held.
   std::unique_ptr<grpc::Alarm> SetAlarm(std::chrono::nanoseconds rest,
                                         void (AttachReactor::*ring)());
   /// Ends the call if no report has come.
   void MissReport();
-  /// To be dropped without the lock; from then on the call counts no more.
+  /// Destroy the result outside the lock; from then on the call no longer counts.
   std::shared_ptr<const void> TakeAwaited();
   /// Sends what is due, or sets the alarm for what is due later. Does nothing while another thread
-  /// is in it or a write is under way; these look again before they are done.
+  /// runs it or a write is under way; these look again before they are done.
   void Pump();
   StreamTurn::Next Look();
   void Do(StreamTurn::Next next);
-  /// Detaches, and finishes the call as soon as nothing of it is under way.
+  /// Detaches, and finishes the call when none of its operations is under way.
   void End(const Status& why);
 
   PullServiceImpl& service_;
   grpc::CallbackServerContext& context_;
   std::shared_ptr<AttachReactor> self_;  // until OnDone
-  v1::ReceiverReport report_;            // being read
-  std::string serves_;                   // the model for which the receiver serves others; or empty
-  v1::SenderEvent event_;                // being written
+  v1::ReceiverReport report_;            // the report that is being read
+  std::string serves_;                   // the model that the receiver serves to others; or empty
+  v1::SenderEvent event_;                // the event that is being written
 
   Mutex mu_;
   StreamTurn turn_;

@@ -14,8 +14,8 @@ namespace {
 
 using security::Principal;
 
-// A ticket may be stolen from a receiver's memory or log. What opens streams is the certificate or
-// the token by which the principal asked for it.
+// A ticket may be stolen from a receiver's memory or log. So a stream also needs the certificate or
+// the token with which the principal got the ticket.
 Status Admits(const Principal& who, const wire::Hello& hello, const net::StreamPeer& peer) {
   const auto shown = [&](const std::string& name) {
     return std::count(peer.certificate_names.begin(), peer.certificate_names.end(), name) != 0;
@@ -43,14 +43,14 @@ Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullReq
   DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
   DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
   if (who == nullptr) return {};
-  // What is kept of a caller is checked first.
+  // Check the id first, because it is stored.
   DW_RETURN_IF_ERROR(CheckReceiverId(request.receiver_id));
   DW_RETURN_IF_ERROR(host_.Source(request.model).status());
   DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
   request.principal = who->name;
   request.admits = [name = who->name, access = access_, model = request.model](
                        const wire::Hello& hello, const net::StreamPeer& peer) -> Status {
-    // Its key may have been stolen, and the principal shut out or given another one since.
+    // The ticket's key may have been stolen, and the principal removed or given another one since.
     DW_ASSIGN_OR_RETURN(const auto now, access->MayStillFetch(name, model));
     return now == nullptr ? absl::OkStatus() : Admits(*now, hello, peer);
   };

@@ -1,6 +1,5 @@
-// The gRPC service for receivers over a PullHost: the sender's agent, or a receiver that relays.
-// Owner: main; the host outlives it. Threads: gRPC's. Cost: Attach is served by callbacks, so an
-// attached receiver holds no thread. Errors: the host's, translated by ToGrpc.
+// The gRPC service for receivers over a PullHost, which is the sender's agent or a relay. The host
+// outlives it. Callbacks serve Attach, so an attached receiver holds no thread.
 #pragma once
 
 #include <map>
@@ -31,18 +30,19 @@ class PullServiceImpl final
   grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* Attach(
       grpc::CallbackServerContext*) override;
 
-  /// What serves the model, if this call may name it.
+  /// Returns the model's source if this call may name the model.
   StatusOr<std::shared_ptr<StateSource>> Find(const grpc::ServerContextBase& context,
                                               const std::string& name) const;
-  /// Names the caller in `request`, and who may open streams with the ticket.
+  /// Sets the caller in `request`, and the principal that may open streams with the ticket.
   Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
-  /// Whether this call may (still) name the model.
+  /// Returns whether this call may (still) name the model.
   bool MayTouch(const grpc::ServerContextBase& context, const std::string& model) const {
     return access_->MaySee(context, model);
   }
   Attachments& attachments() { return host_.attachments(); }
-  /// Counts a call of Attach that has not said yet who attaches, until the result is dropped, which
-  /// must be before this service goes. kResourceExhausted beyond the limits of attached receivers.
+  /// Counts an Attach call that has not named its receiver yet, until the result is destroyed,
+  /// which must precede this service's end. Fails with kResourceExhausted beyond the limits of
+  /// attached receivers.
   StatusOr<std::shared_ptr<const void>> AwaitReport(const grpc::ServerContextBase& context);
 
  private:

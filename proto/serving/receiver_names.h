@@ -1,6 +1,6 @@
-// Which principal a receiver's id belongs to: the one that used it first since this sender started.
-// Owner: the service for receivers. Threads: any. Cost: a look-up.
-// Errors: kPermissionDenied for another's id, kResourceExhausted for too many of one principal.
+// A map from receiver ids to principals: an id belongs to the first principal that used it since
+// this sender started. Another's id is kPermissionDenied; too many ids of one principal are
+// kResourceExhausted. Any thread may call it.
 #pragma once
 
 #include <map>

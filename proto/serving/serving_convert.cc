@@ -7,8 +7,8 @@
 namespace deltawire {
 namespace {
 
-/// `text`, or nothing where it is longer than `most` or more than visible ASCII: others are told
-/// of it.
+/// Returns `text`, or "" if it is longer than `most` or not visible ASCII, because it is shown to
+/// other peers.
 std::string Visible(const std::string& text, size_t most) {
   const auto visible = [](char c) { return c > ' ' && c <= '~'; };
   return text.size() <= most && std::ranges::all_of(text, visible) ? text : std::string();

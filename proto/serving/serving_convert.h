@@ -1,5 +1,4 @@
-// Translates what is served between proto and structs: versions, and what receivers report.
-// Pure functions.
+// Conversions between messages and structs of what is served: versions, and receivers' reports.
 #pragma once
 
 #include "common/serving/attachments.h"
@@ -10,12 +9,12 @@
 namespace deltawire {
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out);
-/// A message of more than kMaxReportMessage bytes is cut.
+/// Truncates a message of more than kMaxReportMessage bytes.
 ReceiverReport FromProto(const v1::ReceiverReport& in);
-/// What the first report says. A site or an address that is too long, or no text, is none.
+/// Reads the first report. A site or an address that is too long or not text counts as none.
 SiteOffer OfferOf(const v1::ReceiverReport& in);
 std::string SiteOf(const v1::OpenPullRequest& in);
-/// The info of the version that `source` has published; epoch 0 if there is none.
+/// Returns the published version's info, or epoch 0 if there is none.
 VersionInfo PublishedInfo(const StateSource& source);
 
 }  // namespace deltawire
