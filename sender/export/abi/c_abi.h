@@ -1,6 +1,5 @@
-// Shared by the C ABI's source files, internal to the library: its handles, and structs that
-// several of its functions fill. Owner of a handle: the caller of the C ABI. Threads: as the C
-// functions that use it. Cost: small copies. Errors: none of its own.
+// The handles of the C ABI, and helpers that fill its structs, shared by its source files and
+// internal to the library. The caller of the C ABI owns each handle.
 #pragma once
 
 #include <cstdio>
@@ -29,7 +28,7 @@ struct dw_offload {
   dw_client* client = nullptr;
   std::unique_ptr<deltawire::TrainerClient::Offload> offload;
   size_t tensors = 0;
-  deltawire::Hash128 fingerprint;  // of the layout that the client had registered when it began
+  deltawire::Hash128 fingerprint;  // of the client's layout when it began
 };
 
 struct dw_mapping {
@@ -41,12 +40,12 @@ namespace deltawire::c_abi {
 constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);
 constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
 
-/// Writes 32 hex digits and a NUL; "" for no lineage.
+/// Writes 32 hex digits and a NUL, or "" for no lineage.
 inline void CopyLineage(const Identity& identity, char (&to)[33]) {
   if (identity.lineage != Hash128()) identity.lineage.Hex().copy(to, sizeof to - 1);
 }
 
-/// The result of Register, as the C struct.
+/// Converts Register's result to the C struct.
 inline dw_registered Registered(const Layout& layout, const Identity& published) {
   dw_registered out{};
   out.epoch = published.id.epoch;

@@ -23,7 +23,7 @@ namespace {
 static_assert(DW_ABORTED == static_cast<int>(StatusCode::kAborted));
 static_assert(DW_DATA_LOSS == static_cast<int>(StatusCode::kDataLoss));
 
-// What version 1 of each struct has.
+// The size of each struct in version 1.
 constexpr size_t kClientOptionsSize = DW_SIZE_UP_TO(dw_client_options, copy_threads);
 constexpr size_t kSideFileSize = DW_SIZE_UP_TO(dw_side_file, bytes);
 constexpr size_t kRegisterOptionsSize = DW_SIZE_UP_TO(dw_register_options, keep_side_files);
@@ -87,7 +87,7 @@ StatusOr<Share> ToShare(int share) {
 Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint64_t> start,
                 std::span<const uint64_t> shape) {
   DW_RETURN_IF_ERROR(offload.offload->FinishedBlock(tensor, start, shape));
-  // An empty block is no part of the tensor: another rank may write it as a whole.
+  // A block without elements is no part of the tensor: another rank may write it whole.
   const bool empty = std::ranges::count(shape, 0) > 0;
   if (empty && !offload.offload->tensor(tensor).empty()) return {};
   return offload.offload->Written({&tensor, 1}, Share::kCounted);
@@ -95,7 +95,7 @@ Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint
 
 bool IsEmpty(const StridedSource& source) { return std::ranges::count(source.shape, 0) > 0; }
 
-/// Reads the arguments, lets `copy` move the bytes, and marks them.
+/// Reads the arguments, lets `copy` copy the bytes, and marks them.
 template <typename Copy>
 Status Write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share,
              const Copy& copy) {

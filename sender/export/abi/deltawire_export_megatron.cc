@@ -1,4 +1,4 @@
-// The C ABI's Megatron part.
+// The Megatron part of the C ABI.
 #include "common/base/attempt.h"
 #include "common/base/bytes.h"
 #include "common/layout/names.h"
@@ -27,7 +27,7 @@ struct dw_collective {
 
 namespace {
 
-// The smallest that were ever valid; what came later is zero where it is missing.
+// The smallest sizes that were ever valid. Fields that are missing at the end are zero.
 constexpr size_t kMegatronOptionsSize = DW_SIZE_UP_TO(dw_megatron_options, threads);
 constexpr size_t kParamSize = DW_SIZE_UP_TO(dw_param, read_context);
 constexpr size_t kCollectiveOptionsSize = DW_SIZE_UP_TO(dw_collective_options, timeout_ms);
@@ -57,7 +57,7 @@ Status CheckDevice(int32_t device, const std::string& name) {
                          name, device));
 }
 
-/// The plan's offsets are those of its own layout.
+/// The plan's offsets apply only to its own layout.
 Status CheckLayout(const dw_megatron& megatron, const dw_offload& offload) {
   if (offload.fingerprint == megatron.megatron->plan().layout().fingerprint()) return {};
   return absl::FailedPreconditionError(
@@ -97,7 +97,7 @@ StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t coun
   return out;
 }
 
-/// What a rank gives to a gather.
+/// Reads a rank's contribution to a gather.
 StatusOr<std::vector<LiveTensor>> ReadGather(const dw_megatron* megatron, const dw_offload* offload,
                                              const dw_param* params, size_t count) {
   if (megatron == nullptr) return Invalid("an argument is NULL");
@@ -256,7 +256,7 @@ int dw_collective_check(dw_collective* collective, const char* failure) {
     const auto deadline = deltawire::Collective::Clock::now() + collective->timeout;
     DW_ASSIGN_OR_RETURN(const auto all,
                         collective->collective->AllGather(deltawire::AsBytes(mine), deadline));
-    if (failure != nullptr) return {};  // its caller knows
+    if (failure != nullptr) return {};  // the caller knows its own failure
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].empty()) continue;
       const std::string said(reinterpret_cast<const char*>(all[rank].data()) + 1,
@@ -274,7 +274,7 @@ int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offl
     if (collective == nullptr) return Invalid("an argument is NULL");
     StatusOr<std::vector<LiveTensor>> live = ReadGather(megatron, offload, params, count);
     if (!live.ok()) {
-      // The other ranks have nothing to find fault with, and would wait for this one.
+      // The other ranks see no error, and would wait for this one.
       collective->collective->Abort(live.status());
       return live.status();
     }

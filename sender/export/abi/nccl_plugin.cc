@@ -1,4 +1,4 @@
-// libdeltawire_nccl.so: the functions that nccl_plugin_loader.cc looks up.
+// The functions of libdeltawire_nccl.so that nccl_plugin_loader.cc looks up.
 #include "sender/export/abi/nccl_plugin.h"
 
 #include "sender/export/gather/nccl_collective.h"

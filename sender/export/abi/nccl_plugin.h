@@ -1,7 +1,6 @@
-// Loads the gather over NCCL on request, so that the rest also loads where NCCL is missing. Owner:
-// the process, which keeps the plugin loaded. Threads: any. Cost: one dlopen. Errors:
-// kUnimplemented, on every rank, with the loader's message: the plugin or one of its libraries is
-// missing, or the plugin is of another release.
+// A loader for the gather over NCCL, so that the rest also runs where NCCL is missing. The process
+// keeps the plugin loaded. If the plugin or one of its libraries is missing, or is of another
+// release, every rank gets kUnimplemented with the loader's message.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +11,13 @@
 
 namespace deltawire {
 
-/// Calls NewNcclCollective (nccl_collective.h) in libdeltawire_nccl.so, which lies beside the
-/// library or program that contains this code.
+/// Calls NewNcclCollective (nccl_collective.h) in libdeltawire_nccl.so, which is beside the library
+/// or program that contains this code.
 StatusOr<std::unique_ptr<Collective>> LoadNcclCollective(std::unique_ptr<Collective> control,
                                                          int device, Collective::Deadline deadline);
 
-/// Passed from the loader to the plugin. C++ objects may cross here, since both sides are built
-/// from one tree by one compiler: the loader compares DELTAWIRE_VERSION first.
+/// The loader's request to the plugin. C++ objects may cross here, because one compiler builds both
+/// sides from one tree: the loader compares DELTAWIRE_VERSION first.
 struct NcclRequest {
   std::unique_ptr<Collective> control;
   int device = 0;

@@ -18,11 +18,11 @@ StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path,
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) return ErrnoError("fstat " + path);
   const auto size = static_cast<size_t>(info.st_size);
-  // The agent allocated the pages; populating only fills this process's page tables, once per half.
+  // The agent allocated the pages. Populating only fills this process's page tables, once per half.
   const int flags = MAP_SHARED | (populate ? MAP_POPULATE : 0);
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
   if (base == MAP_FAILED) return ErrnoError("mmap " + path);
-  // Else the half would count as in use for as long as a child lives that the trainer has forked.
+  // Otherwise the half would count as in use as long as a forked child of the trainer lives.
   if (madvise(base, size, MADV_DONTFORK) != 0) {
     const Status error = ErrnoError("madvise " + path);
     munmap(base, size);
@@ -37,7 +37,7 @@ StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path,
 }
 
 HalfMapping::~HalfMapping() {
-  // A forked child may have other memory there.
+  // In a forked child this address may have other memory.
   if (getpid() == process_) munmap(bytes_.data(), bytes_.size());
 }
 

@@ -1,7 +1,6 @@
-// A writable mapping of one of the agent's halves, kept from offload to offload.
-// Owner: shared by the client and the offload that writes it; unmapped with the last. Forked
-// children do not have it.
-// Threads: immutable. Errors name the file. Cost: page tables are filled once, at Map.
+// A writable mapping of one of the agent's halves, kept from offload to offload. The client and the
+// offload that writes it share it, and the last owner unmaps it. Forked children do not have it.
+// Map fills the page tables once. Errors name the file.
 #pragma once
 
 #include <sys/types.h>
@@ -16,14 +15,14 @@ namespace deltawire {
 
 class HalfMapping {
  public:
-  /// `populate`: fill the page tables of the whole file. REQUIRES then: the file has no holes (the
-  /// half of an agent that owns a part has holes). `sender`: its user, who owns the file.
+  /// `populate` fills the page tables of the whole file. REQUIRES then: the file has no holes (the
+  /// half of an agent that owns a part has holes). `sender` is the user who owns the file.
   static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, uid_t sender,
                                                     bool populate = true);
   ~HalfMapping();
 
   MutableBytes bytes() const { return bytes_; }
-  /// Whether `path` still names the mapped file (an agent may have made its halves anew).
+  /// Returns whether `path` still names the mapped file. The agent may have made its halves anew.
   bool Current(const std::string& path) const;
 
  private:

@@ -1,7 +1,6 @@
-// A stream that shows the agent that this process lives, for as long as it is open. The agent sends
-// one event when it has noted the stream. Owner: the TrainerClient or its Offload. Threads: gRPC's
-// threads call the reactor; the other methods from any. Cost: no thread of its own. Errors: Start
-// and status return the agent's.
+// A stream that shows the agent that this process lives, as long as it is open. The agent sends one
+// event when it has noted the stream. gRPC's threads call the reactor; any thread may call the
+// other methods. Start and status return the agent's errors.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -24,8 +23,8 @@ class HeldStream final : public grpc::ClientReadReactor<Event> {
   HeldStream(const HeldStream&) = delete;
   HeldStream& operator=(const HeldStream&) = delete;
 
-  /// Begins the stream: `call(context, request, reactor)` is the stub's method. Call once.
-  /// `wait`: for an agent that does not listen yet.
+  /// Begins the stream. `call(context, request, reactor)` is the stub's method, and `wait` is the
+  /// time limit for an agent that does not listen yet. Call once.
   template <typename Begin>
   void Open(Request request, bool wait, const Begin& call) {
     request_ = std::move(request);
@@ -38,11 +37,11 @@ class HeldStream final : public grpc::ClientReadReactor<Event> {
     this->StartRead(&event_);
     this->StartCall();
   }
-  /// Returns OK when the agent has noted the stream, otherwise the reason why it does not. `gone`,
-  /// which may be null, is asked ten times a second; true ends the wait with CANCELLED.
+  /// Returns OK when the agent has noted the stream, otherwise its reason for refusal. It calls
+  /// `gone`, which may be null, ten times a second; true ends the wait with CANCELLED.
   grpc::Status AwaitNoted(std::chrono::milliseconds timeout, const std::function<bool()>& gone) {
     constexpr std::chrono::milliseconds kGoneEvery{100};
-    // The stream itself has no deadline, since it may have to last for any time.
+    // The stream itself has no deadline, because it may last for any time.
     const auto end = std::chrono::steady_clock::now() + timeout;
     std::unique_lock lock(mu_);
     while (true) {
@@ -57,7 +56,7 @@ class HeldStream final : public grpc::ClientReadReactor<Event> {
     }
     return done_ ? status_ : grpc::Status::OK;
   }
-  /// OK while the stream is open; otherwise how it ended.
+  /// Returns OK while the stream is open, otherwise how it ended.
   grpc::Status status() const {
     std::lock_guard lock(mu_);
     return done_ ? status_ : grpc::Status::OK;

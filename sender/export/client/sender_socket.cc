@@ -21,18 +21,19 @@
 namespace deltawire {
 namespace {
 
-// Accounts below belong to services, such as the packages' "deltawire", and not to people.
+// Accounts with lower numbers belong to services, such as the packages' "deltawire".
 constexpr uid_t kFirstPerson = 1000;
 
-// In a user namespace every user of outside has one number, so a stranger there is none to trust.
+// In a user namespace all outside users share one number, so none of them can be trusted.
 bool IsTrustedPeer(uid_t uid) {
   return uid == ::geteuid() || uid == 0 || (::geteuid() == 0 && uid < kFirstPerson);
 }
 
-// Directories of outside are root's there, as a rule.
+// Outside directories usually belong to root there.
 bool IsTrustedOwner(uid_t uid) { return IsTrustedPeer(uid) || IsOwnOrRoot(uid); }
 
-// The paths whose connections forked children close. Never destroyed: a fork may come at any time.
+// The paths whose connections forked children close. Never destroyed, because a fork may come at
+// any time.
 struct Closed {
   std::mutex mu;
   std::vector<std::string> paths;
@@ -42,8 +43,8 @@ Closed& ClosedPaths() {
   return *closed;
 }
 
-// The path of the socket to which `fd` is connected, in `peer`; empty: of no such socket. A path of
-// full length has no NUL.
+// Returns the path, in `peer`, of the socket to which `fd` is connected, or "" for other
+// descriptors. A path of full length has no NUL.
 std::string_view PeerPath(int fd, sockaddr_un& peer) {
   peer = {};
   socklen_t size = sizeof peer;
@@ -57,8 +58,8 @@ bool IsConnectedTo(int fd, const std::vector<std::string>& paths) {
   return std::ranges::find(paths, PeerPath(fd, peer)) != paths.end();
 }
 
-// Runs in the child, whose only thread this is. gRPC's objects there still have the numbers, and so
-// each number stays taken.
+// Runs in the child as its only thread. gRPC's objects there still use the numbers, so each number
+// stays taken.
 void CloseConnections() {
   Closed& closed = ClosedPaths();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));

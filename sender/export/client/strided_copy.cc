@@ -13,15 +13,15 @@
 namespace deltawire {
 namespace {
 
-// Bytes that a thread takes at a time: enough to pay for the hand-over, few enough to share evenly.
+// The bytes of one thread's piece: enough to pay for the hand-over, few enough to share evenly.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 constexpr uint64_t kTile = 64;  // elements; a tile of both sides stays in the first-level cache
 
-// Copies shorter than this go through the cache, since they may well be read again soon.
+// Shorter copies go through the cache, because they may well be read again soon.
 constexpr uint64_t kStreamBytes = uint64_t{256} << 10;
 
-// Memcpy for bytes that nobody reads again soon: large pieces go past the cache, which saves
-// reading the lines that are about to be overwritten. Any alignment.
+// Copies bytes that are not read again soon: large pieces bypass the cache, which saves reading the
+// lines that they overwrite. Any alignment.
 void CopyLarge(std::byte* to, const std::byte* from, uint64_t bytes) {
 #if defined(__SSE2__)
   constexpr uint64_t kLine = 64;
@@ -47,7 +47,7 @@ struct Dim {
   int64_t to = 0, from = 0;  // strides in bytes
 };
 
-// Drops dimensions of one element, and merges neighbouring dimensions that are contiguous in both
+// Removes dimensions of one element, and merges adjacent dimensions that are contiguous in both
 // memories.
 std::vector<Dim> Simplify(std::span<const int64_t> to, std::span<const int64_t> from,
                           std::span<const uint64_t> shape) {
@@ -85,7 +85,7 @@ void ForEach(uint64_t n, uint64_t bytes, ThreadPool* pool, const std::function<v
   for (uint64_t i = 0; i < n; ++i) fn(i);
 }
 
-// Copies when `run` bytes are contiguous in both memories, once for each step of `outer`.
+// Copies if `run` bytes are contiguous in both memories, once for each step of `outer`.
 void CopyRuns(std::byte* to, const std::byte* from, std::span<const Dim> outer, uint64_t run,
               ThreadPool* pool) {
   const uint64_t runs = Steps(outer);
@@ -116,7 +116,7 @@ struct Wide {
   uint64_t halves[2];
 };
 
-// Copies a tile of rows x columns elements; in the source, elements along `row` lie nearer
+// Copies a tile of rows x columns elements. In the source, elements along `row` are closer
 // together.
 template <typename T>
 void CopyTile(std::byte* to, const std::byte* from, const Dim& row, const Dim& column,
@@ -132,12 +132,12 @@ void CopyTile(std::byte* to, const std::byte* from, const Dim& row, const Dim& c
   }
 }
 
-// Copies when the source's elements are not contiguous along the last dimension.
+// Copies if the source's elements are not contiguous along the last dimension.
 template <typename T>
 void CopyTiles(std::byte* to, const std::byte* from, std::vector<Dim> dims, ThreadPool* pool) {
   const Dim column = dims.back();
   dims.pop_back();
-  Dim row;  // the dimension along which the source's elements are nearest
+  Dim row;  // the dimension along which the source's elements are closest
   if (!dims.empty()) {
     const auto nearest = std::min_element(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) {
       return std::abs(a.from) < std::abs(b.from);

@@ -11,8 +11,8 @@ namespace {
 
 std::string BaseName(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The program's name, and for an interpreter also the script. Further arguments are left out, since
-// they may be secret.
+// Returns the program's name, and for an interpreter also the script. Further arguments are left
+// out, because they may be secret.
 std::string Program() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;

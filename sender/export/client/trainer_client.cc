@@ -33,12 +33,12 @@ constexpr std::chrono::milliseconds kNotedWithin{2000};
 constexpr std::string_view kPass = "give its data directory as the endpoint";
 constexpr size_t kCopyThreads = 4;  // a few saturate a memory bus, and a node has several ranks
 
-// "[2, 3]", for messages.
+// Returns "[2, 3]", for messages.
 std::string ShapeText(std::span<const uint64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// Row-major strides in bytes.
+// Returns row-major strides in bytes.
 std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned element) {
   std::vector<int64_t> strides(shape.size());
   auto stride = static_cast<int64_t>(element);
@@ -49,7 +49,7 @@ std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned elem
   return strides;
 }
 
-// An error if `s` does not fit into a tensor of `meta`.
+// Returns an error if `s` does not fit into a tensor of `meta`.
 Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
   const unsigned element = DTypeBytes(meta.dtype);
   bool fits = s.shape.size() == meta.shape.size();
@@ -69,8 +69,8 @@ Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
                 s.element_bytes, ShapeText(s.start));
 }
 
-// Returns when the call that `start` begins is over. It is one call all the while, so that the
-// agent counts its caller as waiting. `start` is given what it has gRPC call at the end.
+// Waits for the call that `start` begins. It stays one call throughout, so that the agent counts
+// its caller as waiting. `start` gets the callback for gRPC to call at the end.
 grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& gone,
                    const std::function<void(std::function<void(grpc::Status)>)>& start) {
   std::mutex mu;
@@ -95,7 +95,7 @@ grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& go
   return *done;
 }
 
-// Whether the source is all of a row-major tensor, without gaps.
+// Returns whether the source is all of a row-major tensor, without gaps.
 bool IsWhole(const TensorMeta& meta, const StridedSource& source) {
   if (!std::ranges::equal(source.shape, meta.shape)) return false;
   if (source.strides.empty()) return true;
@@ -106,10 +106,10 @@ bool IsWhole(const TensorMeta& meta, const StridedSource& source) {
   return true;
 }
 
-/// Shows the agent that this rank lives while it writes. Dropping it ends the offload if the rank
-/// was not ready.
+/// The stream that shows the agent that this rank lives while it writes. Destroying it ends the
+/// offload if the rank was not ready.
 using Attendance = HeldStream<v1::AttendOffloadRequest, v1::AttendOffloadEvent>;
-/// Shows the agent that this process uses the model, between offloads, too.
+/// The stream that shows the agent that this process uses the model, also between offloads.
 using ModelUse = HeldStream<v1::AttendModelRequest, v1::AttendModelEvent>;
 
 grpc::ChannelArguments SocketArguments() {
@@ -137,25 +137,25 @@ struct TrainerClient::Impl {
   std::unique_ptr<ModelUse> use;  // destroyed before the stub
   std::function<bool()> gone;
   std::function<void(const std::string&)> notice;
-  bool noticed = false;              // that nobody listens, and nobody has since
-  std::optional<SenderPeer> sender;  // as last looked at; null: not yet, or it was started anew
+  bool noticed = false;              // the notice of the sender's absence was given
+  std::optional<SenderPeer> sender;  // at the last look; null: none, or the sender was restarted
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
-  std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
+  std::vector<ByteRange> owned;      // in the data section, as whole chunks; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
-  /// The last version that this client made ready, unless it has been told that it was abandoned.
+  /// The last version that this client made ready, unless it has been abandoned.
   uint64_t ready_version = 0, ready_attempt = 0;
   std::unique_ptr<GpuBase> base;  // of `chunks`; made when first used
   Hash128 based_on;               // the layout's fingerprint
   size_t copy_threads = 0;
-  std::unique_ptr<ThreadPool> copiers;  // made when first used
+  std::unique_ptr<ThreadPool> copiers;  // created on first use
   std::once_flag copiers_made;
   const pid_t process = ::getpid();
 
   Impl() = default;
-  // A forked child has none of gRPC's threads, so the end of the stream, and of the channel, would
-  // never come there. The parent has both.
+  // A forked child has none of gRPC's threads, so the end of the stream and of the channel would
+  // never come there. The parent owns both.
   ~Impl() {
     if (::getpid() == process) return;
     (void)use.release();
@@ -168,7 +168,7 @@ struct TrainerClient::Impl {
     context.set_deadline(std::chrono::system_clock::now() + timeout);
     context.set_wait_for_ready(true);
   }
-  /// Says, before a wait, that there is nobody to wait for: the caller may have to start it.
+  /// Gives the notice, before a wait, that no sender listens: the caller may have to start it.
   void SayIfAbsent() {
     if (!notice) return;
     const Status there = ProbeTrainerSocket(socket, kPass);
@@ -188,8 +188,8 @@ struct TrainerClient::Impl {
     }
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
   }
-  // Looks at who listens at the socket, once for each of the sender's processes. OK if nobody does
-  // yet, unless `answered` says that somebody has.
+  // Checks the process that listens at the socket, once for each of the sender's processes. Returns
+  // OK if none listens yet, unless `answered` says that one has.
   Status CheckSender(bool answered) {
     if (sender) return absl::OkStatus();
     DW_ASSIGN_OR_RETURN(sender, LookAtSender(socket));
@@ -205,9 +205,9 @@ struct TrainerClient::Impl {
                   "restart it",
                   MessageOf(there));
   }
-  // Shows that this process uses the model. Returns when the agent has noted it, or cannot: an
-  // agent of an older release does not know the call, and then the stream ends at once, which does
-  // no harm. kNotFound: the model is being unregistered.
+  // Opens the stream that shows that this process uses the model. Returns when the agent has noted
+  // it, or cannot: for an agent of an older release the stream ends at once, without harm.
+  // kNotFound: the model is being unregistered.
   Status ShowUse(std::chrono::milliseconds noted_within) {
     v1::AttendModelRequest request;
     request.set_model(model);
@@ -218,7 +218,7 @@ struct TrainerClient::Impl {
     fresh->Open(std::move(request), true,
                 [this](auto*... call) { stub->async()->AttendModel(call...); });
     const grpc::Status noted = fresh->AwaitNoted(noted_within, gone);
-    use = std::move(fresh);  // only now, so that the agent knows at all times that this one lives
+    use = std::move(fresh);  // assigned last, so that the agent always sees one open stream
     if (noted.error_code() != grpc::StatusCode::NOT_FOUND) return absl::OkStatus();
     return Check(noted, "AttendModel");
   }
@@ -256,7 +256,7 @@ struct TrainerClient::Offload::State {
   uint64_t version = 0;
   uint64_t lease = 0;
   uint64_t attempt = 0;
-  std::optional<Identity> published;  // from which tensors are carried over; null: not told
+  std::optional<Identity> published;  // the base for carried-over tensors; null: unknown
   bool takes_payloads = false;        // of changes of `published`
   MutableBytes data;
   double waited = 0;
@@ -266,8 +266,8 @@ struct TrainerClient::Offload::State {
   bool on_gpu = false;  // DiffOnGpu was called
   std::mutex mu;
   std::vector<uint32_t> written, unchanged;
-  std::set<uint32_t> uncounted;   // of `written`, those with bytes that Finished is not told of
-  std::vector<uint32_t> counted;  // by chunk, once Finished is called; of an only rank
+  std::set<uint32_t> uncounted;   // tensors in `written` with bytes that Finished did not get
+  std::vector<uint32_t> counted;  // by chunk, once Finished is called; only with one rank
 };
 
 StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
@@ -337,7 +337,7 @@ StatusOr<Identity> TrainerClient::Register(const Layout& layout,
   if (impl_->base != nullptr && impl_->based_on != layout.fingerprint()) impl_->base.reset();
   impl_->based_on = layout.fingerprint();
   impl_->chunks = std::move(chunks);
-  // Anew each time, since the agent may have another model under this name now.
+  // Open a new stream each time, because the agent may have another model under this name now.
   DW_RETURN_IF_ERROR(impl_->ShowUse(std::min(impl_->timeout, kNotedWithin)));
   return FromProto(response.published());
 }
@@ -357,8 +357,8 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_publisher(impl_->publisher);
   request.set_client(impl_->client);
   request.set_job(impl_->job);
-  // Where the agent was started anew. It is sent before the call, so that the agent notices from
-  // the grant on if this process dies.
+  // The agent was restarted. Open the stream before the call, so that from the grant on the agent
+  // notices this process's death.
   if (impl_->use->done()) {
     impl_->sender.reset();
     DW_RETURN_IF_ERROR(impl_->CheckSender(false));
@@ -382,7 +382,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   state->waited = response.waited_seconds();
   const Status attended = impl_->MapAndAttend(response, *state);
   if (!attended.ok()) {
-    // Else the other ranks would wait for this one.
+    // Otherwise the other ranks would wait for this one.
     impl_->Abandon(state->lease, MessageOf(attended));
     return attended;
   }
@@ -426,7 +426,8 @@ void TrainerClient::Impl::Abandon(uint64_t lease, std::string_view reason) const
   grpc::ClientContext context;
   Prepare(context);
   context.set_wait_for_ready(false);
-  // If this call fails, the offload is over already, or the end of the attendance tells the agent.
+  // If this call fails, the offload is over already, or the end of the attendance notifies the
+  // agent.
   (void)stub->AbandonOffload(&context, request, &response);
 }
 
@@ -469,8 +470,8 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
     return impl_->Check(Await(context, impl_->gone, start), "WaitPublished");
   };
   Status asked = ask();
-  // A sender that was restarted may have broken the connection, and its new process knows the
-  // version by its attempt. Asking changes nothing there, so it is done once more.
+  // A restart of the sender may have broken the connection, and its new process knows the version
+  // by its attempt. Asking changes nothing there, so ask once more.
   if (absl::IsUnavailable(asked)) asked = ask();
   if (absl::IsAborted(asked) && version == impl_->ready_version) impl_->ready_version = 0;
   DW_RETURN_IF_ERROR(asked);
@@ -492,7 +493,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
 
 TrainerClient::Offload::Offload(std::unique_ptr<State> state) : state_(std::move(state)) {}
 TrainerClient::Offload::~Offload() {
-  // As in ~Impl: nothing would end there.
+  // As in ~Impl, nothing would end there.
   if (state_ != nullptr && ::getpid() != state_->client->process) (void)state_.release();
 }
 
@@ -637,8 +638,8 @@ void TrainerClient::Offload::Abandon(const std::string& reason) {
   state_->attendance->End();
 }
 
-// Nobody else writes, so what this rank's blocks leave out would be published as it was before the
-// offload: the bytes of an older version, or zeros.
+// Without other writers, bytes that this rank's blocks leave out would be published as they were
+// before the offload: bytes of an older version, or zeros.
 Status TrainerClient::Offload::CheckCounted() {
   const Impl& client = *state_->client;
   if (client.world != 1) return absl::OkStatus();  // only the agent knows of all ranks
@@ -663,8 +664,8 @@ Status TrainerClient::Offload::CheckCounted() {
   return absl::OkStatus();
 }
 
-// The rank declares what has not changed since the version that it offloaded last. If the agent
-// carried it over from another one, it would publish bytes that no rank has offered.
+// The rank declares tensors unchanged since the version that it offloaded last. If the agent
+// carried them over from another version, it would publish bytes that no rank has offered.
 Status TrainerClient::Offload::CheckCarried() {
   Impl& client = *state_->client;
   const std::optional<Identity>& from = state_->published;
@@ -673,7 +674,7 @@ Status TrainerClient::Offload::CheckCarried() {
   if (from->id.version == client.ready_version && from->attempt == client.ready_attempt) {
     return absl::OkStatus();
   }
-  // This has told of it: the next declaration is about what is published.
+  // This error informs the caller, so the next declaration is relative to the published version.
   return Errorf(
       StatusCode::kFailedPrecondition,
       "model \"{}\", version {}: {} tensors are declared unchanged since version {}, which "

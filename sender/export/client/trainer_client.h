@@ -1,7 +1,7 @@
 // The trainer's client: registers a model, writes versions into the inactive half, publishes them.
-// Owner: one per writing process (rank). Threads: one caller. Maps the half while an Offload lives.
-// Errors: the agent's, with the socket's path. An Offload that is dropped before Ready, or whose
-// process dies, is abandoned at once for all ranks. Cost of a write: one memcpy into shared memory.
+// Each writing process (rank) has one, with one caller at a time. A write is one memcpy into shared
+// memory. If an Offload is destroyed before Ready, or its process dies, the offload is abandoned at
+// once for all ranks. Errors are the agent's, with the socket's path.
 #pragma once
 
 #include <chrono>
@@ -41,13 +41,13 @@ struct PublishedVersion {
   int64_t published_unix_nanos = 0;
 };
 
-/// Which ranks write a tensor's bytes. kPart: other ranks may write parts of the tensor too, so it
-/// is final when all ranks are ready. kWhole: this rank alone, and the bytes are final now (the
+/// The ranks that write a tensor's bytes. kPart: other ranks may write parts of the tensor, too, so
+/// it is final when all ranks are ready. kWhole: this rank alone, and the bytes are final now (the
 /// agent may diff them at once). kCounted: several ranks write disjoint bytes, and each reports its
 /// own by Finished; the agent diffs a chunk when all its bytes are reported.
 enum class Share : uint8_t { kPart, kWhole, kCounted };
 
-/// An n-dimensional block in the trainer's memory, and where in a tensor it belongs.
+/// An n-dimensional block in the trainer's memory, and its position in a tensor.
 struct StridedSource {
   const std::byte* data = nullptr;
   unsigned element_bytes = 0;        ///< must be the tensor's
@@ -57,63 +57,64 @@ struct StridedSource {
 };
 
 struct RegisterOptions {
-  bool replace = false;          ///< drop a registered model of another layout
+  bool replace = false;          ///< discard a registered model of another layout
   bool keep_side_files = false;  ///< keep the registered ones, ignore those given
-  /// The layout's chunks that this agent publishes where other nodes' agents publish the rest:
-  /// sorted, disjoint; empty: all. Do not write to other chunks: there is no memory behind them.
+  /// The layout's chunks that this agent publishes, if other nodes' agents publish the rest:
+  /// sorted, disjoint; empty: all. Do not write to other chunks: they have no memory.
   std::vector<ChunkRange> owned = {};
 };
 
 struct RegisteredModel {
   std::string name;
-  Identity published;  ///< empty: nothing yet
+  Identity published;  ///< empty: none yet
   uint64_t total_bytes = 0;
-  uint64_t highest_version = 0;  ///< ever published; above that of `published`: rolled back from
+  uint64_t highest_version = 0;  ///< ever published; versions above `published` were rolled back
 };
-/// The models that the agent at `socket` (or data directory) has, by name. kUnimplemented: an agent
-/// of an older release.
+/// Returns the models of the agent at `socket` (or data directory), by name. kUnimplemented: an
+/// agent of an older release.
 StatusOr<std::vector<RegisteredModel>> ListModels(const std::string& socket,
                                                   std::chrono::milliseconds timeout);
 
 class TrainerClient {
  public:
-  /// `socket` is the agent's trainer socket, or its data directory. Connects lazily; calls wait up
-  /// to `timeout` for it.
+  /// `socket` is the agent's trainer socket, or its data directory. The client connects lazily, and
+  /// calls wait up to `timeout` for it.
   TrainerClient(std::string socket, std::string model, uint32_t rank = 0, uint32_t world = 1,
                 std::chrono::milliseconds timeout = std::chrono::seconds(30));
   ~TrainerClient();
 
-  /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
+  /// Sizes the buffers. Returns the published version (epoch 0: none).
   StatusOr<Identity> Register(const Layout& layout, const std::vector<SideFile>& side_files,
                               RegisterOptions options = {});
   const std::optional<Layout>& layout() const;         ///< the registered one
-  void SetTimeout(std::chrono::milliseconds timeout);  ///< for the calls from now on
-  /// Threads that Copy uses, its caller included; 0: four, or one per core if there are fewer.
+  void SetTimeout(std::chrono::milliseconds timeout);  ///< for later calls
+  /// Sets the threads of Copy, its caller included. 0: four, or one per core if there are fewer.
   /// REQUIRES: no Offload lives.
   void SetCopyThreads(size_t threads);
-  /// The name by which the agent tells other publishers who is publishing. Default: ThisProcess().
+  /// Sets the name that the agent shows to other publishers. Default: ThisProcess().
   void SetPublisher(std::string publisher);
-  /// Names one start of this rank's job: the same text at all its ranks, another one once the job
-  /// has been restarted. Ranks of a world above 1 need it to find one another, or an attempt.
+  /// Names one start of this rank's job: the same text at all its ranks, another one after a
+  /// restart. Ranks of a world above 1 need it to find one another, or an attempt.
   void SetJob(std::string job);
-  /// `gone` is asked ten times a second, on the caller's thread, while Register, Begin or
-  /// WaitPublished waits for the agent's answer; true ends that call with kCancelled.
+  /// Calls `gone` ten times a second, on the caller's thread, while Register, Begin or
+  /// WaitPublished waits for the agent's answer. If it returns true, that call ends with
+  /// kCancelled.
   void SetGone(std::function<bool()> gone);
-  /// `notice` gets a line, on the caller's thread, when Register, Begin or WaitPublished begins to
-  /// wait for a sender that is not there: why, and what to do. Once for each absence.
+  /// Calls `notice` with the reason and the remedy, on the caller's thread, when Register, Begin or
+  /// WaitPublished begins to wait for an absent sender, once for each absence.
   void SetNotice(std::function<void(const std::string&)> notice);
 
-  /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
-  /// published when all ranks are ready; they need not wait for one another.
+  /// The offload of one version. Write tensors in any order from any thread, then call Ready. The
+  /// version is published when all ranks are ready; they need not wait for one another.
   class Offload {
    public:
     ~Offload();
-    /// The whole data section, for all ranks: tensor `t` lies at layout.offset(t).
+    /// Returns the whole data section, for all ranks. Tensor `t` is at layout.offset(t).
     MutableBytes data();
-    /// The file that contains data(), mapped at least as long as this lives, and kept for later
-    /// offloads. Null where the agent owns a part: there is no memory behind the rest.
+    /// Returns the file that contains data(), mapped at least as long as this lives, and kept for
+    /// later offloads. Null if the agent owns a part: the rest has no memory.
     std::shared_ptr<HalfMapping> whole_mapping() const;
-    /// Memory of tensor `t`, to be written in place; call Written afterwards.
+    /// Returns the memory of tensor `t`, to be written in place. Call Written afterwards.
     MutableBytes tensor(size_t t);
     /// Copies the owned bytes of `data` (of exactly the tensor's size) into place, and calls
     /// Written.
@@ -121,44 +122,45 @@ class TrainerClient {
     /// Copies a block into its place, on the client's copy threads. Does not call Written.
     /// REQUIRES: all of the block is owned.
     Status Copy(size_t t, const StridedSource& source);
-    /// The same copy, to tensor(t), for a device that runs it itself. REQUIRES: no dimension is 0.
+    /// Returns the same copy, to tensor(t), for a device that runs it. REQUIRES: no dimension is 0.
     StatusOr<BlockCopy> CopyFor(size_t t, const StridedSource& source) const;
-    /// Diffs tensor `t`, which `source` on CUDA device `device` has, there, against a copy that the
-    /// device keeps. Copy the ranges that go whole, then call Diffed and Written. nullopt, and
-    /// nothing done: it is not a whole contiguous tensor that this rank alone writes, or the agent
-    /// owns a part. REQUIRES: once a tensor; one call at a time; all work on the source is
-    /// complete.
+    /// Diffs tensor `t`, whose values `source` has on CUDA device `device`, there, against a copy
+    /// that the device keeps. Copy the ranges that go whole, then call Diffed and Written. Returns
+    /// nullopt and does nothing unless it is a whole contiguous tensor that this rank alone writes,
+    /// and the agent owns all of the model. REQUIRES: once a tensor; one call at a time; all work
+    /// on the source is complete.
     StatusOr<std::optional<GpuBase::Written>> DiffOnGpu(size_t t, const StridedSource& source,
                                                         int device, Share share);
-    /// These chunks hold payloads. Returns before the agent is told.
+    /// Reports that these chunks hold payloads. Returns before the agent knows.
     Status Diffed(std::span<const DiffedChunk> payloads);
-    /// These bytes of tensor `t` are final, and no other rank writes them. Call Written(kCounted)
-    /// as well. kFailedPrecondition, and the offload is over, when the ranks report more bytes than
-    /// there are. From any thread; returns before the agent is told.
+    /// Reports that these bytes of tensor `t` are final, and that no other rank writes them. Call
+    /// Written(kCounted) as well. If the ranks report more bytes than there are, it fails with
+    /// kFailedPrecondition and the offload is over. Any thread may call it; it returns before the
+    /// agent knows.
     Status Finished(uint32_t t, const Destination& bytes);
-    /// The same for a block of `shape` elements at `start`; empty `start`: at the tensor's first
+    /// Reports a block of `shape` elements at `start`; empty `start`: at the tensor's first
     /// element.
     Status FinishedBlock(uint32_t t, std::span<const uint64_t> start,
                          std::span<const uint64_t> shape);
-    /// This rank has written its share of these tensors. With a single rank the bytes are final,
-    /// and the agent may diff them already.
+    /// Says that this rank has written its share of these tensors. With a single rank the bytes are
+    /// final, and the agent may diff them already.
     Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
-    /// The agent shall carry the tensor over from the published version. Where that is not the one
+    /// Makes the agent carry the tensor over from the published version. If that is not the one
     /// that this client made ready last, and no wait has said so, Ready is kFailedPrecondition,
     /// once.
     void Unchanged(size_t t);
-    /// This rank is done; returns when the agent has recorded it. kAborted with the reason when
-    /// another rank has died or given up meanwhile. kFailedPrecondition, and no call, when this is
-    /// the only rank and Finished was not told of all bytes of a tensor that is kCounted alone.
+    /// Says that this rank is done, and returns when the agent has recorded it. kAborted with the
+    /// reason: another rank has died or abandoned the offload. kFailedPrecondition, without a call:
+    /// this is the only rank, and Finished did not get all bytes of a tensor that is only kCounted.
     Status Ready();
-    /// kAborted with the reason once the offload is over for all ranks. Makes no call: it looks at
-    /// what the agent has reported so far.
+    /// Returns kAborted with the reason once the offload is over for all ranks. Makes no call, but
+    /// uses the agent's latest report.
     Status Check() const;
-    /// Gives the version up for all ranks, which get `reason`. Nothing is published.
+    /// Abandons the version for all ranks, which get `reason`. Nothing is published.
     void Abandon(const std::string& reason);
-    /// Seconds that BeginOffload waited for the half.
+    /// Returns how many seconds BeginOffload waited for the half.
     double waited_seconds() const;
-    /// The offload's attempt, as given to Begin or as the agent drew it.
+    /// Returns the offload's attempt, as given to Begin or as the agent drew it.
     uint64_t attempt() const;
 
    private:
@@ -175,15 +177,15 @@ class TrainerClient {
     std::unique_ptr<State> state_;
   };
 
-  /// `attempt` ties the parts of one offload together: every rank gives every agent the same number
-  /// (DrawAttempt), and each offload another one. 0: the agent draws one for its own ranks, which
-  /// SetJob ties together; kInvalidArgument for an agent that owns a part of the model, and for
-  /// several ranks without a job. kFailedPrecondition names the publisher that already writes the
-  /// model. `again`: `version` may be the published one, which begins an epoch then. REQUIRES:
-  /// Register. The client outlives the offload.
+  /// Begins an offload. `attempt` ties its parts together: every rank gives every agent the same
+  /// number (DrawAttempt), and each offload another one. With 0 the agent draws one for its own
+  /// ranks, which SetJob ties together; that is kInvalidArgument for an agent that owns a part of
+  /// the model, and for several ranks without a job. kFailedPrecondition names the publisher that
+  /// already writes the model. With `again`, `version` may be the published one, which then begins
+  /// an epoch. REQUIRES: Register. The client outlives the offload.
   StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0,
                                            bool again = false);
-  /// Waits up to the client's timeout, or `timeout` if given; asks once more if the connection
+  /// Waits up to the client's timeout, or `timeout` if given. It asks once more if the connection
   /// breaks. kAborted, with the reason, as soon as this client's offload of `version` is abandoned.
   StatusOr<PublishedVersion> WaitPublished(uint64_t version,
                                            std::chrono::milliseconds timeout = {});

@@ -30,7 +30,7 @@ Status ProbeTrainerSocket(const std::string& path, std::string_view pass) {
                   path, sizeof address.sun_path - 1);
   }
   path.copy(address.sun_path, path.size());
-  // Non-blocking: a sender that is stopped, with a full backlog, is there all the same.
+  // Non-blocking, because a stopped sender with a full backlog still counts as present.
   const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.get() < 0) return ErrnoError("socket");
   const int rc = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);

@@ -1,6 +1,5 @@
-// The sender's trainer socket, from a client's side: its path, and why nobody takes connections
-// there. gRPC only says that a call was late, so the socket is dialed. Owner: none, functions.
-// Threads: any. Cost: one connection. Errors: kUnavailable, with the reason and the remedy.
+// The sender's trainer socket, from a client's side: its path, and why no process accepts
+// connections there. gRPC only reports a late call, so these functions dial the socket.
 #pragma once
 
 #include <string>
@@ -10,12 +9,13 @@
 
 namespace deltawire {
 
-/// The socket's path: a data directory stands for the socket in it, even before the sender has made
-/// either.
+/// Returns the socket's path. A data directory stands for the socket in it, even before the sender
+/// has made either.
 std::string TrainerSocketOf(std::string endpoint);
 
-/// OK if a process takes connections at `path`. `pass`: how this program is told another path, e.g.
-/// "pass --socket PATH". kInvalidArgument: no socket can have such a path.
+/// Returns OK if a process accepts connections at `path`, else kUnavailable with the reason and the
+/// remedy. `pass` is this program's way to set another path, e.g. "pass --socket PATH".
+/// kInvalidArgument: no socket can have such a path.
 Status ProbeTrainerSocket(const std::string& path, std::string_view pass);
 
 }  // namespace deltawire

@@ -6,8 +6,8 @@
 namespace deltawire {
 namespace {
 
-// What dimensions [d, ..) and the run cover: the distance from their first byte to the end of their
-// last one, and how many of the bytes in between they write.
+// The extent of dimensions [d, ..) and the run: the distance from the first byte to the end of the
+// last one, and the number of written bytes in between.
 struct Extent {
   uint64_t span = 0, bytes = 0;
 };
@@ -21,14 +21,14 @@ Extent ExtentFrom(const Destination& to, size_t d) {
   return extent;
 }
 
-// How many bytes dimensions [d, ..) and the run write below offset `limit`, if they begin at offset
-// 0.
+// Returns how many bytes dimensions [d, ..) and the run write below offset `limit`, if they begin
+// at 0.
 uint64_t Below(const Destination& to, size_t d, uint64_t limit) {
   if (d == to.dims.size()) return std::min(limit, to.run_bytes);
   const auto [count, stride] = to.dims[d];
   const Extent inner = ExtentFrom(to, d + 1);
-  // First the steps that lie wholly below the limit, then those that it cuts. It usually cuts one;
-  // it cuts several only where steps interleave.
+  // Count the steps that lie wholly below the limit, then those that it cuts. It usually cuts one,
+  // or several if steps interleave.
   uint64_t step = limit < inner.span ? 0 : std::min(count, (limit - inner.span) / stride + 1);
   uint64_t bytes = step * inner.bytes;
   for (; step < count && step * stride < limit; ++step) {
@@ -60,7 +60,7 @@ Destination Destination::OfBlock(std::span<const uint64_t> tensor, unsigned elem
   return to;
 }
 
-// Sorts the outer dimensions first, and merges neighbouring runs into one.
+// Sorts the outer dimensions first, and merges adjacent runs into one.
 void Destination::Tidy() {
   if (std::any_of(dims.begin(), dims.end(), [](const auto& d) { return d.count == 0; })) {
     run_bytes = 0;
@@ -89,8 +89,8 @@ std::vector<WrittenBytes> CountWrittenBytes(const ChunkTable& chunks, uint32_t t
   std::vector<WrittenBytes> counted;
   const uint64_t all = to.bytes();
   const uint32_t first = chunks.first_of_tensor(t), end = chunks.end_of_tensor(t);
-  // A layout program has many small boxes in a large tensor, so this skips to the first chunk that
-  // the box meets.
+  // A layout program has many small boxes in a large tensor, so skip to the first chunk that the
+  // box meets.
   const auto table = std::views::iota(first, end);
   const auto met = std::ranges::partition_point(table, [&](uint32_t c) {
     return chunks[c].offset - chunks[first].offset + chunks[c].bytes <= to.offset;

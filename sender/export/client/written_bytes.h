@@ -1,7 +1,6 @@
-// Counts how many bytes of each chunk a copy into a tensor writes. Ranks tell the agent, which
-// diffs a chunk as soon as all its bytes are counted. Exact for boxes and strided copies: over
-// ranks whose parts tile a tensor, the counts add up to the chunks' sizes. Owner: the caller; plain
-// values. Threads: one per value. Cost: some multiplications per chunk touched. Errors: none.
+// Counts of the bytes that a copy into a tensor writes in each chunk. Ranks report them to the
+// agent, which diffs a chunk as soon as all its bytes are counted. They are exact for boxes and
+// strided copies: if ranks' parts tile a tensor, the counts add up to the chunks' sizes.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +25,15 @@ struct Destination {
   uint64_t run_bytes = 0;
   std::vector<DestinationDim> dims;
 
-  /// The bytes that `copy` writes. REQUIRES: its destination strides are positive.
+  /// Returns the bytes that `copy` writes. REQUIRES: its destination strides are positive.
   static Destination Of(const kernels::StridedCopy& copy);
-  /// A block of `shape` elements at `start` in a row-major tensor; empty `start`: at its first
-  /// element.
+  /// Returns a block of `shape` elements at `start` in a row-major tensor; empty `start`: at its
+  /// first element.
   static Destination OfBlock(std::span<const uint64_t> tensor, unsigned element_bytes,
                              std::span<const uint64_t> start, std::span<const uint64_t> shape);
 
   uint64_t bytes() const;
-  /// How many of its bytes have an offset below `limit`.
+  /// Returns how many of its bytes have an offset below `limit`.
   uint64_t BytesBelow(uint64_t limit) const;
 
  private:
@@ -47,8 +46,8 @@ struct WrittenBytes {
   uint32_t bytes = 0;
 };
 
-/// How many bytes `to` writes of each chunk of tensor `t`, chunks rising; untouched chunks are left
-/// out.
+/// Returns the bytes that `to` writes in each chunk of tensor `t`, chunks rising. Untouched chunks
+/// are left out.
 std::vector<WrittenBytes> CountWrittenBytes(const ChunkTable& chunks, uint32_t t,
                                             const Destination& to);
 

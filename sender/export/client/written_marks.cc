@@ -7,7 +7,7 @@
 namespace deltawire {
 namespace {
 
-// Size of a batch: small enough to overlap with the copying, large enough to make few calls.
+// The size of a batch: small enough to overlap with the copying, large enough to make few calls.
 constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
 // Tensors may be tiny, so a message's entries are limited as well.
 constexpr size_t kBatchEntries = size_t{1} << 16;
@@ -65,7 +65,7 @@ void WrittenMarks::SendSome(bool all) {
   const size_t entries = tensors_.size() + chunks_.size() + payloads_.size();
   const bool enough = bytes_ >= kBatchBytes || entries >= kBatchEntries || (all && entries > 0);
   if (call_ != nullptr || !enough || !failure_.ok()) return;
-  // It is the call under way only once nothing can fail any more that would keep it from ending.
+  // Set it as the running call only when nothing can fail that would keep it from ending.
   auto call = std::make_unique<Call>();
   v1::MarkWrittenRequest& request = call->request;
   request.set_model(writer_.model);

@@ -1,8 +1,7 @@
-// Tensors and chunks that a rank has written and the agent has not heard of yet, and the
-// MarkWritten calls that tell it: one at a time, beside the copying, in batches so large that calls
-// cost little. Owner: the Offload; dropping this ends a running call. Threads: any; gRPC's call
-// back. Cost: 8 bytes per waiting chunk. Errors: once a call failed, every later function returns
-// its error.
+// The reports to the agent of the tensors and chunks that a rank has written. They travel in
+// MarkWritten calls, one at a time, beside the copying, in batches so large that calls cost little.
+// Any thread may add reports. Once a call has failed, every later function returns its error. The
+// destructor ends a running call.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -39,9 +38,9 @@ class WrittenMarks {
   WrittenMarks(const WrittenMarks&) = delete;
   WrittenMarks& operator=(const WrittenMarks&) = delete;
 
-  /// Adds whole tensors, of `bytes` together. Returns before the agent is told.
+  /// Adds whole tensors of `bytes` in total. Returns before the agent knows.
   grpc::Status AddTensors(std::span<const uint32_t> tensors, uint64_t bytes);
-  /// Adds bytes of chunks. Returns before the agent is told.
+  /// Adds bytes of chunks. Returns before the agent knows.
   grpc::Status AddChunks(std::span<const WrittenBytes> chunks);
   /// Adds payloads in the half, of tensors that are added later. Returns before the agent is told.
   grpc::Status AddPayloads(std::span<const DiffedChunk> payloads);
@@ -67,7 +66,7 @@ class WrittenMarks {
   std::unordered_map<uint32_t, uint32_t> chunks_;
   std::vector<DiffedChunk> payloads_;
   uint64_t bytes_ = 0;
-  std::unique_ptr<Call> call_;  // under way
+  std::unique_ptr<Call> call_;  // the running call
   bool flushing_ = false;
   grpc::Status failure_;
 };

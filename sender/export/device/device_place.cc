@@ -13,7 +13,7 @@ using mcore::Plan;
 
 constexpr uint64_t kAlignment = 64;
 
-/// Some rows of a shard, and where in a bucket they lie.
+/// Some rows of a shard, and their place in a bucket.
 struct Window {
   const DeviceShard* shard = nullptr;
   mcore::RowRange rows;
@@ -85,7 +85,7 @@ class DevicePlace::Staging {
       if (status.ok()) status = Place(b);
       ++stats.buckets;
     }
-    // No copy may still be writing into buckets that the next user fills.
+    // Copies must end before the buckets' next user fills them.
     if (!status.ok()) owner_.queues_.WaitForAll().IgnoreError();
     return status;
   }
@@ -98,7 +98,8 @@ class DevicePlace::Staging {
     for (size_t i = 0; i < count; ++i) {
       Bucket& bucket = owner_.ring_[i];
       if (bucket.bytes < wanted) {
-        // Moving would free the memory first, and CUDA would unpin what is not there any more.
+        // Unpin first: moving would free the memory, and CUDA would unpin memory that no longer
+        // exists.
         bucket.pin.reset();
         bucket = Bucket();
         bucket.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + kAlignment);
@@ -172,7 +173,7 @@ Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const
 Status DevicePlace::PlaceDirectly(const Plan& plan, std::vector<DeviceShard>& shards,
                                   const HalfMemory& half, DevicePlaceStats& stats) {
   queues_.DropUnused();
-  // While one turn's batch is on its way, the other's is queued behind it.
+  // While one turn's batch is being copied, the other's is queued behind it.
   Batch batches[kTurns];
   size_t queued = 0, reported = 0;
   Status status;
@@ -197,7 +198,7 @@ Status DevicePlace::PlaceDirectly(const Plan& plan, std::vector<DeviceShard>& sh
     }
   }
   for (int i = 0; i < kTurns && status.ok(); ++i) finish((turn + i) % kTurns);
-  // Waits after an error too: a running kernel must not outlive the offload.
+  // Wait after an error, too: a running kernel must not outlive the offload.
   const Status done = queues_.WaitForAll();
   if (status.ok()) status = done;
   shards.erase(shards.begin(), shards.begin() + static_cast<ptrdiff_t>(reported));

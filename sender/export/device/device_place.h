@@ -1,7 +1,7 @@
-// Copies shards that the CPU cannot read to their HF places: from a CUDA device by a kernel
-// straight into the pinned half; if that is impossible, and from callbacks, over two host buckets
-// of rows. Owner: one per rank. Threads: one caller. Cost: two buckets, and what DeviceQueues keeps
-// pinned. Errors: no byte counts as written; the caller abandons the offload.
+// A copier of shards that the CPU cannot read to their HF places. A CUDA device writes straight
+// into the pinned half with a kernel. If that is impossible, and for callbacks, rows go over two
+// host buckets. Each rank has one, with one caller. After an error no byte counts as written, and
+// the caller abandons the offload.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ struct DeviceShard {
   const LiveTensor* live = nullptr;  ///< REQUIRES: not on_host()
 };
 
-/// Where the shards go.
+/// The destination of the shards.
 struct HalfMemory {
   mcore::Transfer::TensorMemory tensor;
   MappedHalf mapped;  ///< holds all tensors
@@ -35,20 +35,20 @@ struct DevicePlaceStats {
   uint64_t staged_bytes = 0;  ///< of shards, copied over the buckets
   uint64_t buckets = 0;
   uint64_t bucket_bytes = 0;  ///< of both buckets together
-  std::string why_staged;     ///< why the direct way was not taken; empty: it was
+  std::string why_staged;     ///< why the direct path was not used; empty: it was
 };
 
 class DevicePlace {
  public:
-  /// A bucket holds `bucket_bytes`, or one row if that is larger.
-  /// Of shards that a device writes, about `batch_bytes` are reported at a time.
+  /// A bucket holds `bucket_bytes`, or one row if that is larger. Shards that a device writes are
+  /// reported about `batch_bytes` at a time.
   explicit DevicePlace(uint64_t bucket_bytes = 64ULL << 20, uint64_t batch_bytes = 256ULL << 20)
       : bucket_bytes_(bucket_bytes), batch_bytes_(batch_bytes) {}
   ~DevicePlace();
 
-  /// Returns when every byte is in place. Shards are reported while later ones are on their way. If
-  /// a device fails, the shards that were not reported are written again over the buckets; only if
-  /// that fails too is there an error.
+  /// Returns when every byte is in place. Shards are reported while later ones are being copied. If
+  /// a device fails, the unreported shards are written again over the buckets; it fails only if
+  /// that fails, too.
   StatusOr<DevicePlaceStats> Run(const mcore::Plan& plan, std::span<const DeviceShard> shards,
                                  const HalfMemory& half, ThreadPool& pool);
 
@@ -59,7 +59,7 @@ class DevicePlace {
     uint64_t bytes = 0;
     std::unique_ptr<kernels::GpuPin> pin;  // destroyed before its memory
   };
-  /// Shards whose bytes are on their way, by one queue of each device.
+  /// Shards that one queue of each device is copying.
   struct Batch {
     std::vector<mcore::Step> steps;
     size_t shards = 0;

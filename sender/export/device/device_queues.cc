@@ -8,7 +8,7 @@ namespace deltawire {
 
 namespace {
 
-/// The bytes that a copy writes lie in [first, last) of its destination.
+/// The bytes that a copy writes are in [first, last) of its destination.
 struct Span {
   int64_t first, last;
 };
@@ -68,7 +68,8 @@ StatusOr<std::byte*> DeviceQueues::Map(const MappedHalf& half, uint64_t first, u
     if (known->parts[part] != nullptr) continue;
     known->refused = PinPart(*known, half, part, queue);
     if (known->refused.ok()) continue;
-    // A copy by somebody else must not cross a border of what is pinned. Kernels may still write.
+    // A foreign copy must not cross the border of pinned memory, so unpin it all. Kernels may still
+    // write.
     WaitForAll().IgnoreError();
     for (auto& pinned : known->parts) pinned.reset();
   }
@@ -86,7 +87,7 @@ Status DeviceQueues::Copy(kernels::GpuQueue& queue, const kernels::StridedCopy& 
   const uint64_t last = start + static_cast<uint64_t>(written.last);
   DW_ASSIGN_OR_RETURN(std::byte* const mapped, Map(half, first, last, queue));
   const MutableBytes there(mapped - written.first, to.size());
-  // A kernel passes from one part to the next. A copy of the copy engine must not.
+  // A kernel may cross from one part to the next. A copy of the copy engine must not.
   kernels::StridedCopy piece = copy;
   const bool engine = convert.moves_only() && copy.dims == 0;
   for (uint64_t at = first; at < last; at += piece.run_bytes) {
@@ -106,7 +107,7 @@ Status DeviceQueues::Place(int device, const kernels::StridedCopy& copy, Bytes s
   DropUnused();
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(device));
   const Status queued = Copy(*queue, copy, {}, source, to, half);
-  // Waits after an error too: a running kernel must not outlive the offload.
+  // Wait after an error, too: a running kernel must not outlive the offload.
   const Status done = FromGpu(queue->Wait());
   return queued.ok() ? done : queued;
 }

@@ -9,7 +9,7 @@
 namespace deltawire {
 namespace {
 
-// Size of the host memory between a callback and memory that the callback cannot write.
+// The size of the host memory between a callback and memory that the callback cannot write.
 constexpr uint64_t kHopBytes = 8 << 20;
 constexpr uint64_t kSourceAlignment = 64;
 

@@ -1,7 +1,6 @@
 // A Collective whose sources the CPU cannot read: device memory, or bytes behind a callback. They
-// reach the transfers over the gather's buckets. Owner: one gather; the collective under it and the
-// tensors outlive it. Threads: one caller. Cost: no memory but those two buckets. Errors: the
-// Collective's, and those of a copy or callback, with the parameter's name.
+// reach the transfers over the gather's two buckets. Each gather has one; the inner collective and
+// the tensors outlive it. Errors of a copy or callback have the parameter's name.
 #pragma once
 
 #include <map>
@@ -21,8 +20,8 @@ class ForeignCollective final : public Collective {
                                                              std::span<const LiveTensor> live);
   ~ForeignCollective() override;
 
-  /// The range that stands for tensor `i` as a source. For a callback it is reserved address space
-  /// without memory: a program that reads it crashes.
+  /// Returns the range that stands for tensor `i` as a source. For a callback it is reserved
+  /// address space without memory: a program that reads it crashes.
   Bytes source(size_t i) const { return sources_[i]; }
 
   int rank() const override { return inner_.rank(); }
@@ -52,7 +51,8 @@ class ForeignCollective final : public Collective {
 
  private:
   explicit ForeignCollective(Collective& inner) : inner_(inner) {}
-  /// The tensor that contains these bytes, if the inner collective cannot take it; else null.
+  /// Returns the tensor that contains these bytes if the inner collective cannot send it, else
+  /// null.
   const LiveTensor* Find(Bytes bytes) const;
   Status CopyOne(const LiveTensor& live, const CopyJob& job, Deadline deadline);
 

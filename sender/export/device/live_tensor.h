@@ -1,6 +1,5 @@
-// A trainer's parameter and where its bytes are: host memory, a CUDA device, or behind a callback.
-// A view. Owner of the bytes: the trainer, whose memory outlives it; all work on device memory is
-// complete. Threads: as any value. Cost: none. Errors: a reader's.
+// A view of a trainer's parameter, whose bytes are in host memory, on a CUDA device, or behind a
+// callback. The trainer's memory outlives it. All work on device memory is complete.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,8 @@ namespace deltawire {
 
 inline constexpr int kHostMemory = -1;
 
-/// Copies bytes [offset, offset + to.size()) of a parameter to host memory before it returns.
-/// Called on the thread of the call that got the parameter.
+/// Copies bytes [offset, offset + to.size()) of a parameter to host memory before it returns. It is
+/// called on the thread of the call that got the parameter.
 using ByteReader = std::function<Status(uint64_t offset, MutableBytes to)>;
 
 /// A row-major parameter.

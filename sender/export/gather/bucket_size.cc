@@ -20,10 +20,9 @@ namespace fs = std::filesystem;
 constexpr uint64_t kFraction = 8;
 constexpr size_t kFields = 5;
 
-/// The number after `key` in a file of "key number" lines.
-/// A number per machine, the same in all its containers, whatever their host names. Where the
-/// kernel says nothing, all ranks count as one machine's, which makes buckets smaller but never too
-/// large.
+/// Returns a number for the machine, the same in all its containers, whatever their host names. If
+/// the kernel does not report one, all ranks count as on one machine, which makes buckets smaller
+/// but never too large.
 uint64_t HostNumber() { return Xxh3_128(AsBytes(BootId().value_or(""))).lo; }
 
 std::array<std::byte, kFields * sizeof(uint64_t)> Pack(const BucketNeeds& needs) {

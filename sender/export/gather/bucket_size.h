@@ -1,7 +1,5 @@
-// Chooses the size of a gather's buckets from the memory that is free on its ranks. Owner: none;
-// free functions. Threads: any; AgreeBucketBytes from one caller, on every rank. Cost: reads /proc
-// and asks the device; one AllGather. Errors: kFailedPrecondition, on every rank, where ranks ask
-// for different sizes.
+// The size of a gather's buckets, chosen from the free memory of its ranks. The ranks agree on it
+// with one AllGather. If ranks ask for different sizes, every rank gets kFailedPrecondition.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +11,12 @@
 
 namespace deltawire {
 
-/// Asks for a size that fits: at most kLargestAutoBucket, and at most 1/8 of the memory that is
-/// free for the rank with the least: on its device if buckets lie there, and of its share of the
-/// host.
+/// Requests a size that fits: at most kLargestAutoBucket, and at most 1/8 of the free memory of the
+/// rank with the least: on its device if buckets are there, and of its share of the host.
 inline constexpr uint64_t kAutoBucketBytes = UINT64_MAX;
 inline constexpr uint64_t kLargestAutoBucket = 512ULL << 20;
 
-/// One rank's wish and free memory.
+/// One rank's request and free memory.
 struct BucketNeeds {
   uint64_t wanted = 0;       ///< bytes, or kAutoBucketBytes
   uint64_t largest_row = 0;  ///< bytes; no bucket is smaller
@@ -28,10 +25,10 @@ struct BucketNeeds {
   uint64_t device_free = UINT64_MAX;  ///< UINT64_MAX: unknown, or no device
 };
 
-/// The size to use in bytes, a multiple of 64.
+/// Returns the size in bytes, a multiple of 64.
 StatusOr<uint64_t> BucketBytesFor(std::span<const BucketNeeds> ranks);
 
-/// Collects all ranks' needs and returns BucketBytesFor them: the same on every rank.
+/// Collects all ranks' needs and returns BucketBytesFor them, the same on every rank.
 StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uint64_t largest_row,
                                     Collective::Deadline deadline);
 

@@ -1,8 +1,7 @@
 // Communication of a trainer's ranks that share no memory: they agree on small metadata, and gather
-// bytes to one rank, the root. Owner: one per rank; handles and buffers may outlive it. Threads:
-// one caller; transfers go on beside it. Cost: a gather copies nothing in user space. Errors: every
-// wait has a deadline. kUnavailable and kDeadlineExceeded name the missing rank, as far as known,
-// and break the collective: each later call returns them at once.
+// bytes to one rank, the root, without a copy in user space. Each rank has one, with one caller;
+// handles and buffers may outlive it. Every wait has a deadline. kUnavailable and kDeadlineExceeded
+// name the missing rank, if known, and break the collective: each later call returns them at once.
 #pragma once
 
 #include <chrono>
@@ -17,7 +16,7 @@
 
 namespace deltawire {
 
-/// Memory that a Collective can send from or receive into; freed with the object.
+/// Memory that a Collective can send from or receive into. The destructor frees it.
 class CollectiveBuffer {
  public:
   virtual ~CollectiveBuffer() = default;
@@ -29,8 +28,8 @@ class CollectiveBuffer {
 class PendingGather {
  public:
   virtual ~PendingGather() = default;
-  /// On the root, returns when all parts have arrived, readable by the host; elsewhere, when `mine`
-  /// may be overwritten. Call once.
+  /// On the root, returns when all parts have arrived, readable by the host. Elsewhere, returns
+  /// when `mine` may be overwritten. Call once.
   virtual Status Wait(std::chrono::steady_clock::time_point deadline) = 0;
 };
 
@@ -40,7 +39,7 @@ class Collective {
   using Deadline = Clock::time_point;
   enum class BufferUse { kSend, kReceive };
 
-  /// The most that one rank may give to AllGather, in bytes.
+  /// The largest AllGather contribution of one rank, in bytes.
   static constexpr uint64_t kMaxMetadataBytes = 64ULL << 20;
 
   virtual ~Collective() = default;
@@ -52,25 +51,27 @@ class Collective {
   /// Returns when every rank has called it.
   virtual Status Barrier(Deadline deadline) = 0;
 
-  /// The bytes that each rank gave, by rank; sizes may differ and be zero.
+  /// Returns each rank's bytes, by rank. Sizes may differ and be zero.
   virtual StatusOr<std::vector<std::vector<std::byte>>> AllGather(Bytes mine,
                                                                   Deadline deadline) = 0;
 
-  /// Begins to move every rank's `mine` to the root. There, `parts[r]` receives the bytes of rank
-  /// r, but parts[root] stays as it is, since the root has its own bytes already; elsewhere `parts`
-  /// is empty. A rank with nothing to give passes nothing, or makes no call. Several gathers may be
-  /// under way: every rank starts them in the same order and with the same slots. The deadline is
-  /// for the start alone, which waits only where the library must set up connections. REQUIRES:
-  /// parts[r].size() is what rank r gives for this `slot` (agree on it first); the memory lives
-  /// until Wait, satisfies CanSendFrom and, on the root, belongs to a kReceive buffer.
+  /// Begins to transfer every rank's `mine` to the root. There, `parts[r]` receives the bytes of
+  /// rank r; parts[root] stays unchanged, because the root has its own bytes already. Elsewhere
+  /// `parts` is empty. A rank without bytes passes nothing, or makes no call. Several gathers may
+  /// be under way: every rank starts them in the same order and with the same slots. The deadline
+  /// covers only the start, which waits only if the library must set up connections. REQUIRES:
+  /// parts[r].size() is the size of rank r's bytes for this `slot` (agree on it first); the memory
+  /// lives until Wait, satisfies CanSendFrom and, on the root, belongs to a kReceive buffer.
   virtual StatusOr<std::unique_ptr<PendingGather>> StartGather(uint32_t slot, Bytes mine,
                                                                std::span<const MutableBytes> parts,
                                                                Deadline deadline) = 0;
 
-  /// Memory for StartGather. The host can read kReceive memory; for kSend memory use Copy.
+  /// Allocates memory for StartGather. The host can read kReceive memory; for kSend memory use
+  /// Copy.
   virtual StatusOr<std::unique_ptr<CollectiveBuffer>> NewBuffer(BufferUse use, uint64_t bytes) = 0;
 
-  /// Whether StartGather can take `bytes` without a copy, and whether the host can read them.
+  /// Returns whether StartGather can send `bytes` without a copy and, if so, whether the host can
+  /// read them.
   virtual bool CanSendFrom(Bytes bytes) const = 0;
   virtual bool CanRead(Bytes bytes) const = 0;
 
@@ -78,14 +79,14 @@ class Collective {
     MutableBytes to;
     Bytes from;
   };
-  /// Copies between any memory of sources and of NewBuffer; done when it returns.
+  /// Copies between any memory of sources and of NewBuffer. Done when it returns.
   virtual Status Copy(std::span<const CopyJob> jobs, Deadline deadline) = 0;
 
-  /// The CUDA device that its buffers lie on and sources may lie on; -1: host memory only.
+  /// Returns the CUDA device of its buffers and possible sources, or -1 for host memory only.
   virtual int device() const { return -1; }
 
-  /// Gives up for every rank: the peers' waits end with an error that contains `why`. No effect on
-  /// a broken collective. REQUIRES: `why` is not OK.
+  /// Breaks the collective for every rank: the peers' waits end with an error that contains `why`.
+  /// No effect on a broken collective. REQUIRES: `why` is not OK.
   virtual void Abort(const Status& why) = 0;
 };
 

@@ -58,7 +58,7 @@ class Gather {
   GatherStats stats_;
 };
 
-// Checks, before the first byte moves, that the ranks have the same plan and bucket size.
+// Checks, before any transfer, that the ranks have the same plan and bucket size.
 Status Gather::Agree() {
   const Hash128 hash = HashPlan(plan_);
   std::array<std::byte, 4 * sizeof(uint64_t)> mine;
@@ -78,7 +78,7 @@ Status Gather::Agree() {
       differ, collective_.root());
 }
 
-// After Agree the plan is the same on every rank, so every rank comes to the same result.
+// After Agree the plan is the same on every rank, so every rank gets the same result.
 Status Gather::Validate() const {
   for (size_t b = 0; b < plan_.size(); ++b) {
     uint64_t left = options_.bucket_bytes;
@@ -118,8 +118,8 @@ StatusOr<Bytes> Gather::Source(const GatherPiece& piece) const {
   return item->subspan(piece.offset, piece.bytes);
 }
 
-// Memory for a bucket, large enough for any later one too. It is allocated once, or twice if the
-// root finds later that its own pieces need room too.
+// Returns memory for a bucket, large enough for any later one, too. It is allocated once, or twice
+// if the root finds later that its own pieces need room.
 StatusOr<MutableBytes> Gather::Buffer(size_t bucket, uint64_t bytes, bool with_own) {
   if (bytes == 0) return MutableBytes();
   std::unique_ptr<CollectiveBuffer>& buffer = buffers_.buckets[bucket % 2];

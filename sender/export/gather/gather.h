@@ -1,8 +1,8 @@
-// Streams buckets of bytes from all ranks to the root: while one is consumed, the next arrives.
-// Call it on every rank with the same plan. Owner: the caller, of collective and buffers. Threads:
-// the caller's. Cost: at most two buckets of memory a rank; a copy where a rank gives several
-// pieces to a bucket, none for a single piece or the root's own. Errors: any rank's first error
-// ends the gather on all and breaks the collective, except for a plan that differs or is invalid.
+// A gather of buckets of bytes from all ranks to the root: while one is consumed, the next arrives.
+// Call it on every rank with the same plan. It needs at most two buckets of memory a rank. It
+// copies only if a rank other than the root gives several pieces to a bucket. Any rank's first
+// error ends the gather on all and breaks the collective, except for a plan that differs or is
+// invalid.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ inline constexpr uint64_t kDefaultBucketBytes = 512ULL << 20;
 /// Returns all bytes of an item of this rank: final, and readable until GatherBuckets returns.
 using GatherSource = std::function<StatusOr<Bytes>(uint64_t item)>;
 
-/// On the root, for each bucket in order: `pieces[i]` are the bytes of plan[bucket][i], aligned to
-/// kGatherAlignment unless they are the root's own memory; valid during the call.
+/// Called on the root for each bucket in order. `pieces[i]` are the bytes of plan[bucket][i],
+/// aligned to kGatherAlignment unless they are the root's own memory; valid during the call.
 using GatherConsumer = std::function<Status(size_t bucket, std::span<const Bytes> pieces)>;
 
 /// The two buckets' memory, for callers that gather often and keep it between gathers.
@@ -34,11 +34,11 @@ struct GatherBuffers {
 };
 
 struct GatherOptions {
-  /// Limit of every bucket in the plan, as given to MakeBuckets.
+  /// The limit of every bucket in the plan, as given to MakeBuckets.
   uint64_t bucket_bytes = kDefaultBucketBytes;
-  /// For the whole gather.
+  /// The deadline of the whole gather.
   Collective::Deadline deadline = Collective::Deadline::max();
-  /// For each single wait: a bucket's transfer, and the root's work on the bucket before.
+  /// The limit of each wait: a bucket's transfer, and the root's work on the bucket before.
   std::chrono::milliseconds wait_timeout = std::chrono::minutes(2);
   GatherBuffers* buffers = nullptr;
 };
@@ -46,19 +46,19 @@ struct GatherOptions {
 struct GatherStats {
   uint64_t buckets = 0;
   uint64_t network_bytes = 0;      // received on the root, sent elsewhere; padding included
-  uint64_t own_bytes = 0;          // the root's own bytes, which were not sent
+  uint64_t own_bytes = 0;          // the root's own bytes, which are not sent
   uint64_t staged_bytes = 0;       // copied on this rank
-  uint64_t peak_buffer_bytes = 0;  // greatest memory of both buckets together
+  uint64_t peak_buffer_bytes = 0;  // peak memory of both buckets together
   uint64_t bucket_bytes = 0;       // as agreed, if AgreeBucketBytes was called
   double wait_seconds = 0;         // for transfers
   double consume_seconds = 0;      // root only
 };
 
 /// Returns OK on every rank only when the root has consumed every bucket. Calls `consume` on the
-/// root only, `source` for this rank's items only. Errors: kFailedPrecondition, on all ranks and
-/// before the first byte, names the ranks whose plans differ from the root's; kInvalidArgument, on
-/// every rank, for a plan that exceeds bucket_bytes or names an unknown rank (both leave the
-/// collective usable); errors of `source`, `consume` and the collective.
+/// root only, `source` for this rank's items only. kFailedPrecondition, on all ranks and before any
+/// transfer, names the ranks whose plans differ from the root's; kInvalidArgument, on every rank,
+/// is a plan that exceeds bucket_bytes or names an unknown rank. Both leave the collective usable.
+/// Other errors come from `source`, `consume` and the collective.
 StatusOr<GatherStats> GatherBuckets(Collective& collective, std::span<const GatherBucket> plan,
                                     const GatherSource& source, const GatherConsumer& consume,
                                     const GatherOptions& options = {});

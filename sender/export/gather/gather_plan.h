@@ -1,7 +1,5 @@
-// The plan of a gather, that is, the bytes that it moves in each step: items of known size on known
-// ranks, put into buckets. Every rank makes the same plan from the same items. Owner: the caller;
-// plain data and pure functions. Threads: any. Cost: linear in the number of items and pieces.
-// Errors: kInvalidArgument.
+// The plan of a gather: items of known size on known ranks, put into buckets, one per step. Every
+// rank makes the same plan from the same items.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +32,14 @@ struct GatherPiece {
 
 using GatherBucket = std::vector<GatherPiece>;
 
-/// All items in their order, in buckets of at most `bucket_bytes`, where each piece counts as a
-/// multiple of kGatherAlignment. Only an item larger than a bucket is cut. An empty item becomes an
-/// empty piece. kInvalidArgument: bucket_bytes is zero or not a multiple of kGatherAlignment.
+/// Puts all items, in their order, into buckets of at most `bucket_bytes`, where each piece counts
+/// as a multiple of kGatherAlignment. Only an item larger than a bucket is cut. An empty item
+/// becomes an empty piece. kInvalidArgument: bucket_bytes is zero or not a multiple of
+/// kGatherAlignment.
 StatusOr<std::vector<GatherBucket>> MakeBuckets(std::span<const GatherItem> items,
                                                 uint64_t bucket_bytes);
 
-/// The places of one bucket's pieces on the root: each rank's pieces form one range; the ranges are
+/// The places of one bucket's pieces on the root. Each rank's pieces form one range; the ranges are
 /// in the order of ranks, but the root's own comes last.
 struct BucketPlaces {
   struct Range {

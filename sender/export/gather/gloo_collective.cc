@@ -12,7 +12,7 @@ namespace {
 
 using Deadline = Collective::Deadline;
 
-// Slots of the collective's own messages; gathers use those below 2^32.
+// The slots of the collective's own messages. Gathers use those below 2^32.
 constexpr uint64_t kSizeSlot = 1ULL << 32;
 constexpr uint64_t kDataSlot = 2ULL << 32;
 constexpr uint64_t kReplySizeSlot = 3ULL << 32;
@@ -29,7 +29,7 @@ class GlooGather final : public PendingGather {
       : star_(std::move(star)), transfers_(std::move(transfers)) {}
   ~GlooGather() override {
     if (transfers_.empty()) return;
-    // Closes connections first: destroying a buffer in the middle of a message would block on its
+    // Close connections first: destroying a buffer in the middle of a message would block on its
     // connection.
     star_->Break(absl::CancelledError("a gather was dropped before its end")).IgnoreError();
   }

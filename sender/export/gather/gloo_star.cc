@@ -21,15 +21,15 @@ using gloo::transport::UnboundBuffer;
 using std::chrono::milliseconds;
 
 constexpr uint64_t kProbeSlot = 1ULL << 63;
-// Time between two checks of the watch.
+// The pause between two checks of the watch.
 constexpr milliseconds kLook{20};
 // Gloo closes all connections when one of its own waits times out. The watch ends waits instead, so
 // Gloo's must not time out.
 constexpr milliseconds kForEver = std::chrono::hours(10'000);
-// How long to wait for the note of a root that has closed: it may be just about to write one.
+// The time to wait for the note of a root that has closed: it may be just about to write one.
 constexpr milliseconds kNoteWait{1000};
 
-// At least 1, since Gloo takes zero and less for "for ever".
+// At least 1, because Gloo treats zero and less as "for ever".
 std::chrono::milliseconds MillisecondsUntil(Deadline deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
   return std::clamp(left, std::chrono::milliseconds(1),
@@ -104,7 +104,7 @@ Status GlooStar::Connect(const GlooOptions& options, Deadline deadline) {
   }
 }
 
-// The root opens one listening address per other rank, and publishes them all in one entry.
+// Opens one listening address per other rank on the root, and publishes them all in one entry.
 Status GlooStar::ConnectRoot(Deadline deadline) {
   std::vector<char> addresses;
   for (int r = 0; r < size_; ++r) {
@@ -149,12 +149,12 @@ void GlooStar::StartProbe(int peer) {
   probes_[peer]->recv(peer, kProbeSlot);
 }
 
-// When a connection ends, Gloo fails messages that have not begun, such as the probe, but not one
-// of which a part has passed. So the probe is checked.
+// When a connection ends, Gloo fails messages that have not begun, such as the probe, but not a
+// message of which a part has passed. So check the probe.
 bool GlooStar::IsConnected(int peer) {
   try {
     probes_[peer]->abortWaitRecv();
-    probes_[peer]->waitRecv(kForEver);  // returns at once, since it was aborted
+    probes_[peer]->waitRecv(kForEver);  // returns at once, because it was aborted
     return true;
   } catch (const std::exception&) {
     return false;
@@ -270,8 +270,8 @@ Status GlooStar::Break(Status why) {
   return broken_;
 }
 
-// Resets a broken star's connections at once, so that nothing is received any more into memory
-// whose owner is about to free it. An intact star's are left to the destructors, which deliver sent
+// Resets a broken star's connections at once, so that no bytes arrive in memory that its owner is
+// about to free. An intact star's connections are left to the destructors, which deliver sent
 // bytes.
 void GlooStar::Close() {
   if (context_ == nullptr || broken_.ok()) return;
@@ -281,7 +281,7 @@ void GlooStar::Close() {
       if (auto& pair = context_->getPair(r)) pair->close();
     }
   } catch (const std::exception&) {
-    // A connection that cannot be closed now is closed by its destructor.
+    // The destructor closes a connection that cannot be closed now.
   }
 }
 

@@ -1,7 +1,7 @@
-// Gloo connections between the root and every other rank, with waits that end. Owner: shared by a
-// collective and its handles. Threads: one caller; Gloo's I/O thread and a watch thread run beside
-// it. Cost: the watch checks 50 times a second while the caller waits. Errors: Gloo's exceptions
-// are caught. The first failure closes all connections and is returned ever after.
+// The Gloo connections between the root and every other rank, with waits that end. A collective and
+// its handles share it; one thread calls it, beside Gloo's I/O thread and a watch thread. The watch
+// checks 50 times a second while the caller waits. Gloo's exceptions are caught. The first failure
+// closes all connections and is returned ever after.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -38,12 +38,12 @@ class GlooStar {
   int size() const { return size_; }
   int root() const { return root_; }
   bool is_root() const { return rank_ == root_; }
-  /// OK until the first failure.
+  /// Returns OK until the first failure.
   const Status& broken() const { return broken_; }
 
   Status Connect(const GlooOptions& options, Deadline deadline);
 
-  /// Send and Receive begin a message that lasts until its wait; so must the memory. Messages
+  /// Send and Receive begin a message that lasts until its wait, and so must the memory. Messages
   /// between two ranks are matched by slot, in order. REQUIRES: both ends give the same size; one
   /// end is the root.
   StatusOr<Buffer> Send(int to, uint64_t slot, Bytes from);
@@ -80,7 +80,7 @@ class GlooStar {
   std::shared_ptr<gloo::transport::Context> context_;
   Status broken_;
 
-  // By peer, a receive of a message that is never sent: it fails when the connection does.
+  // By peer, a receive of a message that is never sent. It fails when the connection does.
   std::vector<Buffer> probes_;
   std::byte unsent_{};
 

@@ -1,5 +1,4 @@
-// Translates the errors of kernels/gpu.h into Status. Owner: none; a pure function. Threads: any.
-// Cost: a copy. Errors: the translated ones.
+// A translation of the errors of kernels/gpu.h into Status.
 #pragma once
 
 #include "common/base/status.h"

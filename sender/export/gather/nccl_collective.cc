@@ -20,7 +20,7 @@ using Deadline = Collective::Deadline;
 
 constexpr std::chrono::microseconds kFirstPoll{50};
 constexpr std::chrono::microseconds kLastPoll{1000};
-// How long an intact communicator may take to end.
+// The time limit for an intact communicator's end.
 constexpr std::chrono::seconds kFinalize{10};
 
 Status FromCuda(cudaError_t error, const char* what) { return FromGpu(gpu::Check(error, what)); }
@@ -45,7 +45,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// State that handles and buffers share with the collective.
+// The state that handles and buffers share with the collective.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Collective> control, int device)
@@ -67,7 +67,7 @@ class Communicator {
   ncclComm_t get() const { return comm_; }
 
   gpu::Stream transfers, from_device, copies;
-  // Of the root's buffers: the device memory whose bytes are to reach `host`.
+  // The root's buffers: the device memory whose bytes must reach `host`.
   struct Mirror {
     MutableBytes host;
     std::byte* device;
@@ -302,7 +302,7 @@ Status NcclCollective::Exchange(Bytes mine, std::span<const MutableBytes> parts,
   return comm_->WaitUntilTaken(deadline);
 }
 
-// Runs after the transfers, on a stream of its own, so that the next bucket's transfers overlap.
+// Runs after the transfers, on a separate stream, so that the next bucket's transfers overlap.
 Status NcclCollective::BringToHost(std::span<const MutableBytes> parts, Event& done) {
   Event received;
   DW_RETURN_IF_ERROR(received.Record(comm_->transfers));

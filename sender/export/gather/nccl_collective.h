@@ -1,8 +1,7 @@
-// Collective over NCCL: from device memory to device memory, and on the root on to pinned memory.
-// Small messages and reasons of failure go over another Collective. Owner: one per rank. Threads:
-// one caller. Cost: on the root each buffer twice, on the device and on the host. Errors: as
-// Collective, but NCCL names no ranks, and a dead one may be noticed only at the deadline. Without
-// CUDA or NCCL every call fails. Not run on a device: docs/benchmarks.md#not-run-on-a-device.
+// A Collective over NCCL: from device memory to device memory, and on the root on to pinned memory.
+// Small messages and reasons of failure go over another Collective. On the root each buffer exists
+// twice, on the device and on the host. NCCL names no ranks, and a dead one may be noticed only at
+// the deadline. Not run on a device: docs/benchmarks.md#not-run-on-a-device.
 #pragma once
 
 #include <memory>
@@ -16,7 +15,7 @@ namespace deltawire {
 /// `device` is this process's CUDA device, a different one for each rank of a machine. Sources may
 /// be in device memory, where all work on them must be complete, or in host memory. Ranks start
 /// their gathers in the same order, whatever the slots. kUnimplemented: this program was built
-/// without NCCL.
+/// without CUDA or NCCL.
 StatusOr<std::unique_ptr<Collective>> NewNcclCollective(std::unique_ptr<Collective> control,
                                                         int device, Collective::Deadline deadline);
 

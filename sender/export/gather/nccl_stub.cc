@@ -1,4 +1,4 @@
-// Replaces nccl_collective.cc where CUDA or NCCL is missing.
+// The substitute for nccl_collective.cc where CUDA or NCCL is missing.
 #include "sender/export/gather/nccl_collective.h"
 
 namespace deltawire {

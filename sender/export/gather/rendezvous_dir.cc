@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kFilePrefix = "file:";
 constexpr size_t kMissingNamed = 8;
-// Time between two checks. inotify would not report changes made by other machines.
+// The pause between two checks. inotify would not report changes made by other machines.
 constexpr std::chrono::milliseconds kPoll{5};
 
 bool IsWord(const std::string& job) {

@@ -1,7 +1,6 @@
 // A directory that all ranks of a trainer see, in which they leave one another small entries.
-// Entries are written once, appear whole, and stay. Owner: one rank's Collective. Threads: one
-// caller. Cost: a file per entry; waits poll (over NFS an entry may be seen late: mount with
-// lookupcache=positive). Errors: those of the file system, with the path.
+// Entries are written once, appear whole, and stay. Waits poll; over NFS an entry may be seen late,
+// so mount with lookupcache=positive. Errors are the file system's, with the path.
 #pragma once
 
 #include <chrono>
@@ -18,18 +17,18 @@ namespace deltawire {
 
 class RendezvousDir {
  public:
-  /// `where` is "file:DIR", and DIR exists; entries go to DIR/`job`, one path component of letters,
-  /// digits, '.', '_' and '-'. Otherwise kInvalidArgument.
+  /// `where` is "file:DIR", and DIR exists. Entries go to DIR/`job`, one path component of letters,
+  /// digits, '.', '_' and '-'. Other arguments are kInvalidArgument.
   static StatusOr<RendezvousDir> Open(const std::string& where, const std::string& job);
 
-  /// kAlreadyExists if the entry exists, so an earlier group has used the job's name.
+  /// kAlreadyExists if the entry exists: an earlier group has used the job's name.
   Status Set(const std::string& key, std::span<const char> value);
 
-  /// The values of all keys, in order. kDeadlineExceeded names the first missing keys.
+  /// Returns the values of all keys, in order. kDeadlineExceeded names the first missing keys.
   StatusOr<std::vector<std::string>> WaitForAll(const std::vector<std::string>& keys,
                                                 std::chrono::steady_clock::time_point deadline);
 
-  /// The entry, if it is there now.
+  /// Returns the entry, if it exists now.
   std::optional<std::string> Find(const std::string& key) const;
 
  private:

@@ -1,6 +1,6 @@
-// A model directory as an export sees it: config.json, the family that fits, and the checkpoint's
-// tensors if there are any. Owner: the planning code; plans point into it. Immutable. Threads: any.
-// Cost: opens files, maps weights, reads no tensor. Errors name the directory or the family.
+// A model directory as an export sees it: config.json, the matching family, and the checkpoint's
+// tensors if there are any. Plans point into it. It maps the weights but reads no tensor. Errors
+// name the directory or the family.
 #pragma once
 
 #include <filesystem>
@@ -16,8 +16,8 @@ namespace deltawire::mcore {
 
 class HfModel {
  public:
-  /// `family` empty: chosen by config.json. `families`: directories of further families. `weights`
-  /// false: use config.json alone, even if there are tensors.
+  /// If `family` is empty, config.json chooses it. `families` are directories of further families.
+  /// With `weights` false, config.json is used alone, even if there are tensors.
   static StatusOr<HfModel> Open(const std::filesystem::path& dir, const std::string& family,
                                 std::span<const std::filesystem::path> families,
                                 bool weights = true);
@@ -26,10 +26,10 @@ class HfModel {
   /// The weights beside config.json, if there are any.
   const std::optional<ModelDir>& checkpoint() const { return checkpoint_; }
 
-  /// A plan for the checkpoint's tensors, or for `listing` if there is no checkpoint; not yet
-  /// checked. REQUIRES: this outlives the plan.
+  /// Returns an unchecked plan for the checkpoint's tensors, or for `listing` if there is no
+  /// checkpoint. REQUIRES: this outlives the plan.
   StatusOr<Plan> PlanFor(const ParallelConfig& parallel, const Layout* listing = nullptr) const;
-  /// The same, with its coverage proven.
+  /// Returns the same plan with its coverage proven.
   StatusOr<Plan> ProvenPlan(const ParallelConfig& parallel, const Layout* listing = nullptr) const;
 
  private:

@@ -64,7 +64,7 @@ HfTensors::Listed HfTensors::Among(const Layout& listing) const {
     if (!found) {
       listed.unlisted.push_back(
           fmt::format("{} is made by the family, but the checkpoint has no such tensor", t.name));
-      // It keeps a view, so that programs can be made, and lies outside of the layout.
+      // The tensor keeps a view, so that programs can be made, and a place outside of the layout.
       listed.place[i] = beyond++;
       listed.views.push_back(t.view);
       continue;

@@ -12,10 +12,11 @@ namespace {
 struct Nearness {
   const Family* family = nullptr;
   PlanFindings findings;
-  size_t otherwise_called = 0;  ///< how far its name is from the model's, if tensors do not tell
+  size_t otherwise_called = 0;  ///< the distance of its name from the model's
 };
 
-/// Fewer tensors that differ come first. Without a checkpoint all plans fit, so names decide.
+/// Orders by the number of tensors that differ. Without a checkpoint all plans fit, so names
+/// decide.
 bool Nearer(const Nearness& a, const Nearness& b) {
   if (a.findings.wrong() != b.findings.wrong()) return a.findings.wrong() < b.findings.wrong();
   return a.otherwise_called < b.otherwise_called;
@@ -28,7 +29,7 @@ size_t CalledOtherwise(const Family& family, const std::string& type) {
   return least;
 }
 
-/// The first tensor of the checkpoint that `plan` leaves over, or null.
+/// Returns the first tensor of the checkpoint that `plan` does not cover, or null.
 const TensorMeta* LeftOver(const Plan& plan) {
   std::vector<bool> made(plan.layout().size(), false);
   for (const PlannedParam& planned : plan.planned()) {
@@ -44,7 +45,7 @@ const TensorMeta* LeftOver(const Plan& plan) {
   return nullptr;
 }
 
-/// A tensor's name without what stands before the parts of a layer, and whether it had that.
+/// Returns a tensor's name without the prefix of its layer, and whether it had one.
 std::pair<std::string, bool> WithinLayer(const std::string& name) {
   const size_t at = name.find("layers.");
   const size_t dot = at == std::string::npos ? at : name.find('.', at + 7);

@@ -1,6 +1,5 @@
-// The family that comes nearest to a model which none fits, for an error's text: its name, the
-// tensors that differ, and a file to begin with. Pure. Threads: any. Cost: one plan of the model
-// for every family. No errors.
+// The family nearest to a model that no family fits, for an error's text: its name, the tensors
+// that differ, and a file to begin with. It plans the model once for every family.
 #pragma once
 
 #include <string>
@@ -10,7 +9,7 @@
 
 namespace deltawire::mcore {
 
-/// `listing`: the checkpoint's tensors, or null. Empty if no family can plan the model.
+/// `listing` has the checkpoint's tensors, or is null. Returns "" if no family can plan the model.
 std::string DescribeNearest(const FamilySet& families, const HfConfig& config,
                             const Layout* listing);
 

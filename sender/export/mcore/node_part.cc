@@ -40,7 +40,7 @@ void CountBytes(const Box& box, const TensorView& tensor, unsigned width, uint64
   }
 }
 
-/// One tensor's boxes that the node writes, and whether other nodes write any.
+/// The boxes of one tensor that the node writes, and whether other nodes write any.
 struct Writers {
   std::vector<Box> mine;
   bool others = false;

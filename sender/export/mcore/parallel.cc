@@ -282,7 +282,7 @@ Status ParallelConfig::Complete() {
                   "parallel config: tp * cp * dp = {} is not a multiple of etp * ep = {}",
                   dense * dp, expert_ranks);
   }
-  // All four together can be more than 64 bits hold.
+  // The product of all four can exceed 64 bits.
   if (dense * dp > kMaxRanks || dense * dp * pp > kMaxRanks) {
     return TooManyRanks(fmt::format("tp={}, cp={}, dp={} and pp={} make", tp, cp, dp, pp));
   }

@@ -1,7 +1,6 @@
-// How a Megatron job is cut: the sizes of the parallel dimensions, each rank's place, the layers of
-// each pipeline chunk. Source of the rules: Megatron-LM's rank order "tp-cp-ep-dp-pp" and its layer
-// offsets. Owner: the holder; plain values. Threads: any. Cost: small. Errors name the field and
-// say what would be legal.
+// The cut of a Megatron job: the sizes of the parallel dimensions, each rank's place, the layers of
+// each pipeline chunk. The rules come from Megatron-LM's rank order "tp-cp-ep-dp-pp" and its layer
+// offsets. Errors name the field and the legal values.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace deltawire::mcore {
 
-/// Which of Megatron's two module families built the layers: their parameter names differ.
+/// The Megatron module family that built the layers. Their parameter names differ.
 enum class Spec : uint8_t { kTransformerEngine, kLocal };
 /// One parameter per local expert of a grouped module, or one module per expert.
 enum class ExpertModules : uint8_t { kGrouped, kSequential };
@@ -21,14 +20,14 @@ enum class ExpertModules : uint8_t { kGrouped, kSequential };
 /// A version of megatron-core: 0.`minor`.
 struct CoreVersion {
   /// Since this version the MTP layers' stage has an output layer only if it also computes the
-  /// loss. No release before 0.16 takes MTP layers on another stage.
+  /// loss. No release before 0.16 allows MTP layers on another stage.
   static constexpr uint32_t kMtpWithoutHead = 15;
   /// Since this version: mtp_model_layer. and Megatron-Bridge's visual.
   static constexpr uint32_t kNewNames = 19;
 
   uint32_t minor = 16;  ///< the version that the tests run
 
-  /// From "0.16" or "0.16.1".
+  /// Parses "0.16" or "0.16.1".
   static StatusOr<CoreVersion> Parse(std::string_view text);
   bool operator==(const CoreVersion&) const = default;
 };
@@ -60,11 +59,11 @@ struct ParallelConfig {
   bool vision = true;  ///< the same for modules that a family passes through (vision towers)
   CoreVersion core;    ///< names and the MTP stage's parameters depend on it
 
-  /// From "tp=4,pp=2,ep=8,world=64,spec=local", or a JSON object with the same keys (`deltawire
-  /// convert` writes one beside shards). `world` sets dp. A repeated key is refused. The keys are
-  /// listed in the error for an unknown one, and in docs/model_families.md.
+  /// Parses "tp=4,pp=2,ep=8,world=64,spec=local", or a JSON object with the same keys (`deltawire
+  /// convert` writes one beside shards). `world` sets dp. A repeated key is an error. The error for
+  /// an unknown key lists the keys, and so does docs/model_families.md.
   static StatusOr<ParallelConfig> Parse(std::string_view text);
-  /// The same, or the path of a file with the JSON object.
+  /// Parses the same, or reads a file with the JSON object.
   static StatusOr<ParallelConfig> Open(const std::string& text_or_path);
   std::string ToJson() const;
 
@@ -74,9 +73,10 @@ struct ParallelConfig {
   uint32_t world() const { return tp * cp * dp * pp; }  ///< REQUIRES: Complete
   uint32_t expert_dp() const { return tp * cp * dp / (etp * ep); }
 
-  /// The rank that writes the dense shard `t` of pipeline rank `p`: the first of its copies.
+  /// Returns the rank that writes the dense shard `t` of pipeline rank `p`: the first of its
+  /// copies.
   uint32_t DensePrimary(uint32_t t, uint32_t p) const { return t + tp * cp * dp * p; }
-  /// The same for shard `et` of the experts of expert-parallel rank `e`.
+  /// Returns the same for shard `et` of the experts of expert-parallel rank `e`.
   uint32_t ExpertPrimary(uint32_t et, uint32_t e, uint32_t p) const {
     return et + etp * (e + ep * expert_dp() * p);
   }
@@ -100,12 +100,13 @@ struct PipelineChunk {
   bool head = false;  ///< the output layer
 };
 
-/// All chunks, at index v * P + p: the order in which layers run. `layers` and `mtp_layers` are the
-/// model's. Errors: sizes that do not divide, or a layout string with other numbers of layers.
+/// Returns all chunks, at index v * P + p: the order in which layers run. `layers` and `mtp_layers`
+/// are the model's. Sizes that do not divide, or a layout string with other numbers of layers, are
+/// errors.
 StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& config, uint32_t layers,
                                                  uint32_t mtp_layers);
 
-/// A layout string's stages with all repetition expanded, e.g. {"Ett", "tt", "mL"}.
+/// Returns a layout string's stages with all repetition expanded, e.g. {"Ett", "tt", "mL"}.
 StatusOr<std::vector<std::string>> ExpandLayout(std::string_view layout);
 
 }  // namespace deltawire::mcore

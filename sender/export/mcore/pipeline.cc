@@ -14,7 +14,7 @@ Status BadLayout(std::string_view layout, std::string_view why) {
   return Errorf(StatusCode::kInvalidArgument, "pipeline layout \"{}\": {}", layout, why);
 }
 
-/// Reads "*n" at `at` and moves past it; 1 if there is none, 0 if it is malformed.
+/// Reads "*n" at `at` and moves past it. Returns 1 if there is none, 0 if it is malformed.
 uint32_t Repeats(std::string_view text, size_t* at) {
   if (*at >= text.size() || text[*at] != '*') return 1;
   uint32_t n = 0;
@@ -25,7 +25,7 @@ uint32_t Repeats(std::string_view text, size_t* at) {
   return n;
 }
 
-/// The number of layers of each pipeline rank, if no layout string is given.
+/// Returns the number of layers of each pipeline rank, if no layout string is given.
 StatusOr<std::vector<uint32_t>> StageSizes(const ParallelConfig& c, uint32_t layers) {
   const uint32_t first = c.first_stage_layers, last = c.last_stage_layers;
   std::vector<uint32_t> sizes(c.pp, 0);
@@ -137,7 +137,7 @@ StatusOr<std::vector<std::string>> ExpandLayout(std::string_view layout) {
   std::string text(layout);
   std::erase_if(text, [](char c) { return c == ',' || c == ' '; });
   const auto too_long = [&] { return BadLayout(layout, "is too long when written out"); };
-  // Expands innermost groups first.
+  // Expand innermost groups first.
   for (size_t close; (close = text.find(')')) != std::string::npos;) {
     const size_t open = text.rfind('(', close);
     if (open == std::string::npos) return BadLayout(layout, "has a ')' without '('");
@@ -184,7 +184,7 @@ StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& c, uint32
   } else {
     DW_ASSIGN_OR_RETURN(const std::vector<uint32_t> sizes, StageSizes(c, layers));
     for (size_t i = 0; i < chunks.size(); ++i) chunks[i].layers = sizes[i % c.pp] / c.vpp;
-    // Where the embedding and the loss count as layers, each takes the place of one.
+    // If the embedding and the loss count as layers, each uses the place of one.
     const auto take = [&](PipelineChunk& chunk) {
       if (chunk.layers > 0) --chunk.layers;
     };

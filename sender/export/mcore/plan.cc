@@ -54,7 +54,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
   } else if (param.scope == ParamScope::kMtp) {
     prefixes = {names.mtp_mcore};
   }
-  // This job's spelling first, then the others.
+  // Try this job's spelling first, then the others.
   std::vector<std::string> spellings = param.mcore.Own(parallel_.spec, parallel_.experts);
   if (param.mcore.forms.size() > 1) {
     const auto& other = param.mcore.Other(parallel_.spec, parallel_.experts);

@@ -1,8 +1,7 @@
 // The plan of an export: every parameter that each rank of a Megatron job holds, and the program
-// that takes it to its HF tensors. Made from metadata alone; proves that all programs together
-// write every byte of tensors_meta exactly once. Owner: the exporter; the family outlives it.
-// Immutable. Threads: any. Cost: time and memory follow the number of shards, not of bytes. Errors
-// name tensors and parameters.
+// that copies it to its HF tensors. It is made from metadata alone, and proves that all programs
+// together write every byte of tensors_meta exactly once. The family outlives it. Time and memory
+// follow the number of shards, not of bytes. Errors name tensors and parameters.
 #pragma once
 
 #include <memory>
@@ -33,7 +32,7 @@ struct PlannedParam {
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
-  std::vector<uint64_t> shape;       ///< of the whole, if rows and columns do not give it
+  std::vector<uint64_t> shape;       ///< of the whole parameter, if rows and columns do not give it
   int8_t add = 0;                    ///< added to values on the way to HF
   std::vector<std::string> pass;     ///< names of a parameter that is passed through; else empty
 };
@@ -59,16 +58,16 @@ struct PlanFindings {
   std::vector<std::string> findings;
   uint64_t wrong() const { return missing + doubled + misshapen + unlisted; }
   bool ok() const { return wrong() == 0; }
-  /// OK, or kFailedPrecondition with the findings.
+  /// Returns OK, or kFailedPrecondition with the findings.
   Status ToStatus() const;
 };
 
 class Plan {
  public:
-  /// `listing`: tensors_meta of the checkpoint that the engines load, if there is one; then its
-  /// names, order, shapes and dtypes are used. Without it they follow from the family. Errors, by
-  /// parameter: fields that config.json lacks, sizes that do not divide. `family` outlives the
-  /// plan.
+  /// `listing` is tensors_meta of the checkpoint that the engines load, if there is one; its names,
+  /// order, shapes and dtypes are used. Without it they follow from the family. Fields that
+  /// config.json lacks, and sizes that do not divide, are errors with the parameter. `family`
+  /// outlives the plan.
   static StatusOr<Plan> Make(const Family& family, const HfConfig& config,
                              const ParallelConfig& parallel, const Layout* listing = nullptr);
 
@@ -77,35 +76,35 @@ class Plan {
   const Layout& layout() const { return *layout_; }
   std::span<const PlannedParam> planned() const { return planned_; }
   std::span<const TensorView> views() const { return views_; }
-  /// HF tensors that no parameter makes and that stay as they are in the checkpoint.
+  /// Returns the HF tensors that no parameter forms and that stay as they are in the checkpoint.
   const std::vector<std::string>& not_trained() const { return not_trained_; }
 
-  /// Where the plan deviates from config.json, for people to read.
+  /// Returns the plan's deviations from config.json, for people to read.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  /// The same plan for tensors that hold values as the trainer does: nothing is added to them on
-  /// the way to HF, nor taken from them on the way back.
+  /// Returns the same plan for tensors with the trainer's values: nothing is added to them on the
+  /// way to HF, nor subtracted on the way back.
   Plan WithTrainersValues() const;
 
   /// Proves that the programs of all ranks write every byte exactly once.
   PlanFindings Check() const;
 
-  /// All parameters that `rank` holds.
+  /// Returns all parameters that `rank` holds.
   std::vector<ShardParam> Rank(uint32_t rank) const;
-  /// The rank whose copy of shard `t` is exported.
+  /// Returns the rank whose copy of shard `t` is exported.
   uint32_t Writer(const PlannedParam& planned, uint32_t t) const;
-  /// How many bytes of HF tensors each rank writes, by rank.
+  /// Returns how many bytes of HF tensors each rank writes, by rank.
   std::vector<uint64_t> BytesPerRank() const;
 
-  /// The shard's boxes, or those of the rows `only`. `split`: set if the rank uses the other
-  /// spelling's split. `filled`: also those that are copied from HF alone.
+  /// Returns the shard's boxes, or those of the rows `only`. Set `split` if the rank uses the other
+  /// spelling's split, and `filled` to have also those that are copied from HF alone.
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
                          RowRange only = {}, bool filled = false) const;
-  /// A parameter's names on its ranks: the name under this config, then other spellings.
+  /// Returns a parameter's names on its ranks: the name under this config, then other spellings.
   std::vector<std::string> LocalNames(const PlannedParam& planned) const;
-  /// The parameter's cut under `split`.
+  /// Returns the parameter's cut under `split`.
   ParamCut CutAs(const PlannedParam& planned, Split split) const;
-  /// Shape of a shard when its parameter is cut as `split`.
+  /// Returns the shape of a shard if its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const PlannedParam& planned, Split split) const;
 
  private:
@@ -125,7 +124,7 @@ class Plan {
   uint32_t experts_ = 0;
 };
 
-/// `name` without wrappers' prefixes ("module.", "_orig_mod.", the family's own).
+/// Returns `name` without wrappers' prefixes ("module.", "_orig_mod.", the family's own).
 std::string_view StripWrappers(const Family& family, std::string_view name);
 
 }  // namespace deltawire::mcore

@@ -1,4 +1,4 @@
-// Plan::Check: the boxes of all shards tile every HF tensor's view.
+// The proof of Plan::Check: the boxes of all shards tile every HF tensor's view.
 #include <algorithm>
 
 #include "common/base/human.h"
@@ -7,8 +7,7 @@
 namespace deltawire::mcore {
 namespace {
 
-// No job of Megatron's cuts a tensor into more cells. The proof would take too much memory, so it
-// fails.
+// No Megatron job cuts a tensor into more cells. The proof would need too much memory, so it fails.
 constexpr uint64_t kMaxCells = uint64_t{1} << 26;
 
 uint64_t Volume(const View& n) { return n[0] * n[1] * n[2] * n[3]; }

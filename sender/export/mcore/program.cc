@@ -30,7 +30,7 @@ class Emitter {
       count -= taken;
       return taken;
     };
-    // First the rest of a run, then whole runs, then the beginning of one.
+    // The rest of a run, then whole runs, then the beginning of one.
     if (const uint64_t into = row % part.run; into != 0) {
       const uint64_t from = local, run = row / part.run;
       Add(part, from, run, 1, into, upto(part.run - into));
@@ -66,7 +66,7 @@ class Emitter {
            uint64_t rows) {
     const uint64_t end = first_col_ + local_cols_;
     if (half_ == 0) return Add(part, local, run, runs, into, rows, first_col_, end, first_col_);
-    // Each half that the shard has columns of, or the part of it.
+    // Each half that the shard has columns in, or a part of it.
     if (const uint64_t upto = std::min(end, half_); first_col_ < upto) {
       Add(part, local, run, runs, into, rows, first_col_, upto, first_col_ + half_);
     }
@@ -75,14 +75,14 @@ class Emitter {
     }
   }
 
-  /// Columns [from, end) of the parameter are those of HF that begin at `to`.
+  /// Maps columns [from, end) of the parameter to the HF columns that begin at `to`.
   void Add(const RowPart& part, uint64_t local, uint64_t run, uint64_t runs, uint64_t into,
            uint64_t rows, uint64_t from, uint64_t end, uint64_t to) {
     const TensorView& view = views_[part.tensor];
     Box box;
     box.tensor = part.tensor;
     box.src = local * local_cols_ + (from - first_col_);
-    // Dimensions of the view: the packed one, runs, rows of a run, columns.
+    // The dimensions of the view: the packed one, runs, rows of a run, columns.
     const size_t r = view.transpose ? 2 : 1, c = view.transpose ? 1 : 3;
     box.lo[0] = part.lead;
     box.lo[r] = run;

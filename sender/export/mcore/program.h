@@ -1,8 +1,6 @@
 // A layout program: the strided copies between one shard of a parameter and HF tensors. Run
 // forwards, the list exports; run backwards, the same list shards. Rules: docs/model_families.md.
-// Units are elements, except for the bytes of CopyOf. Owner: the caller; pure functions over plain
-// values. Threads: any. Cost: follows the number of boxes. Errors name the size that does not
-// divide.
+// Units are elements, except for the bytes of CopyOf. Errors name the size that does not divide.
 #pragma once
 
 #include <array>
@@ -81,16 +79,17 @@ struct RowRange {
   uint64_t begin = 0, end = UINT64_MAX;
 };
 
-/// The boxes of shard `t`, or of its rows `only`; then sources are counted from the first of these
-/// rows. `views[i]` describes tensor i. `filled`: those that are copied from HF alone, too.
-/// REQUIRES: CheckCut(cut).ok().
+/// Returns the boxes of shard `t`, or of its rows `only`; then sources are counted from the first
+/// of these rows. `views[i]` describes tensor i. With `filled` it also returns boxes that are copied
+/// from HF alone. REQUIRES: CheckCut(cut).ok().
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
                             RowRange only = {}, bool filled = false);
 
-/// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`.
+/// Returns the box as a copy from a shard of elements of `src_width` bytes into a tensor of
+/// `dst_width`.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,
                             unsigned dst_width);
-/// The copy in the opposite direction. The widths are those given to CopyOf.
+/// Returns the opposite copy. The widths are those given to CopyOf.
 kernels::StridedCopy Reversed(const kernels::StridedCopy& copy, unsigned src_width,
                               unsigned dst_width);
 

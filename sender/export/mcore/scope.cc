@@ -13,7 +13,7 @@ constexpr const char* kNameChars =
 double Remainder(double a, double b) { return std::fmod(a, b); }
 double Not(double a) { return a == 0 ? 1 : 0; }
 
-/// In muParser "=" assigns; in a condition it is a typing error that would always be true.
+/// In muParser "=" assigns. In a condition it is a typing error that would always be true.
 bool Assigns(std::string_view expression) {
   for (size_t at = expression.find('='); at != expression.npos; at = expression.find('=', at)) {
     const bool compares =
@@ -26,7 +26,7 @@ bool Assigns(std::string_view expression) {
 
 }  // namespace
 
-/// A parsed expression, and its names with the memory of each name's value.
+/// A parsed expression, with the memory for each name's value.
 struct Scope::Compiled {
   mu::Parser parser;
   std::vector<std::pair<std::string, std::unique_ptr<double>>> names;

@@ -1,7 +1,6 @@
-// Evaluates a family's expressions, which can use the config's fields, the family's definitions,
-// set values and the present layer. Owner: one planning pass. Threads: one. Cost: each expression
-// is compiled once, by muParser; values are cached per layer. Errors name the expression, and the
-// field that the config lacks.
+// An evaluator of a family's expressions, which can use the config's fields, the family's
+// definitions, set values and the present layer. Each expression is compiled once, by muParser, and
+// values are cached per layer. Errors name the expression, and the field that the config lacks.
 #pragma once
 
 #include <map>
@@ -16,12 +15,12 @@
 
 namespace deltawire::mcore {
 
-/// An expression, or several: the first whose fields all exist is used.
+/// Expressions of which the first whose fields all exist is used.
 using Alternatives = std::vector<std::string>;
 
 class Scope {
  public:
-  /// `definitions`: name to expressions, which may use one another's names in any order. A
+  /// `definitions` maps names to expressions, which may use one another's names in any order. A
   /// definition that uses its own name means the config's field of that name.
   Scope(const HfConfig& config, std::map<std::string, Alternatives> definitions);
   ~Scope();
@@ -36,18 +35,18 @@ class Scope {
   void SetLayer(uint32_t layer, uint32_t element);
 
   StatusOr<bool> IsTrue(const std::string& expression);
-  /// The expression's value, a whole number >= 0; else kInvalidArgument.
+  /// Returns the expression's value, a whole number >= 0; else kInvalidArgument.
   StatusOr<uint64_t> Size(const std::string& expression);
-  /// The same for a definition.
+  /// Returns the value of a definition.
   StatusOr<uint64_t> SizeOf(const Alternatives& alternatives);
 
  private:
   struct Compiled;
-  /// A name's value; valid while the scope stays at one layer.
+  /// A name's value, valid while the scope stays at one layer.
   struct Value {
     double value = 0;
     uint64_t stamp = 0;    // layer_stamp_ at its computation
-    bool fixed = false;    // by Set
+    bool fixed = false;    // set by Set
     bool pending = false;  // being computed
   };
   StatusOr<double> Evaluate(const std::string& expression);

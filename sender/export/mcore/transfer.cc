@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kPieceBytes = size_t{2} << 20;
 constexpr size_t kMaxFindings = 10;
 
-/// Whether `to` can represent every value of `from`.
+/// Returns whether `to` can represent every value of `from`.
 bool Widens(DType from, DType to) {
   return from == to || ((from == DType::kBF16 || from == DType::kF16) && to == DType::kF32);
 }
@@ -74,7 +74,7 @@ bool PassesThrough(const Family& family, std::string_view name) {
   return false;
 }
 
-/// Whether a live parameter is one that the plan knows and does not export.
+/// Returns whether a live parameter is one that the plan knows and does not export.
 bool StaysOut(const Plan& plan, std::string_view name) {
   const auto& ignored = plan.family().not_exported;
   return std::any_of(ignored.begin(), ignored.end(),
@@ -93,7 +93,7 @@ void AddMissing(const Plan& plan, const ShardParam& wanted, Findings* findings) 
                             ShapeText(wanted.shape)));
 }
 
-/// The split under which a shard has `shape`.
+/// Returns the split under which a shard has `shape`.
 std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
                               const std::vector<uint64_t>& shape) {
   const PlannedParam& planned = plan.planned()[shard.planned];
@@ -146,7 +146,7 @@ StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, D
       std::swap(step.convert.from, step.convert.to);
       step.convert.add = static_cast<int8_t>(-planned.add);
     }
-    // Joins two transposed columns that alternate: separately, each would touch every cache line.
+    // Join two transposed columns that alternate: separately, each would touch every cache line.
     Step* const last = steps.empty() ? nullptr : &steps.back();
     const TensorView& view = plan.views()[box.tensor];
     if (last != nullptr && last->tensor == step.tensor && view.transpose && view.pitch < 16 &&
@@ -236,7 +236,7 @@ void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& 
     const bool forth = direction == Direction::kToHf;
     const MutableBytes src = forth ? item.shard : hf, dst = forth ? hf : item.shard;
     backend.place_convert(pieces[i][k], item.step.convert, src, dst);
-    // The thread that ends last sees what the others wrote, and reports the step.
+    // The last thread to finish sees the others' writes, and reports the step.
     if (left[i].fetch_sub(1) == 1 && placed) placed(item.step);
   });
 }

@@ -1,7 +1,6 @@
-// Copies the parameters that a rank really holds to their HF places, or back, by the plan's
-// programs. Nothing is written before all parameters are matched. Owner: the caller; the memory
-// outlives Run. Threads: one caller; Run uses the pool. Cost of Run: one pass over the bytes.
-// Errors name the parameter, what was wanted and what to do.
+// A copier of a rank's live parameters to their HF places, or back, by the plan's programs. Nothing
+// is written before all parameters are matched. The memory outlives Run, which uses the pool.
+// Errors name the parameter, the expected value and the remedy.
 #pragma once
 
 #include <functional>
@@ -23,7 +22,7 @@ struct LiveParam {
   std::vector<uint64_t> shape;
 };
 
-/// The element type for conversions; kBytes for dtypes that are only moved.
+/// Returns the element type for conversions, or kBytes for dtypes that are only moved.
 kernels::Element ElementOf(DType dtype);
 
 /// One step of a program: a box of tensor `tensor`. The copy's destination offset counts from the
@@ -36,8 +35,8 @@ struct Step {
 
 enum class Direction : uint8_t { kToHf, kFromHf };
 
-/// The steps of one shard, or of its rows `only`, which are then at the source's beginning.
-/// `exact`: HF's narrower dtype is known to hold the trainer's values. Errors: kInvalidArgument if
+/// Returns the steps of one shard, or of its rows `only`, which are then at the source's beginning.
+/// `exact` means that HF's narrower dtype is known to hold the trainer's values. kInvalidArgument:
 /// the trainer's dtype has values that HF's lacks.
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
                                     Split split, Direction direction, RowRange only = {},
@@ -50,15 +49,15 @@ struct Match {
   Split split = Split::kNone;
 };
 
-/// Finds every parameter of `rank` among `live`. Errors list what is missing, unknown or of another
-/// shape or dtype (up to ten by name).
+/// Finds every parameter of `rank` among `live`. Errors list missing and unknown parameters and
+/// those of another shape or dtype (up to ten by name).
 StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
                                        std::span<const LiveParam> live);
 
 /// Collects steps, and runs them on a pool in pieces of about equal size.
 class Transfer {
  public:
-  /// Memory of an HF tensor.
+  /// The memory of an HF tensor.
   using TensorMemory = std::function<MutableBytes(uint32_t tensor)>;
   /// Called for each step when all its bytes are in place, on the thread that finished it.
   using Placed = std::function<void(const Step& step)>;

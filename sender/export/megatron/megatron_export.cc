@@ -13,10 +13,10 @@
 namespace deltawire {
 namespace {
 
-// Size of the pieces in which a shard is placed; each piece is reported when it is in place.
+// The size of the pieces in which a shard is placed. Each piece is reported when it is in place.
 constexpr uint64_t kPlacedBytes = uint64_t{32} << 20;
 
-/// The HF tensors that the plan's parameters make.
+/// Returns the HF tensors that the plan's parameters form.
 std::vector<uint32_t> TensorsOf(const mcore::Plan& plan) {
   std::set<uint32_t> tensors;
   for (const mcore::PlannedParam& planned : plan.planned()) {
@@ -26,8 +26,8 @@ std::vector<uint32_t> TensorsOf(const mcore::Plan& plan) {
   return {tensors.begin(), tensors.end()};
 }
 
-/// Tells the agent which bytes are in place. An error means that the offload is over, which the
-/// next call of the offload reports too.
+/// Reports finished bytes to the agent. An error means that the offload is over, which the next
+/// call of the offload reports, too.
 class Telling {
  public:
   explicit Telling(TrainerClient::Offload* offload) : offload_(offload) {}
@@ -220,7 +220,7 @@ StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
   const bool root = collective.rank() == collective.root();
   StatusOr<GatherInput> input = InputOf(collective, offload != nullptr, rank, live);
   if (!input.ok()) {
-    // The other ranks have nothing to find fault with, and would wait for this one.
+    // The other ranks see no error, and would wait for this one.
     collective.Abort(input.status());
     return input.status();
   }

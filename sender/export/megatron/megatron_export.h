@@ -1,7 +1,6 @@
-// Exports a Megatron job: one plan, by which each version's shards are written to their HF places.
-// Owner: one per rank; the checkpoint directory may be removed after Open, unless it has tensors
-// that are not trained. Threads: one caller. Cost: the plan; one copy of the shards per version.
-// Errors: the plan's, before the first byte; after an error, abandon the offload.
+// An exporter of a Megatron job: one plan, by which each version's shards are written to their HF
+// places. Each rank has one, with one caller. The checkpoint directory may be removed after Open,
+// unless it has untrained tensors. After an error, abandon the offload.
 #pragma once
 
 #include <filesystem>
@@ -39,26 +38,26 @@ class MegatronExport {
   static StatusOr<std::unique_ptr<MegatronExport>> Open(const MegatronOptions& options);
 
   const mcore::Plan& plan() const { return *plan_; }
-  /// The small files of hf_dir, to be given to TrainerClient::Register.
+  /// Returns the small files of hf_dir, for TrainerClient::Register.
   const std::vector<SideFile>& side_files() const { return side_files_; }
 
-  /// The chunks that `ranks` of the job write, for the agent that they share. kNotFound: they write
-  /// none.
+  /// Returns the chunks that `ranks` of the job write, for the agent that they share. kNotFound:
+  /// they write none.
   StatusOr<std::vector<ChunkRange>> PartOf(std::span<const uint32_t> ranks) const;
 
-  /// An error unless `live` are exactly `rank`'s parameters. Place and Gather check this first.
+  /// Fails unless `live` are exactly `rank`'s parameters. Place and Gather check this first.
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 
   /// Writes this rank's shards straight into the half, and marks them as written. Every rank calls
-  /// it. Shards on devices and behind callbacks go through DevicePlace. Returns how many bytes it
-  /// wrote. REQUIRES: the model is registered with plan().layout().
+  /// it. Shards on devices and behind callbacks go through DevicePlace. Returns the number of
+  /// written bytes. REQUIRES: the model is registered with plan().layout().
   StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
                            std::span<const LiveTensor> live);
 
   /// Sends this rank's shards to the collective's root, which writes them all into `offload` (null
   /// on the other ranks). Call it on every rank, with the same options; bucket_bytes may be
-  /// kAutoBucketBytes (see AgreeBucketBytes). What is wrong on one rank before it sends is aborted
-  /// for all, so that they do not wait for it.
+  /// kAutoBucketBytes (see AgreeBucketBytes). A rank's error before it sends aborts the gather for
+  /// all, so that they do not wait for it.
   StatusOr<GatherStats> Gather(Collective& collective, TrainerClient::Offload* offload,
                                uint32_t rank, std::span<const LiveTensor> live,
                                const GatherOptions& options);
@@ -72,24 +71,23 @@ class MegatronExport {
   };
   StatusOr<std::vector<mcore::Match>> Matched(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
-  /// As Matched; also fails if some shard cannot be converted from its dtype.
+  /// Does the same as Matched, and also fails if some shard cannot be converted from its dtype.
   StatusOr<std::vector<mcore::Match>> Checked(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
   StatusOr<GatherInput> InputOf(Collective& collective, bool has_offload, uint32_t rank,
                                 std::span<const LiveTensor> live);
-  /// Copies tensors that no parameter makes from the checkpoint.
+  /// Copies tensors that no parameter forms from the checkpoint.
   Status CarryOver(TrainerClient::Offload& offload) const;
 
   std::optional<mcore::HfModel> model_;
   std::optional<mcore::Plan> plan_;
   std::vector<SideFile> side_files_;
-  /// Writes the shards that this rank writes according to `matches`, in the way that suits where
-  /// their bytes are.
+  /// Writes this rank's shards from `matches`, by the path that suits the location of their bytes.
   StatusOr<uint64_t> PlaceShards(TrainerClient::Offload& offload,
                                  std::span<const mcore::Match> matches,
                                  std::span<const LiveTensor> live, std::set<uint32_t>& written);
 
-  std::vector<uint32_t> trained_;  // tensors that are made from parameters
+  std::vector<uint32_t> trained_;  // tensors that parameters form
   ThreadPool pool_;
   DevicePlace device_place_;
   bool warned_ = false;

@@ -21,7 +21,7 @@ struct Sent {
 
 constexpr size_t kRecordBytes = 4 + 4 + 1 + 1;
 
-/// This rank's part of the list, as bytes for AllGather.
+/// Returns this rank's part of the list, as bytes for AllGather.
 std::vector<std::byte> Pack(std::span<const Match> matches,
                             std::span<const mcore::LiveParam> live) {
   std::vector<std::byte> out;
@@ -55,7 +55,7 @@ StatusOr<std::vector<Sent>> Unpack(const std::vector<std::vector<std::byte>>& al
       sent.push_back(s);
     }
   }
-  // In the model's order, so that a bucket comes from several ranks at once.
+  // Sort in the model's order, so that a bucket comes from several ranks at once.
   std::sort(sent.begin(), sent.end(), [](const Sent& a, const Sent& b) {
     return std::tie(a.planned, a.shard, a.rank) < std::tie(b.planned, b.shard, b.rank);
   });

@@ -1,6 +1,5 @@
-// Writes an HF directory's weights: one model.safetensors, or several files of limited size with
-// model.safetensors.index.json, named as `save_pretrained` does. Owner: one command. Threads: the
-// mappings are plain memory; Finish uses the pool. Cost and errors: WeightFile's, naming the file.
+// A writer of an HF directory's weights: one model.safetensors, or several files of limited size
+// with model.safetensors.index.json, named as `save_pretrained` does.
 #pragma once
 
 #include <filesystem>
@@ -15,11 +14,11 @@ namespace deltawire {
 class HfDir {
  public:
   /// Puts the tensors into files in the layout's order, each whole in one file. A tensor above
-  /// `max_file_bytes` gets a file of its own.
+  /// `max_file_bytes` gets a separate file.
   static StatusOr<HfDir> Create(const std::filesystem::path& dir, const Layout& layout,
                                 uint64_t max_file_bytes);
 
-  /// Memory of the layout's tensor i.
+  /// Returns the memory of the layout's tensor i.
   MutableBytes tensor(size_t i) { return files_[places_[i].file].tensor(places_[i].index); }
   size_t files() const { return files_.size(); }
   /// Writes the index, flushes all files to disk and reads them back.

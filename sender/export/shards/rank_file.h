@@ -1,7 +1,6 @@
 // One rank's file of a shard directory (docs/shard_format.md): the rank's parameters, and the
-// file's marks, which are checked before a byte of it is used. Owner: a ShardDir's call; immutable
-// once open; mapped, not read. Threads: any. Cost: CheckDigest is a pass over the file. Errors name
-// the file, the values found and the values wanted.
+// file's marks, which are checked before any of its bytes are used. The file is mapped, not read.
+// Errors name the file, the values found and the values expected.
 #pragma once
 
 #include <filesystem>
@@ -19,19 +18,19 @@ namespace deltawire {
 /// "rank_00007.safetensors".
 std::string RankFileName(uint32_t rank);
 
-/// A rank's file's description of itself, under "__metadata__".
+/// A rank file's description of itself, under "__metadata__".
 struct RankMarks {
   uint32_t rank = 0;
   uint32_t world = 1;
   std::string family;
   std::string parallel;  ///< JSON, on one line
-  /// 16 hex digits: the HF weights that all files of the directory are cut from.
+  /// 16 hex digits that identify the HF weights from which all files of the directory are cut.
   std::string model;
   uint64_t digest = 0;  ///< XXH3-64 of the data section
 
   WeightFile::Metadata ToMetadata() const;
-  /// nullopt where a file has no marks; kInvalidArgument for marks of another version, or
-  /// incomplete ones.
+  /// Returns nullopt for a file without marks. Incomplete marks, or marks of another version, are
+  /// kInvalidArgument.
   static StatusOr<std::optional<RankMarks>> From(const WeightFile::Metadata& metadata);
 };
 
@@ -43,9 +42,10 @@ class RankFile {
   /// nullopt: another program wrote the file.
   const std::optional<RankMarks>& marks() const { return marks_; }
   const std::vector<mcore::LiveParam>& params() const { return params_; }
-  /// Bytes of params()[i]. Mapped for reading only.
+  /// Returns the bytes of params()[i], mapped for reading only.
   Bytes data(size_t i) const { return data_[i]; }
-  /// kDataLoss unless the data section has the digest in the marks. REQUIRES: marks().
+  /// Fails with kDataLoss unless the data section has the digest in the marks. It reads the whole
+  /// file. REQUIRES: marks().
   Status CheckDigest() const;
 
  private:

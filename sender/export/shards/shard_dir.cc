@@ -60,7 +60,7 @@ StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
   return Layout::Create(std::move(metas));
 }
 
-/// A parameter's name in a rank's file.
+/// Returns a parameter's name in a rank's file.
 std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
   // Trainers of vision-language models wrap the language part.
   const std::vector<std::string>& wrappers = plan.family().names.strip;
@@ -70,14 +70,14 @@ std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
   return fmt::format("chunk{}/{}{}", s.chunk, wrapped ? wrappers.front() : "", s.names.front());
 }
 
-/// The tensors of one rank's file, including copies that are not exported.
+/// Returns the tensors of one rank's file, including copies that are not exported.
 StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::ShardParam>& shards) {
   std::vector<TensorMeta> metas;
   std::unordered_map<std::string, size_t> seen;
   for (const mcore::ShardParam& s : shards) {
     if (s.shape.empty() || !s.made) continue;
     std::string name = StoredName(plan, s);
-    // One parameter may make several tensors but is stored once.
+    // One parameter may form several tensors but is stored once.
     if (!seen.try_emplace(name, metas.size()).second) continue;
     metas.push_back({std::move(name), s.dtype, s.shape});
   }
@@ -86,16 +86,17 @@ StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::Sh
 
 std::string OneLine(const std::string& json) { return Json::parse(json).dump(); }
 
-/// A name for the weights of an HF model: XXH3-64 over each tensor's, in the layout's order.
+/// Returns a name for the weights of an HF model: XXH3-64 over each tensor's, in the layout's
+/// order.
 std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
   std::vector<uint64_t> digests(hf.layout().size());
   pool.ParallelFor(digests.size(), [&](size_t i) { digests[i] = Xxh3(hf.data(i)); });
   return fmt::format("{:016x}", Xxh3(std::as_bytes(std::span(digests))));
 }
 
-/// The bytes of the plan's tensors, by the plan's numbers. The plan may have been made for another
-/// checkpoint of the model, whose files have the tensors in another order. No shard holds a part of
-/// a tensor that is not trained, so its bytes may be missing.
+/// Returns the bytes of the plan's tensors, by the plan's numbers. The plan may have been made for
+/// another checkpoint of the model, with the tensors in another order. Bytes of an untrained tensor
+/// may be missing, because no shard holds a part of it.
 StatusOr<std::vector<Bytes>> TensorsFor(const mcore::Plan& plan, const ModelDir& hf) {
   const Layout& wanted = plan.layout();
   std::vector<Bytes> tensors(wanted.size());
@@ -127,8 +128,8 @@ StatusOr<std::vector<mcore::Step>> StepsFromHf(const mcore::Plan& plan,
                         mcore::Direction::kFromHf);
 }
 
-/// kFailedPrecondition where a tensor that is listed as another's copy has other bytes: the trainer
-/// has one parameter for both.
+/// Fails with kFailedPrecondition if a tensor that is listed as another's copy has other bytes: the
+/// trainer has one parameter for both.
 Status CheckCopies(const mcore::Plan& plan, std::span<const Bytes> tensors) {
   std::set<std::pair<uint32_t, uint32_t>> compared;
   for (uint32_t rank = 0; rank < plan.parallel().world(); ++rank) {
@@ -184,8 +185,8 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
   return file.Seal(marks.digest);
 }
 
-/// Whether some value of type `own` changes on the way to `other`, where `add` is added to it, and
-/// back. Values that cannot be converted do.
+/// Returns whether some value of type `own` changes on the round trip to `other`, where `add` is
+/// added to it. Values that cannot be converted count as changed.
 bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   constexpr size_t kBlock = size_t{1} << 14;
   const kernels::Element outer = mcore::ElementOf(own), inner = mcore::ElementOf(other);
@@ -207,7 +208,8 @@ bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   return false;
 }
 
-/// Whether every HF tensor of the parameter, of however few bits, has its values `bytes` exactly.
+/// Returns whether every HF tensor of the parameter, however few its bits, represents the values
+/// `bytes` exactly.
 bool HfHolds(const mcore::Plan& plan, const mcore::PlannedParam& planned, Bytes bytes,
              DType dtype) {
   return std::ranges::all_of(planned.cut.parts, [&](const mcore::RowPart& part) {
@@ -343,7 +345,7 @@ StatusOr<std::vector<std::string>> ShardDir::ExportTo(const mcore::Plan& plan,
                          HfHolds(plan, planned, bytes, dtype));
       if (!steps.ok()) return Annotate(steps.status(), path.string());
       for (const mcore::Step& step : *steps) {
-        // Only norms are added to, so this is not worth the pool's threads.
+        // Only norms have an addend, so this is not worth the pool's threads.
         if (planned.add == 0 || shifted.contains(step.tensor)) continue;
         if (ChangesOnTheWay(bytes, file.params()[match.live].dtype,
                             plan.layout().tensor(step.tensor).dtype, planned.add)) {

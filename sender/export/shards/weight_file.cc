@@ -15,15 +15,15 @@
 namespace deltawire {
 namespace {
 
-/// Flushes a file to disk and reads it back: it must be `header`, and behind it `data_bytes` bytes
-/// with the digest `data_digest`.
+/// Flushes a file to disk and reads it back. It must contain `header`, followed by `data_bytes`
+/// bytes with the digest `data_digest`.
 Status SealFile(int fd, const std::filesystem::path& path, std::string_view header,
                 uint64_t data_bytes, uint64_t data_digest) {
   const auto failed = [&](const char* what) {
     return ErrnoError(fmt::format("{} {}", what, path.native()));
   };
   if (::fsync(fd) != 0) return failed("write");
-  // Drops cached pages, so that the bytes below are read from the disk.
+  // Drop cached pages, so that the reads below come from the disk.
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 
   std::vector<std::byte> block(
@@ -31,7 +31,7 @@ Status SealFile(int fd, const std::filesystem::path& path, std::string_view head
   const uint64_t end = header.size() + data_bytes;
   Xxh3Stream data;
   for (uint64_t at = 0; at < end;) {
-    // Reads the header by itself first.
+    // Read the header separately first.
     const uint64_t stop = at < header.size() ? header.size() : end;
     const ssize_t n = ::pread(fd, block.data(), std::min<uint64_t>(block.size(), stop - at),
                               static_cast<off_t>(at));

@@ -1,8 +1,7 @@
 // A safetensors file that is written once: Create allocates all its space, the caller fills it
-// through a mapping, Seal flushes it to disk and reads it back. Owner: one command; an unsealed
-// file may hold anything. Threads: the mapping is plain memory. Cost: one pass for Digest, one of
-// reading for Seal. Errors: kResourceExhausted at Create if space is short; kDataLoss if other
-// bytes are read back.
+// through a mapping, Seal flushes it to disk and reads it back. An unsealed file may contain
+// anything. Create fails with kResourceExhausted if space is short, Seal with kDataLoss if it reads
+// other bytes back.
 #pragma once
 
 #include <filesystem>
@@ -30,12 +29,11 @@ class WeightFile {
   MutableBytes tensor(size_t i) {
     return {map_.base() + header_bytes_ + layout_.offset(i), layout_.bytes(i)};
   }
-  /// XXH3-64 of the data section as it is now.
+  /// Returns XXH3-64 of the data section's present bytes.
   uint64_t Digest() const;
   /// Sets other values for the keys given to Create. REQUIRES: they are as long as the old ones.
   Status Mark(const Metadata& metadata);
-  /// `digest`: Digest() of the complete file. REQUIRES: nothing is written through the mapping any
-  /// more.
+  /// `digest` is Digest() of the complete file. REQUIRES: no more writes through the mapping.
   Status Seal(uint64_t digest);
 
  private:
