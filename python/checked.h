@@ -1,5 +1,4 @@
-// Calls of our two libraries from Python. Threads: any that holds the GIL. Cost: none beyond
-// the call's. Errors: the exception that deltawire/_errors.py makes for the call's code.
+// Calls of our two libraries from Python, with the exceptions of deltawire/_errors.py.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,15 +13,15 @@ namespace deltawire {
 /// Raises the exception for `code`. REQUIRES: the GIL.
 inline void Check(int code, const std::string& text) {
   namespace py = pybind11;
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal has ended a wait
   if (code == DW_OK) return;
   const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
   PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
   throw py::error_already_set();
 }
 
-/// Runs a call of a library without the GIL. This thread's next call clears `last_error`, so its
-/// text is copied at once.
+/// Runs a library call without the GIL. This thread's next call clears `last_error`, so its text is
+/// copied at once.
 template <typename Call>
 void Run(Call call, const char* (*last_error)() = dw_last_error) {
   int code = DW_OK;

@@ -18,7 +18,7 @@ namespace py = pybind11;
 namespace deltawire {
 namespace {
 
-// How soon a wait sees a Ctrl-C, which Python handles where the GIL is held.
+// The pause between two checks for a Ctrl-C, which Python handles only under the GIL.
 constexpr uint32_t kLookForSignalsMs = 100;
 
 class Call {
@@ -31,7 +31,7 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  /// The next answer's JSON, or None at the call's good end.
+  /// Returns the next answer's JSON, or None when the call has ended with success.
   std::optional<std::string> Next() {
     const char* answer = "";
     while (true) {
@@ -68,8 +68,8 @@ class Control {
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  /// The library connects within the call, which nothing interrupts, so a thread makes it. After a
-  /// Ctrl-C that thread ends by itself, and drops what it got.
+  /// The library connects within the call, and no signal interrupts that, so a thread makes the
+  /// call. After a Ctrl-C that thread ends by itself and discards its result.
   std::unique_ptr<Call> Start(const std::string& method, const std::string& request,
                               uint32_t timeout_ms) {
     struct Started {

@@ -1,6 +1,6 @@
-// The part of deltawire._core that directs daemons: the classes Control and ControlCall, which
-// deltawire/control.py makes a Python interface of. Owner: Python. Threads: a Control's from any,
-// and a call's next() from one at a time. Cost and errors: the C ABI's; a wait sees signals.
+// The part of deltawire._core that directs daemons: the classes Control and ControlCall, wrapped by
+// deltawire/control.py. Any thread may use a Control; one thread at a time calls a call's next(). A
+// wait handles signals.
 #pragma once
 
 #include <pybind11/pybind11.h>

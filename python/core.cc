@@ -1,5 +1,6 @@
-// deltawire._core: the C ABI as Python classes. Memory is passed as addresses with shapes and
-// strides; deltawire/_tensors.py finds them in tensors of all kinds. Calls release the GIL.
+// The module deltawire._core: the C ABI as Python classes. Memory is passed as addresses with
+// shapes and strides, which deltawire/_tensors.py finds in tensors of all kinds. Calls release the
+// GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -33,7 +34,7 @@ struct TensorMeta {
 class Client;
 class Megatron;
 
-/// Logs what a library has to say in the middle of a call, which goes on whatever becomes of that.
+/// Logs a library's message in the middle of a call. The call goes on even if the logging fails.
 void Warn(void*, const char* text) {
   const deltawire::GilHeld held;
   try {
@@ -42,7 +43,7 @@ void Warn(void*, const char* text) {
     if (error.matches(PyExc_Exception)) {
       error.discard_as_unraisable("deltawire's notice");
     } else {
-      error.restore();  // a Ctrl-C, which ends the call
+      error.restore();  // a Ctrl-C ends the call
     }
   }
 }
@@ -118,7 +119,7 @@ class Offload {
   }
   double WaitedSeconds() const { return dw_offload_waited_seconds(offload_); }
   uint64_t Attempt() const { return dw_offload_attempt(offload_); }
-  /// Address and size of a tensor's memory; valid until close().
+  /// Returns the address and size of a tensor's memory, valid until close().
   std::pair<uintptr_t, uint64_t> Memory(uint32_t tensor) {
     void* data = nullptr;
     uint64_t bytes = 0;
@@ -143,7 +144,7 @@ class Offload {
   friend class Megatron;
   dw_offload* get() const { return offload_; }  // the library refuses NULL
 
-  std::shared_ptr<Client> client_;  // outlives the offload
+  std::shared_ptr<Client> client_;  // the client outlives the offload
   dw_offload* offload_ = nullptr;
 };
 
@@ -285,10 +286,10 @@ class Collective {
 };
 
 /// (virtual pipeline chunk, name, dtype, shape, address, device as in dw_param, reader or None). A
-/// reader is called with an offset in bytes and the memory to fill.
+/// reader gets an offset in bytes and the memory to fill.
 using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t, int32_t, py::object>;
 
-/// Parameters as dw_param structs. Lives during one call, and points into the list given to it.
+/// Parameters as dw_param structs. It lives during one call, and points into the list given to it.
 class ParamList {
  public:
   explicit ParamList(const std::vector<Param>& params) : readings_(params.size()) {
@@ -317,7 +318,7 @@ class ParamList {
   const dw_param* data() const { return list_.data(); }
   size_t size() const { return list_.size(); }
 
-  /// Like the function Run above, but if a reader threw, its exception is thrown again.
+  /// Works like the function Run above, but if a reader threw, throws its exception again.
   template <typename Call>
   void Run(Call call) {
     int code = DW_OK;
@@ -435,7 +436,7 @@ class Megatron {
   dw_megatron* megatron_ = nullptr;
 };
 
-// DLPack's memory layout, fixed by its specification (version 0, the capsule "dltensor").
+// The memory layout of DLPack, fixed by its specification (version 0, the capsule "dltensor").
 struct DlTensor {
   void* data;
   int32_t device_type, device_id;
@@ -446,8 +447,8 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-/// (address, type code, bits, lanes, shape, strides in elements or None, device type) of a capsule.
-/// The caller keeps the capsule while it uses the address.
+/// Returns (address, type code, bits, lanes, shape, strides in elements or None, device type) of a
+/// capsule. The caller keeps the capsule while it uses the address.
 py::tuple DescribeDlpack(const py::capsule& capsule) {
   const char* name = capsule.name();
   if (name == nullptr || std::string(name) != "dltensor") {
@@ -462,7 +463,7 @@ py::tuple DescribeDlpack(const py::capsule& capsule) {
                         t.lanes, shape, strides, t.device_type);
 }
 
-/// The buffer of a Python object, which is held as long as this view lives.
+/// The buffer of a Python object, which is kept as long as this view lives.
 class BufferView {
  public:
   explicit BufferView(const py::buffer& buffer) : info_(buffer.request()) {}

@@ -1,6 +1,6 @@
-// deltawire.engine._core: the engine's C ABI as Python classes. Memory comes in as addresses;
-// deltawire/engine/_trace.py finds them. Calls that take long release the GIL. Owner: the engine's
-// process. Threads: one at a time, as the C ABI says. Errors: deltawire's exceptions.
+// The module deltawire.engine._core: the engine's C ABI as Python classes. Memory comes in as
+// addresses, which deltawire/engine/_trace.py finds. Long calls release the GIL. One thread at a
+// time calls it, as the C ABI requires.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -144,7 +144,7 @@ class Weights {
     names_.clear();
     for (const auto& storage : storages) names_.push_back(std::get<0>(storage));
   }
-  /// (storage's name, bytes that no tensor has), where there are such.
+  /// Returns (storage's name, bytes that no tensor has), for storages with such bytes.
   std::vector<std::pair<std::string, uint64_t>> Unmapped() const {
     std::vector<std::pair<std::string, uint64_t>> left;
     for (uint32_t s = 0; s < names_.size(); ++s) {
@@ -236,7 +236,7 @@ class Weights {
   }
 
   dw_engine* engine_ = nullptr;
-  std::vector<std::string> names_;  // of what is bound
+  std::vector<std::string> names_;  // of the bound storages
 };
 
 }  // namespace

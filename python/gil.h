@@ -1,8 +1,7 @@
-// Gives the GIL away for a scope, and takes it back. A thread that comes back while the interpreter
-// ends gets it no more: Python before 3.14 unwinds such a thread (pthread_exit), which no
-// destructor lets through, so that the process would be aborted. Here it sleeps until the process
-// is gone, as Python 3.14 has it. Threads: a guard is one thread's. Cost: as pybind11's guards.
-// Errors: none.
+// Guards that release and take the GIL for a scope. A thread that returns while the interpreter
+// ends cannot get it: Python before 3.14 unwinds such a thread (pthread_exit), which no destructor
+// allows, so the process would abort. Here the thread sleeps until the process is gone, as in
+// Python 3.14. Each guard belongs to one thread.
 #pragma once
 
 #include <cxxabi.h>
@@ -34,8 +33,8 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-/// For a call from the library, of any thread. What runs under it and gives the GIL away itself may
-/// meet the same end: it catches abi::__forced_unwind, and sleeps.
+/// A guard that holds the GIL for a call from the library, on any thread. Code under it that
+/// releases the GIL itself may be unwound as well: it catches abi::__forced_unwind, and sleeps.
 class GilHeld {
  public:
   GilHeld() {
@@ -50,14 +49,14 @@ class GilHeld {
   std::optional<pybind11::gil_scoped_acquire> held_;
 };
 
-/// Python hands signals to its main thread alone. REQUIRES: the GIL.
+/// Returns whether this is Python's main thread, the only one that gets signals. REQUIRES: the GIL.
 inline bool IsMainThread() {
   const pybind11::object main = pybind11::module_::import("threading").attr("main_thread")();
   return main.attr("ident").cast<unsigned long>() == PyThread_get_thread_ident();
 }
 
-/// Takes the GIL in the middle of a wait, and says whether a signal's handler has raised: then the
-/// wait ends, and the exception is there already. On other threads than the main one never.
+/// Takes the GIL in the middle of a wait, and returns whether a signal's handler has raised an
+/// exception. Then the wait ends with it. Never true on other threads than the main one.
 inline int SignalRaised(void*) {
   const GilHeld held;
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0 ? 1 : 0;

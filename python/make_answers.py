@@ -11,7 +11,7 @@ import pathlib
 import re
 
 PROTO = pathlib.Path(__file__).resolve().parents[1] / "proto" / "deltawire" / "v1"
-#: Of the methods in deltawire/control.py; what they contain comes with them.
+#: The messages of the methods in deltawire/control.py. The messages in them are added.
 ROOTS = ("SenderStatusResponse", "ReceiverInfo", "SyncProgress", "WaitCommittedUpdate",
          "VersionInfo", "UnregisterModelResponse", "ReceiverStatusResponse", "SyncUpdate",
          "VerifyResponse", "CommitInfo", "ServedInfo")
@@ -33,7 +33,7 @@ from deltawire._answer import Answer'''
 
 
 def messages() -> dict[str, list[tuple[bool, str, str]]]:
-    """Fields (repeated, type, name) of each message, by its name."""
+    """Returns the fields (repeated, type, name) of each message, by its name."""
     found = {}
     for path in sorted(PROTO.glob("*.proto")):
         text = re.sub(r"//[^\n]*", "", path.read_text("utf-8"))

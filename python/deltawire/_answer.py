@@ -1,4 +1,4 @@
-"""An answer of a daemon: typed attributes, and a mapping for what programs do with dicts."""
+"""A daemon's answer: typed attributes, and a mapping for programs that expect a dict."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _A = TypeVar("_A", bound="Answer")
 
 
 class Answer(Mapping[str, Any]):
-    """Immutable. A field that the daemon has left out has its type's zero; one that a newer daemon
-    has added is in the mapping alone."""
+    """An immutable answer. A field that the daemon has left out has its type's zero. A field that a
+    newer daemon has added is only in the mapping."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
     def of(cls: type[_A], told: Mapping[str, Any]) -> _A:
-        """From JSON."""
+        """Makes the answer from JSON."""
         makers = _makers(cls)
         answer = cls(**{n: makers[n](v) for n, v in told.items() if n in makers})
         object.__setattr__(answer, "_told", told)
         return answer
 
     def as_dict(self) -> dict[str, Any]:
-        """For `json.dumps`."""
+        """Returns the plain dict, for `json.dumps`."""
         return {name: _plain(self[name]) for name in self}
 
     def __getitem__(self, name: str) -> Any:
@@ -49,7 +49,7 @@ class Answer(Mapping[str, Any]):
 
 @functools.cache
 def _makers(kind: type[Answer]) -> dict[str, Any]:
-    """What makes each field of its JSON."""
+    """Returns a maker for each field, from its JSON."""
     made: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
         if name not in kind.__dataclass_fields__:

@@ -1,6 +1,6 @@
-"""Runs a blocking call beside an event loop, in a thread of its own.
+"""Runs a blocking call beside an event loop, in a separate thread.
 
-The loop's default executor has few threads, and waits that take hours would leave it none.
+The loop's default executor has few threads, and waits of hours would occupy all of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _R = TypeVar("_R")
 
 
 async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda: None) -> _R:
-    """Returns or raises what `call` does. A task that is cancelled here calls `cancel`, which has
-    to end the call soon, and goes on when it has ended: nothing runs on behind the caller."""
+    """Returns or raises what `call` does. If its task is cancelled, it calls `cancel`, which must
+    end the call soon, and returns when the call has ended. No call outlives its caller."""
     # The import loads Python's OpenSSL, which a trainer without an event loop does not need.
     import asyncio  # pylint: disable=import-outside-toplevel
 
@@ -44,7 +44,7 @@ async def in_thread(call: Callable[[], _R], cancel: Callable[[], None] = lambda:
         result, error = await asyncio.shield(done)
     except asyncio.CancelledError:
         cancel()
-        while not done.done():  # also where the task is cancelled again
+        while not done.done():  # also if the task is cancelled again
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(done)
         raise

@@ -1,4 +1,4 @@
-"""What ties the parts of one offload together, over ranks and senders."""
+"""The numbers that tie the parts of one offload together, over ranks and senders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NETWORK_ADDRESS = re.compile(r"[^/]*:\d+")
 
 
 def checked_version(version: Any, least: int = 1) -> int:
-    """The version as an int. Error, INVALID_ARGUMENT, where it is none."""
+    """Returns the version as an int. Raises Error, INVALID_ARGUMENT, if it is not one."""
     try:
         number = -1 if isinstance(version, bool) else operator.index(version)
     except TypeError:
@@ -31,7 +31,7 @@ def checked_version(version: Any, least: int = 1) -> int:
 
 
 def checked_endpoint(endpoint: str | os.PathLike[str]) -> str:
-    """The endpoint as text. Error, INVALID_ARGUMENT, where no sender can ever listen there."""
+    """Returns the endpoint as text. Error, INVALID_ARGUMENT: no sender can ever listen there."""
     text, found = os.fspath(endpoint), ""
     if os.path.isfile(text):
         found = "is a file"
@@ -46,12 +46,12 @@ def checked_endpoint(endpoint: str | os.PathLike[str]) -> str:
 
 
 def draw_attempt() -> int:
-    """A random number, never 0. One rank draws it and hands it to the others."""
+    """Returns a random number, never 0. One rank draws it and hands it to the others."""
     return _core.draw_attempt()
 
 
 def agree_attempt() -> int:
-    """Draws an attempt on the job's first rank; torch.distributed hands it to all. Every rank calls."""
+    """Draws an attempt on the job's first rank and sends it to all. Every rank calls."""
     group = distributed()
     if group is None:
         raise Error(
@@ -64,23 +64,24 @@ def agree_attempt() -> int:
 
 
 def job_of_store() -> str:
-    """A name that the processes of this start of a torch.distributed job share; else "".
+    """Returns a name that the processes of this start of a torch.distributed job share, or "".
 
-    It is agreed on by the job's key-value store, which is new at each start (torchrun puts the
-    restarts into its keys). That is no collective: ranks ask in any order, each when it needs to.
+    The ranks agree on it through the job's key-value store, which is new at each start (torchrun
+    puts the restarts into its keys). That is not a collective: ranks call in any order, when they
+    need it.
     """
     group = distributed()
     if group is None:
         return ""
     store = group.distributed_c10d._get_default_store()
-    if store is None:  # MPI has none
+    if store is None:  # MPI has no store
         return ""
     # The first rank sets it; the others read it.
     return store.compare_set(_KEY, "", f"{draw_attempt():016x}").decode()
 
 
 def distributed() -> Any:
-    """torch.distributed where the program uses it, or None."""
+    """Returns torch.distributed if the program uses it, else None."""
     torch = sys.modules.get("torch")
     group = getattr(torch, "distributed", None)
     if group is None or not group.is_available() or not group.is_initialized():

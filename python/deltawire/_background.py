@@ -1,7 +1,7 @@
 """Writes a version beside the trainer, from private copies of its tensors.
 
-Owner: a WeightManager, which has one such write at a time and waits for it before the next call.
-Cost: the model once more in host memory, pinned where tensors come from CUDA (not run on a device).
+A WeightManager has one such write at a time and waits for it before the next call. The copies take
+the model's size in host memory, pinned for tensors from CUDA (not run on a device).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Copies:
 
     def take(self, named: Iterable[tuple[str, Any]], shares: bool, shards: bool = False
              ) -> tuple[list[tuple[str, Any]], list[Any]]:
-        """Copies of the tensors, and CUDA's events after which these hold their bytes. The tensors
-        may be changed when this returns: on CUDA by work of the current streams, which runs after
-        the copies. `shares`: all tensors live meanwhile, so the same memory is copied once.
-        `shards`: of a DTensor its local shard is copied, as a DTensor of the same place."""
+        """Returns copies of the tensors, and the CUDA events after which the copies are complete.
+        The caller may change the tensors when this returns: on CUDA by work of the current streams,
+        which runs after the copies. `shares`: all tensors live meanwhile, so shared memory is
+        copied once. `shards`: a DTensor's local shard is copied, as a DTensor of the same place."""
         copies: list[tuple[str, Any]] = []
         by_memory: dict[Any, Any] = {}
-        streams: dict[Any, None] = {}  # that copies run on
+        streams: dict[Any, None] = {}  # streams with copies
         for name, tensor in named:
             is_shard = is_dtensor(tensor)
             if is_shard and not shards:
@@ -98,7 +98,7 @@ def copied_params(params: Iterable[tuple[Any, ...]], held: Sequence[Any]
 
 
 def _copied(name: str, tensor: Any) -> Any:
-    """Of an array, or a buffer, of any other library."""
+    """Copies an array or a buffer of another library."""
     source = source_of(name, tensor)
     count = source.element_bytes
     for n in source.shape:
@@ -123,8 +123,9 @@ def _copied(name: str, tensor: Any) -> Any:
 
 
 class Offloading:
-    """A version that is written in the background; its tensors may be changed. Awaitable: `await`
-    gives what `wait` returns. Thread-safe, but for `wait`, which uses the manager."""
+    """A version that is written in the background, while the caller may change its tensors.
+    Awaitable: `await` gives what `wait` returns. Thread-safe except for `wait`, which uses the
+    manager."""
 
     def __init__(self, version: int, write: Callable[[], Offloaded]):
         self.version = version
@@ -132,16 +133,16 @@ class Offloading:
         self._over = threading.Event()
         self._written: Offloaded | None = None
         self._error: BaseException | None = None
-        # No daemon thread: a program that ends waits until the version is written or has failed.
+        # Not a daemon thread: the program's end waits until the version is written or has failed.
         threading.Thread(target=self._run, name="deltawire-offload").start()
 
     def done(self) -> bool:
-        """Whether it is written, or has failed."""
+        """Returns whether the version is written or has failed."""
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Offloaded:
-        """Blocks until it is written; raises what `offload` would have raised. DeadlineError after
-        `timeout` seconds."""
+        """Blocks until the version is written; raises what `offload` would have raised.
+        DeadlineError after `timeout` seconds."""
         if not self._over.wait(timeout):
             raise DeadlineError(f"version {self.version} is still being written")
         if self._error is not None:
@@ -150,12 +151,12 @@ class Offloading:
         return self._written
 
     def wait(self, timeout: float | None = None) -> Published:
-        """Blocks until it, or a newer one, is published; `timeout` in seconds, of the wait for the
-        sender."""
+        """Blocks until the version, or a newer one, is published. `timeout` limits the wait for the
+        sender, in seconds."""
         return self.result().wait(timeout)
 
     async def wait_async(self, timeout: float | None = None) -> Published:
-        """`wait` beside an event loop. No other call of the manager may run meanwhile."""
+        """Does `wait` beside an event loop. No other call of the manager may run meanwhile."""
         await self.settle_async()
         return await self.result().wait_async(timeout)
 
@@ -163,11 +164,11 @@ class Offloading:
         return self.wait_async().__await__()
 
     def settle(self) -> None:
-        """Returns when it is over, in whatever way."""
+        """Returns when the write is over, successful or not."""
         self._over.wait()
 
     async def settle_async(self) -> None:
-        """`settle` beside an event loop."""
+        """Does `settle` beside an event loop."""
         cancelled = threading.Event()
 
         def settle() -> None:
@@ -181,8 +182,8 @@ class Offloading:
             self._written = self._write()
         except BaseException as error:
             self._error = error
-            # Also where nobody looks at the handle.
+            # Log it even if the program never looks at the handle.
             logger.warning("version %d was not written in the background: %s", self.version, error)
         finally:
-            del self._write  # with the copies
+            del self._write  # and the copies
             self._over.set()

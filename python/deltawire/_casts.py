@@ -1,9 +1,9 @@
-"""Which floating types are converted while they are written, and to what a model is registered.
+"""The floating types that are converted while they are written, and the types of a model's layout.
 
-A model is registered as its checkpoint has it, or as the caller says; what a trainer holds in
-another floating type, such as fp32 masters, is rounded to nearest, ties to even, on its way. Where
-nothing but config.json is known, which has one dtype for all tensors, those that checkpoints and
-engines have in fp32 beside it stay as they are (`_WIDE`).
+A model is registered as its checkpoint has it, or as the caller says. A trainer's other floating
+types, such as fp32 masters, are rounded to nearest, ties to even. If only config.json is known, it
+has one dtype for all tensors; tensors that checkpoints and engines keep in fp32 beside it stay as
+they are (`_WIDE`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from deltawire._tensors import DTYPE_BYTES, TensorMeta, dtype_name
 
 logger = logging.getLogger(__name__)
 
-# To what each type may be cast: narrower ones, and wider ones, which hold each of its numbers.
-# bf16 has numbers that fp16 has not; 8-bit floats need scales that no tensor brings with it.
+# The types to which each type may be cast: narrower ones, and wider ones, which hold each of its
+# numbers. bf16 has numbers that fp16 lacks; 8-bit floats need scales, which no tensor has.
 _TO = {
     "F64": ("F32", "F16", "BF16"),
     "F32": ("F64", "F16", "BF16"),
@@ -32,8 +32,8 @@ _TO = {
 
 
 # Last parts of names. In checkpoints that say bfloat16 a router's correction bias is in fp32
-# (DeepSeek-V3.1, Kimi-K3, Hy3), and A_log in some (Qwen3.5) and not in others (Qwen3.6); vLLM has
-# both in fp32 in any case, so in bf16 they would lose bits and be cast back by its loader.
+# (DeepSeek-V3.1, Kimi-K3, Hy3), and so is A_log in some (Qwen3.5) and not in others (Qwen3.6). vLLM
+# always has both in fp32, so in bf16 they would lose bits, and its loader would cast them back.
 _WIDE = frozenset({"A_log", "e_score_correction_bias", "expert_bias"})
 
 _KINDS_NAMED = 12
@@ -51,33 +51,34 @@ def stored(
     keep: Collection[str] = (),
     disk: Sequence[TensorMeta] = (),
 ) -> list[TensorMeta]:
-    """The layout that a model with these tensors is registered with.
+    """Returns the layout with which a model with these tensors is registered.
 
-    `dtype`: of all tensors in F64, F32, F16 or BF16. Else those of `disk`, its weights, by name, or
-    without weights that of its config.json, where they make a tensor no larger, but for `_WIDE`.
-    `said`: names whose dtype the caller has said himself, and keeps. `keep`: names, or patterns of
-    names, of tensors that keep theirs whatever the others say.
+    `dtype` applies to all tensors in F64, F32, F16 or BF16. Without it those of `disk`, its
+    weights, apply by name. Without weights that of its config.json applies if it makes a tensor no
+    larger, except for `_WIDE`. `said`: names whose dtype the caller has given himself, and keeps.
+    `keep`: names, or patterns of names, of tensors that keep theirs in any case.
     """
     kept = {m.name for m in metas if _is_one_of(m.name, keep)}
     _warn_of_unknown(keep, metas)
     if dtype is not None:
         return [m if m.name in kept else _as(m, dtype_name(dtype, m.name)) for m in metas]
     said = {*said, *kept}
-    if hf_dir is None or not os.path.isdir(hf_dir):  # the library says what is wrong with the path
+    if hf_dir is None or not os.path.isdir(hf_dir):  # the library reports a wrong path
         return list(metas)
     if all(m.name in said for m in metas):
         return list(metas)
     of = {m.name: m.dtype for m in disk}
     if not of:
         wanted = _of_config(hf_dir)
-        # A trainer that has tensors of this type already keeps the others wide on purpose.
+        # A trainer that has some tensors of this type keeps the others wide on purpose.
         if wanted and not any(m.dtype == wanted for m in metas):
             of = {m.name: wanted for m in metas if m.name.rpartition(".")[2] not in _WIDE}
     return [m if m.name in said else _narrowed(m, of.get(m.name, m.dtype)) for m in metas]
 
 
 def as_trained(metas: Sequence[TensorMeta], keep: Collection[str]) -> list[TensorMeta]:
-    """A checkpoint's tensors, with those that `keep` names in fp32, as trainers hold them."""
+    """Returns a checkpoint's tensors, with those that `keep` names in fp32, as trainers hold
+    them."""
     _warn_of_unknown(keep, metas)
     return [TensorMeta(m.name, "F32", m.shape)
             if m.dtype in ("BF16", "F16") and _is_one_of(m.name, keep) else m for m in metas]
@@ -124,13 +125,15 @@ def _narrowed(meta: TensorMeta, wanted: str) -> TensorMeta:
 
 
 def _is_router(name: str) -> bool:
-    """A router of experts: its rounding decides which experts compute a token."""
+    """Returns whether it is a router of experts: its rounding decides which experts compute a
+    token."""
     return any(part == "gate" or "router" in part for part in name.split(".")[:-1])
 
 
 class CastLog:
-    """Says once, after the first version with casts, how many were cast, and from what; and names
-    routers and vectors, which cost next to nothing and may be meant to stay wide, by kind."""
+    """A log line, once, after the first version with casts: how many, and from which types. It
+    names routers and vectors by kind, because they cost next to nothing and may be meant to stay
+    wide."""
 
     def __init__(self, model: str, rank: int):
         self._model, self._rank = model, rank
@@ -162,7 +165,7 @@ class CastLog:
             casts += ("; of these routers and vectors, which stay as they are if keep_dtype names them: "
                       + ", ".join(kinds[:_KINDS_NAMED])
                       + (f" and {more} more kinds" if more > 0 else ""))
-        # Once for a job is enough.
+        # One warning for a job is enough.
         level = logging.WARNING if self._rank == 0 else logging.INFO
         logger.log(level, "model %s: rank %d casts tensors while they are written: %s",
                    self._model, self._rank, casts)

@@ -1,7 +1,7 @@
-"""Reads what a checkpoint says of its tensors: names, dtypes and shapes, without torch.
+"""Reads a checkpoint's description of its tensors: names, dtypes and shapes, without torch.
 
-Order: as `deltawire publish` has it, by the file's name and then by the place in the file, so that
-a model registered from a checkpoint is the same model whoever registers it.
+The order is that of `deltawire publish`: by the file's name and then by the place in the file. So a
+model registered from a checkpoint is the same model, whichever program registers it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from deltawire._tensors import Source, TensorMeta
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _SUFFIX, _ONLY = ".safetensors", "model.safetensors"
 _NUMBERED = re.compile(r"((?:.*-)?)(\d+)(-of-(\d+))\.safetensors")
-#: safetensors' own limit for a header.
+#: The limit of safetensors for a header.
 _LONGEST_HEADER = 512 << 20
-#: Bytes that are compared at a time.
+#: The bytes that are compared at a time.
 _COMPARED = 1 << 20
 _AGAIN = ("it is still being saved or fetched, or that was cut off: wait for it, or call "
           "save_pretrained, or huggingface_hub.snapshot_download, again")
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[str]:
-    """Paths of the files with weights, sorted; empty when there are none. CheckpointError: a set of numbered
-    files without an index is not whole. As common/layout/model_dir.cc has it."""
+    """Returns the sorted paths of the files with weights, as common/layout/model_dir.cc chooses
+    them. CheckpointError: a set of numbered files without an index is incomplete."""
     index = os.path.join(directory, INDEX)
     if os.path.exists(index):
         names = set(_map_of(read_json(index), index).values())
@@ -42,7 +42,7 @@ def weight_files(directory: str | os.PathLike[str]) -> list[str]:
 
 def _of_directory(directory: str) -> set[str]:
     names = {n for n in os.listdir(directory) if n.endswith(_SUFFIX) and not n.startswith(".")}
-    if _ONLY in names:  # others beside it are the same model in another form, or an adapter
+    if _ONLY in names:  # other files are the same model in another form, or an adapter
         return {_ONLY}
     sets: dict[str, tuple[set[int], int]] = {}
     numbered = {n: m for n in names if (m := _NUMBERED.fullmatch(n))}
@@ -59,7 +59,7 @@ def _of_directory(directory: str) -> set[str]:
 
 
 def metas(directory: str | os.PathLike[str]) -> list[TensorMeta]:
-    """What the checkpoint holds; empty when the directory has no weights."""
+    """Returns the checkpoint's tensors; empty if the directory has no weights."""
     found: list[TensorMeta] = []
     for path in weight_files(directory):
         found += _metas_of(path)
@@ -81,8 +81,8 @@ def _metas_of(path: str) -> list[TensorMeta]:
 
 
 def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
-    """The weights, and whether there are any: a directory of small files may have nothing of a
-    checkpoint but its index, or Git LFS's pointers. CheckpointError: a part of them is missing."""
+    """Returns the weights, and whether there are any. A directory of small files may have only a
+    checkpoint's index, or Git LFS's pointers. CheckpointError: a part of the weights is missing."""
     paths = weight_files(directory)
     missing = [p for p in paths if not os.path.exists(p) or _is_pointer(p)]
     if missing and len(missing) < len(paths):
@@ -96,7 +96,7 @@ def present(directory: str | os.PathLike[str]) -> tuple[list[TensorMeta], bool]:
 
 def sources(directory: str | os.PathLike[str], wanted: Collection[str]
             ) -> Iterator[tuple[str, Source]]:
-    """The memory of some of its tensors, mapped from the files."""
+    """Yields the memory of some of its tensors, mapped from the files."""
     for path in weight_files(directory):
         entries = header(path)
         names = [n for n in entries if n in wanted]
@@ -104,7 +104,7 @@ def sources(directory: str | os.PathLike[str], wanted: Collection[str]
             continue
         with open(path, "rb") as file:
             begin = 8 + struct.unpack("<Q", file.read(8))[0]
-            # A copy on write, since ctypes finds the address of writable memory alone.
+            # Copy on write, because ctypes finds only the address of writable memory.
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         whole = (ctypes.c_char * len(memory)).from_buffer(memory)
         for name in names:
@@ -114,7 +114,7 @@ def sources(directory: str | os.PathLike[str], wanted: Collection[str]
 
 
 def equal(directory: str | os.PathLike[str], one: str, other: str) -> bool:
-    """Whether two of its tensors have the same bytes, dtype and shape."""
+    """Returns whether two of its tensors have the same bytes, dtype and shape."""
     found = dict(sources(directory, (one, other)))
     first, second = found[one], found[other]
     if (first.dtype, first.shape) != (second.dtype, second.shape):
@@ -129,7 +129,7 @@ def equal(directory: str | os.PathLike[str], one: str, other: str) -> bool:
 
 
 def says_tied(directory: str | os.PathLike[str]) -> bool:
-    """Whether config.json ties the head to the embedding."""
+    """Returns whether config.json ties the head to the embedding."""
     return any(part.get("tie_word_embeddings") is True for part in config_parts(directory))
 
 
@@ -139,7 +139,7 @@ def _is_pointer(path: str) -> bool:
 
 
 def header(path: str) -> dict[str, Any]:
-    """A weight file's entries by the tensors' names."""
+    """Returns a weight file's entries by the tensors' names."""
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
         if not size:
@@ -156,7 +156,7 @@ def header(path: str) -> dict[str, Any]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A file that holds one object. CheckpointError, which names it, where it does not, or cannot be read."""
+    """Reads a file with one JSON object. CheckpointError names the file if that fails."""
     try:
         with open(path, "rb") as file:
             text = file.read()
@@ -168,7 +168,7 @@ def read_json(path: str) -> dict[str, Any]:
 def _object(text: bytes, path: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also what is no UTF-8
+    except (ValueError, RecursionError) as error:  # includes text that is not UTF-8
         raise CheckpointError(f"{path} cannot be used: {what} no JSON ({error})") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} cannot be used: {what} JSON, and no object")
@@ -183,7 +183,7 @@ def _map_of(index: dict[str, Any], path: str) -> dict[str, str]:
 
 
 def config_parts(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """What config.json says of a model, and of its language model; empty where there is none."""
+    """Returns config.json's parts: the model's and its language model's; empty without one."""
     path = os.path.join(directory, CONFIG)
     if not os.path.exists(path):
         return []
@@ -193,7 +193,7 @@ def config_parts(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def config_dtype(directory: str | os.PathLike[str]) -> str:
-    """The dtype that config.json names, as it is written there; "" where it names none, or "auto"."""
+    """Returns the dtype as config.json writes it, or "" if it names none or "auto"."""
     for part in config_parts(directory):
         found = part.get("dtype") or part.get("torch_dtype")
         if isinstance(found, str) and found != "auto":

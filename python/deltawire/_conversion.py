@@ -1,8 +1,8 @@
-"""transformers' own tables, taken from a model's parameters back to the names on disk.
+"""Applies transformers' own tables backwards, from a model's parameters to the names on disk.
 
 Since transformers 5 a model's experts are packed into two tensors, while checkpoints have three for
-each expert; other parameters are renamed, turned or joined. `save_pretrained` takes these tables
-back, and so does this, for a few tensors at a time. Nothing here needs transformers to be there.
+each expert; other parameters are renamed, transposed or joined. `save_pretrained` applies these
+tables backwards, and so does this, for a few tensors at a time. It works without transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Conversion:
-    """The way back of one model's class. `shapes`: of its tensors, by name."""
+    """The conversion of one model's class. `shapes`: of its tensors, by name."""
 
     def __init__(self, model: Any):
         from transformers import core_model_loading  # pylint: disable=import-outside-toplevel
@@ -37,14 +37,14 @@ class Conversion:
         return not self._model.tables
 
     def renamed(self, name: str) -> str | None:
-        """The name on disk of a tensor that is itself left as it is; None: it is not."""
+        """Returns the name on disk of a tensor that is only renamed, or None if it is converted."""
         if self._key(name):
             return None
         return self._rename(name, self._renamings)
 
     def group(self, name: str, held: Collection[str]) -> tuple[str, ...]:
-        """Those of `held` that are converted together with it. REQUIRES: `renamed` is None. `held`
-        is the same in all calls, but for `name`."""
+        """Returns those of `held` that are converted together with it. REQUIRES: `renamed` is None.
+        `held` is the same in all calls, except for `name`."""
         if self._groups is None:
             self._groups = {}
             for one in held:
@@ -52,11 +52,12 @@ class Conversion:
         return tuple(self._groups.get(self._key(name), (name,)))
 
     def revert(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors of one group, by their names on disk."""
+        """Converts one group's tensors, and returns them by their names on disk."""
         return self._revert(self._model, dict(tensors))
 
     def _key(self, name: str) -> str:
-        """Equal for tensors that are converted together; "" where no converter takes it."""
+        """Returns the same key for tensors that are converted together; "" if no converter accepts
+        it."""
         if name not in self._keys:
             renamed, pattern = self._apply(name, self._converters)
             self._keys[name] = renamed if pattern is not None else ""
@@ -64,7 +65,7 @@ class Conversion:
 
 
 class _WithTables:
-    """A model with its tables in place: transformers would go through its modules for each call."""
+    """A model with its tables set: transformers would walk through its modules for each call."""
 
     def __init__(self, model: Any):
         self._of = model
@@ -86,8 +87,9 @@ class _WithTables:
 
 def conversions_of(model: Any, hf_dir: str | os.PathLike[str] | None, only_if_loaded: bool
                    ) -> Iterator[Conversion]:
-    """Of the model itself, or else of the classes that the checkpoint's config.json names, also of
-    its language model alone. `only_if_loaded`: none if this process does not use transformers."""
+    """Yields the model's conversion, or else those of the classes that the checkpoint's config.json
+    names, and of its language model alone. `only_if_loaded`: none if this process does not use
+    transformers."""
     if only_if_loaded and "transformers" not in sys.modules:
         return
     try:
@@ -95,7 +97,7 @@ def conversions_of(model: Any, hf_dir: str | os.PathLike[str] | None, only_if_lo
             revert_weight_conversion as _,
         )
     except ImportError:
-        return  # before transformers 5 nothing was packed
+        return  # before transformers 5 no tensor was packed
     if hasattr(model, "config") and hasattr(model, "state_dict"):
         makers = [lambda: model]
     elif hf_dir is not None:
@@ -106,7 +108,7 @@ def conversions_of(model: Any, hf_dir: str | os.PathLike[str] | None, only_if_lo
         try:
             found = Conversion(make())
         except Exception:  # pylint: disable=broad-exception-caught
-            continue  # then the tensors are refused by their names
+            continue  # later the tensors are refused by their names
         if not found.is_empty:
             yield found
 
@@ -139,8 +141,8 @@ def _of_text(hf_dir: str | os.PathLike[str]) -> Any:
 
 
 def ignored_by(model: Any, hf_dir: str | os.PathLike[str] | None) -> list[str]:
-    """Patterns of the names that the model's class leaves in a checkpoint without loading them.
-    Empty where this process does not use transformers."""
+    """Returns patterns of the names that the model's class leaves in a checkpoint unloaded. Empty
+    if this process does not use transformers."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return []

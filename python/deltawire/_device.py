@@ -1,4 +1,4 @@
-"""Which way tensors on a GPU take into the sender's memory, said once."""
+"""The path of tensors on a GPU into the sender's memory, logged once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def why_no_gpu() -> str:
-    """Why the library's own CUDA code cannot write tensors on a GPU; empty: it can."""
+    """Returns why the library's own CUDA code cannot write tensors on a GPU; empty if it can."""
     return _core.why_no_gpu()
 
 
@@ -22,7 +22,7 @@ def has_cuda() -> bool:
 
 @functools.cache
 def say_way() -> None:
-    """Called when a tensor on a CUDA device comes."""
+    """Logs the path. Called for each tensor on a CUDA device."""
     if has_cuda():
         logger.info("tensors on a GPU are written by that GPU into the sender's memory")
     else:

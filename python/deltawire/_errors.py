@@ -1,16 +1,16 @@
-"""What can go wrong, by what to do about it."""
+"""The exceptions, by the remedy."""
 
 from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """Anything that deltawire refuses or cannot do. `code`: the status's name, e.g. "ABORTED"."""
+    """Any failure or refusal of deltawire. `code`: the status's name, e.g. "ABORTED"."""
 
     code = "UNKNOWN"
 
 
 class UnavailableError(Error):
-    """Nobody answers at the endpoint, or the daemon there is stopping."""
+    """No daemon answers at the endpoint, or it is stopping."""
 
     code = "UNAVAILABLE"
 
@@ -22,8 +22,8 @@ class DeadlineError(Error):
 
 
 class AbandonedError(Error):
-    """What was begun is over for all: an offload, as a rank died, hung or gave up (offload again); or
-    a sync, as a receiver could not (its message says which)."""
+    """The work is over for all: an offload, because a rank died, hung or abandoned it (offload
+    again); or a sync, because a receiver failed (the message says which)."""
 
     code = "ABORTED"
 
@@ -35,11 +35,11 @@ class RefusedError(Error):
 
 
 class CheckpointError(RefusedError):
-    """The directory `hf_dir` is not there, not whole, or has files that the sender refuses."""
+    """The directory `hf_dir` is missing, incomplete, or has files that the sender refuses."""
 
 
 class TensorError(Error):
-    """A tensor does not fit what was registered. `tensor`: its name (the first of several)."""
+    """A tensor does not fit the registered layout. `tensor`: its name (the first of several)."""
 
     code = "INVALID_ARGUMENT"
 
@@ -53,7 +53,7 @@ class MissingTensorError(TensorError):
 
 
 class ExtraTensorError(TensorError):
-    """A tensor was given that is not registered, or was given before."""
+    """A given tensor is not registered, or was given before."""
 
 
 class ShapeError(TensorError):
@@ -82,7 +82,7 @@ _CLASSES = {4: DeadlineError, 9: RefusedError, 10: AbandonedError, 14: Unavailab
 
 
 def from_status(code: int, message: str) -> Error:
-    """The exception for a code of the C ABI."""
+    """Returns the exception for a code of the C ABI."""
     if code in _CLASSES:
         return _CLASSES[code](message)
     error = Error(message)
@@ -91,6 +91,6 @@ def from_status(code: int, message: str) -> Error:
 
 
 def told(error: BaseException) -> str:
-    """What other processes are told of an error. Its text may hold what UTF-8 does not have, such
-    as a file name's stray bytes."""
+    """Returns an error's text for other processes. It may contain text that UTF-8 cannot encode,
+    such as a file name's stray bytes."""
     return f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""Where a DTensor's local shard belongs in the whole tensor, from its mesh and placements.
+"""The place of a DTensor's local shard in the whole tensor, from its mesh and placements.
 
-Works on any object with .shape, .placements and .device_mesh; nothing is communicated.
+Works on any object with .shape, .placements and .device_mesh, without communication.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from deltawire._tensors import shape_text
 
 @dataclass(frozen=True)
 class Place:
-    """The block of the whole tensor that a rank holds, and whether it is the one to write it."""
+    """The block of the whole tensor that a rank holds, and whether this rank writes it."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
-    writes: bool  # one of several replicas does
-    boxes: tuple[Box, ...] | None = None  # the blocks of it that go to this node's sender; None: all
+    writes: bool  # true for one of several replicas
+    boxes: tuple[Box, ...] | None = None  # its blocks for this node's sender; None: all
 
     def parts(self, local: Any) -> Iterator[tuple[Any, Place]]:
-        """`local`, the block, by what goes to this node's sender."""
+        """Yields the blocks of `local` for this node's sender."""
         if self.boxes is None:
             yield local, self
             return
@@ -33,15 +33,15 @@ class Place:
 
 
 def view_of(local: Any, begins: Sequence[int], box: Box) -> Any:
-    """A box of a tensor, of which `local` is a block that begins there."""
+    """Returns a box of a tensor as a view of `local`, a block that begins there."""
     for dim, (start, size) in enumerate(zip(box.start, box.shape)):
         local = local.narrow(dim, start - begins[dim], size)
     return local
 
 
 def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
-    """Raises where a DTensor is cut into more blocks than there are ranks that write, by the manager
-    of this rank."""
+    """Raises if a DTensor is cut into more blocks than there are writing ranks, on this rank's
+    manager."""
     parts = 1
     for axis, placement in enumerate(tensor.placements):
         if not placement.is_replicate():
@@ -55,14 +55,14 @@ def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
 
 
 def cut_of(name: str, tensor: Any) -> Cut:
-    """How a DTensor is cut over all ranks of its mesh.
+    """Returns how a DTensor is cut over all ranks of its mesh.
 
-    Raises TensorError for partial sums and for placements that are no block of the tensor.
+    Raises TensorError for partial sums and for placements that are not a block of the tensor.
     """
     mesh = tensor.device_mesh
     rank = len(tensor.shape)
     dims: list[int | None] = []
-    inner: list[int] = []  # mesh dimensions in the order in which the tensor was cut
+    inner: list[int] = []  # mesh dimensions in the order of the cuts
     outer: list[int] = []
     for axis, placement in enumerate(tensor.placements):
         if placement.is_replicate():
@@ -76,7 +76,7 @@ def cut_of(name: str, tensor: Any) -> Cut:
             )
         dims.append(placement.dim % rank)
         if hasattr(placement, "split_factor"):
-            # FSDP over tensor parallelism: cut last, though its mesh dimension comes first.
+            # FSDP over tensor parallelism: cut last, although its mesh dimension comes first.
             outer.insert(0, axis)
         else:
             inner.append(axis)
@@ -85,7 +85,7 @@ def cut_of(name: str, tensor: Any) -> Cut:
 
 
 def block_of(name: str, tensor: Any, cut: Cut) -> Box | None:
-    """The block of a DTensor that this rank has; None: it is outside the tensor's mesh."""
+    """Returns this rank's block of a DTensor, or None outside of the tensor's mesh."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -102,14 +102,14 @@ def block_of(name: str, tensor: Any, cut: Cut) -> Box | None:
 
 
 def place_of(name: str, tensor: Any) -> Place:
-    """The place of a DTensor's local shard. Raises as `cut_of` and `block_of`."""
+    """Returns the place of a DTensor's local shard. Raises as `cut_of` and `block_of`."""
     cut = cut_of(name, tensor)
     block = block_of(name, tensor, cut)
     if block is None:
         return Place(tuple(0 for _ in tensor.shape), tuple(0 for _ in tensor.shape), False)
     at = tensor.device_mesh.get_coordinate()
-    # A rank that has none of a tensor's rows does not write it: another may have all of them. A
-    # tensor without any element has one writer too.
+    # A rank without any of a tensor's rows does not write it: another may have all of them. A
+    # tensor without elements has one writer, too.
     if 0 in tuple(tensor.shape):
         writes = all(int(i) == 0 for i in at)
     else:

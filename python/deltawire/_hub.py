@@ -1,6 +1,6 @@
-"""Finds the directory that `hf_dir` means: a path, or a name in the Hugging Face Hub's local cache.
+"""Finds the directory of `hf_dir`: a path, or a name in the Hugging Face Hub's local cache.
 
-Touches no network. Errors: a CheckpointError, with what to do in Python.
+Uses no network. Raises CheckpointError, with the remedy for a Python program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _CODE = "is code that an engine may execute"
 
 
 def checkpoint_dir(hf_dir: str | os.PathLike[str]) -> str:
-    """`hf_dir` where it is a directory; else the snapshot of `main` of the model that it names."""
+    """Returns `hf_dir` if it is a directory, else the snapshot of `main` of the model that it
+    names."""
     given = os.fspath(hf_dir)
     if os.path.isdir(given):
         return given
@@ -39,7 +40,7 @@ def checkpoint_dir(hf_dir: str | os.PathLike[str]) -> str:
 
 
 def refused(error: RefusedError, hf_dir: str | os.PathLike[str] | None) -> RefusedError:
-    """The same error, in Python's words where the sender refuses a file of `hf_dir`."""
+    """Rewrites the error for a Python program if the sender refuses a file of `hf_dir`."""
     if hf_dir is None or _CODE not in str(error):
         return error
     return CheckpointError(
@@ -48,7 +49,7 @@ def refused(error: RefusedError, hf_dir: str | os.PathLike[str] | None) -> Refus
 
 
 def _cache() -> str:
-    """As huggingface_hub finds it."""
+    """Returns the cache's directory, as huggingface_hub finds it."""
     said = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if said:
         return os.path.expanduser(said)

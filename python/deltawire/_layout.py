@@ -1,6 +1,6 @@
-"""What a model is registered as: its tensors in order, and what becomes of names beside them.
+"""The layout of a registered model: its tensors in order, and rules for other names.
 
-Owner: a WeightManager. Not thread-safe. Errors: a TensorError that names the tensor.
+A WeightManager owns it. Not thread-safe. Errors are TensorErrors that name the tensor.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from deltawire._errors import DTypeError, Error, ExtraTensorError, MissingTensor
 from deltawire._names import Names, Reconciled, as_given, reconcile
 from deltawire._tensors import TensorMeta
 
-_NAMED = 5  # how many tensors a message names
+_NAMED = 5  # tensors that a message names
 
 
 class Layout:
-    """`metas`: in the order of their memory; empty before the model is registered. `index`: a
-    tensor's place among them. `tied`: a second name -> the name in the model. `casts`: floats of
-    other types are cast to the registered ones. `model`, `ignore_extra`, `keep_dtype`: as in
-    WeightManager."""
+    """The registered tensors. `metas`: in the order of their memory; empty before the model is
+    registered. `index`: a tensor's place among them. `tied`: a second name -> the name in the
+    model. `casts`: floats of other types are cast to the registered ones. `model`, `ignore_extra`,
+    `keep_dtype`: as in WeightManager."""
 
     def __init__(
         self,
@@ -33,16 +33,17 @@ class Layout:
         if isinstance(keep_dtype, str):
             raise Error(f"keep_dtype is a list of names, as in keep_dtype=[{keep_dtype!r}]")
         self._model, self._keep_dtype = model, tuple(keep_dtype)
-        #: Tensors of other names may be copies of registered ones, which the stream tells.
+        #: Tensors of other names may be copies of registered ones, which shows while they are
+        #: written.
         self.leaves_ties = ignore_extra == "tied"
         self._ignore_extra = False if self.leaves_ties else ignore_extra
         self.metas: list[TensorMeta] = []
         self.index: dict[str, int] = {}
         self.tied: dict[str, str] = {}
         self.casts = False
-        #: How given tensors become registered ones; None: by the names that they have.
+        #: The conversion of given tensors to registered ones; None: they have the same names.
         self.names: Names | None = None
-        #: Given names that are left out while their bytes are a registered tensor's.
+        #: Given names that are left out as long as their bytes are a registered tensor's.
         self.compared: frozenset[str] = frozenset()
 
     def stored(
@@ -53,7 +54,7 @@ class Layout:
         dtype: Any,
         disk: Sequence[TensorMeta] = (),
     ) -> list[TensorMeta]:
-        """What these tensors would be registered as."""
+        """Returns the layout with which these tensors would be registered."""
         return stored(metas, said, hf_dir, dtype, self._keep_dtype, disk)
 
     def reconciled(
@@ -65,7 +66,7 @@ class Layout:
         disk: Sequence[TensorMeta],
         model: Any,
     ) -> Reconciled:
-        """The same tensors by the names of `disk`; without it by their own."""
+        """Returns the same tensors by the names of `disk`, or without it by their own."""
         if disk and hf_dir is not None:
             return reconcile(metas, tied, said, disk, hf_dir, model, self._ignore_extra)
         return as_given(metas, tied, said, model)
@@ -78,13 +79,13 @@ class Layout:
         names: Names | None = None,
         compared: Collection[str] = (),
     ) -> None:
-        """The sender has registered them."""
+        """Stores the layout after its registration at the sender."""
         self.metas, self.tied, self.casts = metas, dict(tied), casts
         self.names, self.compared = names, frozenset(compared)
         self.index = {m.name: i for i, m in enumerate(metas)}
 
     def cast_to(self, dtype: Any) -> None:
-        """Has floats cast from now on; raises unless the model is registered as `dtype` would be."""
+        """Enables casts of floats; raises unless the model is registered as `dtype` would be."""
         for was, now in zip(self.metas, self.stored(self.metas, (), None, dtype)):
             if was != now:
                 raise DTypeError(
@@ -95,13 +96,14 @@ class Layout:
         self.casts = True
 
     def has(self, name: str, tensor: Any) -> bool:
-        """Whether the tensor is registered by this name, or is renamed to one that is."""
+        """Returns whether the tensor is registered by this name, or is renamed to a registered
+        one."""
         if name in self.index or self.names is None:
             return name in self.index
         return self.names.targets(name, tensor.shape)[0] in self.index
 
     def registered(self, names: Collection[str]) -> set[str]:
-        """By the names that they are registered with; raises as `find`."""
+        """Returns the names as registered; raises as `find`."""
         found: set[str] = set()
         for name in names:
             targets = (name,) if name in self.index or self.names is None else (
@@ -114,20 +116,20 @@ class Layout:
     def converted(
         self, named: Iterable[tuple[str, Any]], more: Iterable[tuple[str, Any]]
     ) -> Iterator[tuple[str, Any]]:
-        """`named` by the registered names, and `more` after them."""
+        """Yields `named` by the registered names, then `more`."""
         if self.names is None:
             return iter(named)
         return itertools.chain(self.names.converted(named), more)
 
     def skips(self, name: str) -> bool:
-        """Whether a tensor of that name is left out."""
+        """Returns whether a tensor of that name is left out."""
         if name in self.index:
             return False
         extra = self._ignore_extra
         return name in self.tied or (extra if isinstance(extra, bool) else name in extra)
 
     def find(self, name: str) -> int:
-        """The tensor's place in `metas`."""
+        """Returns the tensor's place in `metas`."""
         index = self.index.get(name)
         if index is None:
             raise ExtraTensorError(
@@ -138,7 +140,7 @@ class Layout:
         return index
 
     def check_complete(self, given: Collection[str], keep: Collection[str]) -> None:
-        """Raises unless each registered tensor was given, or is kept as it was."""
+        """Raises unless each registered tensor was given or stays unchanged."""
         missing = [m.name for m in self.metas if m.name not in given and m.name not in keep]
         if not missing:
             return

@@ -1,6 +1,6 @@
-"""What a Megatron trainer holds, for WeightManager.offload_megatron: parameters, and where it stands.
+"""A Megatron trainer's parameters and position, for WeightManager.offload_megatron.
 
-Nothing of megatron is imported: models and parallel_state are the caller's, and are only asked.
+It imports nothing of megatron: it only reads the caller's models and parallel_state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deltawire._device import has_cuda, say_way
 from deltawire._errors import Error, TensorError
 from deltawire._tensors import is_cuda, meta_of, source_of
 
-# Of a model's config (TransformerConfig), by the name that a parallel config has for it.
+# Fields of a model's config (TransformerConfig), by the name of a parallel config.
 _CONFIG = {
     "first_stage_layers": "num_layers_in_first_pipeline_stage",
     "last_stage_layers": "num_layers_in_last_pipeline_stage",
@@ -26,7 +26,7 @@ _CONFIG = {
     "shared_glu_interleave": "moe_shared_expert_glu_interleave_size",
     "mla_down_fusion": "mla_down_proj_fusion",
 }
-# Stored in another form than plans know; refused rather than exported wrongly.
+# Stored in another form than plans know, so refused rather than exported wrongly.
 _REFUSED = {
     "gtp_weight_remat_size": "weights are cut once more",
     "expert_gtp_weight_remat_size": "expert weights are cut once more",
@@ -38,15 +38,15 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Gather:
-    """How ranks that share no memory with the sender meet: by files in a directory that all see.
+    """The meeting of ranks that share no memory with the sender, by files in a directory that all
+    see.
 
-    `job`: a word for this group of ranks, new each time that they meet anew. `interface` or
-    `address`: where to listen; neither: what the host's name resolves to. Plain TCP, for the
-    trainer's own network. `bucket_bytes`: at most two such buckets are alive on a rank; "auto": 512
-    MiB, or less where little memory is free. `root`: the rank that has the sender. `timeout`: seconds
-    that a rank waits for the others. `kind`: "gloo", or "nccl" between devices (ranks meet over Gloo
-    all the same), then with `device`, this rank's CUDA device; None: torch's
-    current one.
+    `job`: a word for this group of ranks, new for each meeting. `interface` or `address`: where to
+    listen; neither: the address that the host's name resolves to. Plain TCP, for the trainer's own
+    network. `bucket_bytes`: a rank has at most two such buckets; "auto": 512 MiB, or less if little
+    memory is free. `root`: the rank that has the sender. `timeout`: seconds that a rank waits for
+    the others. `kind`: "gloo", or "nccl" between devices (ranks still meet over Gloo), then with
+    `device`, this rank's CUDA device; None: torch's current one.
     """
 
     rendezvous: str
@@ -91,7 +91,7 @@ class Live:
 
 
 def live_tensors(models: Any) -> Iterator[Live]:
-    """All parameters and persistent buffers of the model chunks, wrapped or not."""
+    """Yields all parameters and persistent buffers of the model chunks, wrapped or not."""
     chunks = models if isinstance(models, Sequence) else [models]
     for chunk, model in enumerate(chunks):
         for name, parameter in model.named_parameters():
@@ -108,14 +108,15 @@ def live_tensors(models: Any) -> Iterator[Live]:
 
 
 def unwrapped(model: Any) -> Any:
-    """Below Megatron's wrappers (DDP, Float16Module), which keep the model in `.module`."""
+    """Returns the model below Megatron's wrappers (DDP, Float16Module), which keep it in
+    `.module`."""
     while hasattr(model, "module") and hasattr(model.module, "named_parameters"):
         model = model.module
     return model
 
 
 def parallel_config(models: Any, parallel_state: Any) -> dict[str, Any]:
-    """The parallel config that a plan wants, from parallel_state and the models' own config."""
+    """Returns the plan's parallel config, from parallel_state and the models' own config."""
     first = unwrapped(models[0] if isinstance(models, Sequence) else models)
     config = getattr(first, "config", None)
     state = parallel_state
@@ -152,14 +153,15 @@ def parallel_config(models: Any, parallel_state: Any) -> dict[str, Any]:
 
 
 def layout_text(layout: Any) -> str:
-    """A pipeline layout as text: a string as it is, stages as lists of layer names by letter."""
+    """Returns a pipeline layout as text: a string unchanged, stages as lists of layer names by
+    letter."""
     text = getattr(layout, "input_data", layout)
     if isinstance(text, str):
         return text
     stages = getattr(layout, "layout", text)
     letters = {"embedding": "E", "decoder": "t", "transformer": "t", "mtp": "m", "loss": "L"}
     if stages and stages[0] and isinstance(stages[0][0], (list, tuple)):
-        # [pipeline rank][virtual stage], as Megatron keeps what it has parsed.
+        # [pipeline rank][virtual stage], the form in which Megatron keeps a parsed layout.
         stages = [rank[v] for v in range(len(stages[0])) for rank in stages]
     return "|".join(
         "".join(letters[str(getattr(layer, "name", layer)).lower()] for layer in stage)
@@ -168,7 +170,8 @@ def layout_text(layout: Any) -> str:
 
 
 def _has_te(models: Any) -> bool:
-    """Whether TransformerEngine built the layers: its fused norms are parameters of linears."""
+    """Returns whether TransformerEngine built the layers: its fused norms are parameters of
+    linears."""
     chunks = models if isinstance(models, Sequence) else [models]
     return any(
         name.endswith(".layer_norm_weight") for model in chunks for name, _ in model.named_parameters()
@@ -176,7 +179,8 @@ def _has_te(models: Any) -> bool:
 
 
 def job_rank(parallel_state: Any, config: Mapping[str, Any]) -> int:
-    """This process's rank in the job, as the plan numbers them; checked against the expert groups."""
+    """Returns this process's rank in the job, in the plan's order, checked against the expert
+    groups."""
     state = parallel_state
     tp, cp, dp = config["tp"], config["cp"], config["dp"]
     rank = state.get_tensor_model_parallel_rank() + tp * (
@@ -200,7 +204,8 @@ def job_rank(parallel_state: Any, config: Mapping[str, Any]) -> int:
 
 
 def check_place(manager_rank: int, manager_world: int, rank: int, writers: Sequence[int]) -> None:
-    """Raises unless the manager was made for this rank's place among those that write to a sender."""
+    """Raises unless the manager was made for this rank's place among those that write to a
+    sender."""
     if rank not in writers:
         raise Error(f"rank {rank} is none of node_ranks; give the job's ranks on this node")
     here, count = list(writers).index(rank), len(writers)
@@ -212,7 +217,7 @@ def check_place(manager_rank: int, manager_world: int, rank: int, writers: Seque
 
 
 def check_root(manager_rank: int, manager_world: int, rank: int) -> None:
-    """Raises where a gather's root would write a version that waits for ranks that never come."""
+    """Raises if a gather's root would write a version that waits for ranks that never come."""
     if (manager_rank, manager_world) != (0, 1):
         raise Error(
             f"the manager is rank {manager_rank} of {manager_world}, and rank {rank} alone writes "
@@ -221,14 +226,14 @@ def check_root(manager_rank: int, manager_world: int, rank: int) -> None:
 
 
 class Sources:
-    """Where the bytes of live tensors are, row-major; held for as long as this lives.
+    """The bytes of live tensors, row-major. It keeps them alive.
 
-    Tensors on a CUDA device go down as device memory if the library has CUDA; else, like those on
-    other devices, their bytes are copied to the host by torch when the library asks for them.
+    Tensors on a CUDA device are passed as device memory if the library has CUDA. Otherwise, as on
+    other devices, torch copies their bytes to the host when the library asks for them.
     """
 
     def __init__(self, live: Iterator[Live]):
-        self.params: list[Any] = []  # as _core.Megatron takes them
+        self.params: list[Any] = []  # in the form of _core.Megatron
         self.held: list[Any] = []
         devices = set()
         for item in live:
@@ -251,12 +256,13 @@ class Sources:
                 self.held.append(tensor)
             self.params.append((item.chunk, item.name, dtype, shape, address, device, reader))
         for device in devices:
-            # What the library does is not in torch's streams.
+            # The library's work is not in torch's streams.
             sys.modules["torch"].cuda.current_stream(device).synchronize()
 
 
 class DeviceReader:
-    """Copies some bytes of a contiguous torch tensor, on any device, to host memory."""
+    """A function that copies some bytes of a contiguous torch tensor, on any device, to host
+    memory."""
 
     def __init__(self, tensor: Any):
         self._tensor = tensor

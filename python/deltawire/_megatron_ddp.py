@@ -1,7 +1,7 @@
 """Finishes the gather of parameters that Megatron leaves to the next forward.
 
-With overlap_param_gather a step of the distributed optimizer updates the shard that a rank owns. The
-rest of each parameter stays that of the step before until forward pre-hooks gather its bucket.
+With overlap_param_gather a step of the distributed optimizer updates only the shard that a rank
+owns. The rest of each parameter stays stale until forward pre-hooks gather its bucket.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from deltawire._errors import Error
 
-# Where megatron.core.distributed.DistributedDataParallel makes its forward pre-hooks.
+# The place where Megatron's DistributedDataParallel makes its forward pre-hooks.
 _HOOK = "DistributedDataParallel._make_forward_pre_hook."
 
 
 def finish_param_gathers(models: Any) -> None:
-    """Brings the parameters of all chunks up to date, as a forward would. Collective: every rank of
-    the chunks' data-parallel groups calls it, after the optimizer's step and on the thread that
-    trains. Nothing is done for chunks without overlap, whose step has gathered."""
+    """Gathers the parameters of all chunks, as a forward would. Collective: every rank of the
+    chunks' data-parallel groups calls it, after the optimizer's step and on the thread that trains.
+    It skips chunks without overlap, whose step has gathered."""
     chunks = models if isinstance(models, Sequence) else [models]
     finished: list[Any] = []
     for number, model in enumerate(chunks):
@@ -39,8 +39,8 @@ def _overlaps(wrapper: Any) -> bool:
 
 
 def _wrappers(number: int, model: Any) -> Iterator[Any]:
-    """What gathers this chunk's parameters with overlap, if anything does: one of the wrappers that
-    the chunk was given with, or, as it was given without, the owner of its forward pre-hooks."""
+    """Yields the owner of this chunk's overlapped gather, if there is one: one of the chunk's
+    wrappers or, for a bare chunk, the owner of its forward pre-hooks."""
     at = model
     while hasattr(at, "named_parameters"):
         if _overlaps(at):
@@ -76,10 +76,10 @@ def _finish(number: int, wrapper: Any) -> None:
         )
     groups = [*wrapper.bucket_groups, *getattr(wrapper, "expert_parallel_bucket_groups", ())]
     ahead = [group for group in groups if not group.param_gather_dispatched]
-    # Waits for the gathers that are under way, and gathers every other bucket at once.
+    # Waits for running gathers, and starts all others at once.
     wrapper.start_param_sync(force_sync=True)
-    # A bucket counts as gathered until gradients are reduced again. If the step is still to come
-    # (the caller publishes between the two), the next forward would go without the gather that this
-    # step needs: so it gathers what it would have gathered without us.
+    # A bucket counts as gathered until gradients are reduced again. If the caller publishes before
+    # the step, the next forward would skip the gather that this step needs. So unmark the buckets
+    # that it would have gathered anyway.
     for group in ahead:
         group.param_gather_dispatched = False

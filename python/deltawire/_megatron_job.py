@@ -1,4 +1,4 @@
-"""What a WeightManager keeps of a Megatron job from version to version."""
+"""The state of a Megatron job that a WeightManager keeps from version to version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from deltawire._megatron import Gather
 
 @contextlib.contextmanager
 def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
-    """Gives a function that each rank calls once, when it is ready for what all do together. It
-    raises where another rank is not. What a block raises before that call is told to the others,
-    which would wait for this rank otherwise; after it, the group tells by itself."""
+    """Yields a function that each rank calls once, when it is ready for the joint part. It raises
+    if another rank has failed. An error before that call is reported to the others, which would
+    otherwise wait for this rank; after it, the group itself reports."""
     agreed = False
 
     def agree() -> None:
@@ -36,7 +36,7 @@ def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
 
 
 def _texts(directory: str) -> list[tuple[str, bytes]]:
-    """The files of families in a directory. What cannot be read is left to the plan to report."""
+    """Returns a directory's family files. The plan reports those that cannot be read."""
     try:
         return [(p.name, p.read_bytes()) for p in sorted(pathlib.Path(directory).glob("*.toml"))]
     except OSError:
@@ -45,7 +45,7 @@ def _texts(directory: str) -> list[tuple[str, bytes]]:
 
 class MegatronJob:
     """The plan of one hf_dir and parallel config, and the meeting of the ranks that gather. Not
-    thread-safe; `close` ends the meeting, and the next gather holds another one."""
+    thread-safe. `close` ends the meeting, and the next gather starts another one."""
 
     def __init__(self, threads: int):
         self._threads = threads
@@ -60,7 +60,7 @@ class MegatronJob:
         family: str,
         families: Sequence[str | os.PathLike[str]],
     ) -> _core.Megatron:
-        """The last one, if it was made of the same; else a new one, which is proven."""
+        """Returns the last plan if its arguments were the same, else a new one, which is proven."""
         settings = json.dumps(dict(parallel))
         dirs = [os.fspath(d) for d in families]
         texts = [_texts(d) for d in dirs]
@@ -71,7 +71,7 @@ class MegatronJob:
         return self._plan
 
     def meeting(self, gather: Gather, rank: int, world: int) -> _core.Collective:
-        """The last one, if it was made by the same `gather`; else all ranks meet anew."""
+        """Returns the last meeting if it used the same `gather`, else all ranks meet anew."""
         if self._meeting is None or self._meeting[0] != gather:
             meeting = _core.Collective(
                 rank,

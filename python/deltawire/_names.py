@@ -1,8 +1,8 @@
-"""Reconciles the names that a trainer holds with those of the checkpoint that its run starts from.
+"""Maps a trainer's tensor names to those of the checkpoint that its run starts from.
 
 Wrappers add parts to names, transformers 5 packs and renames parameters, and a text class has no
-`language_model.` before its layers. A name that fits the checkpoint is never changed; any other
-one is mapped only to a tensor of the same shape. Not thread-safe.
+`language_model.` before its layers. A name that fits the checkpoint is never changed. Any other one
+is mapped only to a tensor of the same shape. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRAPPED = re.compile(rf"(?:^|\.)(?:{'|'.join(_WRAPPERS)})(?:\.|$)")
 _PEFT = "base_model.model."
 _SAVED = "modules_to_save.default."
 _ADAPTER = re.compile(r"(^|\.)lora_[A-Za-z_]+(\.|$)")
-# Parts that say where in a multimodal model a language model is, and no more.
+# Parts that only say where a language model is in a multimodal model.
 _CONTAINERS = frozenset({"model", "language_model", "text_model", "thinker", "llm"})
 # Parts of a checkpoint that text models and their trainers leave out: encoders and their
 # connectors, speech, and heads that predict several tokens.
@@ -39,8 +39,8 @@ _SIDE_PARTS = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|mm_|projector|connector|aligner|merger"
     r"|talker|code2wav|token2wav|^mtp|nextn|eagle|medusa")
 _TIED = ("lm_head.weight", "embed_tokens.weight", "wte.weight", "shared.weight")
-_NAMED = 3  # how many names of each side a message has
-_COMPARED = 2000  # names that a nearest match is looked for among
+_NAMED = 3  # names of each side in a message
+_COMPARED = 2000  # candidates for a nearest match
 
 NOT_MERGED = (
     'tensor "{}" is of a LoRA adapter that is not merged, so engines would go on with the base: '
@@ -49,12 +49,12 @@ NOT_MERGED = (
 
 
 def is_adapter(name: str) -> bool:
-    """Whether PEFT names an adapter's own tensor so."""
+    """Returns whether the name is one that PEFT gives to an adapter's own tensor."""
     return _ADAPTER.search(name) is not None
 
 
 def cleaned(name: str) -> str:
-    """A name without what wrappers and PEFT have put into it."""
+    """Returns a name without the parts that wrappers and PEFT have put into it."""
     if "_" in name or "module." in name:
         if _SAVED in name:
             name = name.replace(_SAVED, "")
@@ -67,7 +67,7 @@ def cleaned(name: str) -> str:
 
 
 def _within(name: str) -> str:
-    """A name without the containers at its begin."""
+    """Returns a name without its leading containers."""
     parts = name.split(".")
     at = 0
     while at < len(parts) - 1 and parts[at] in _CONTAINERS:
@@ -76,7 +76,7 @@ def _within(name: str) -> str:
 
 
 def part_of(name: str) -> str:
-    """The part of a model that a tensor is in: "visual", "layers.61", "lm_head"."""
+    """Returns the part of a model that a tensor is in: "visual", "layers.61", "lm_head"."""
     first, _, rest = _within(name).partition(".")
     number = rest.partition(".")[0]
     return f"{first}.{number}" if number.isdigit() else first
@@ -84,9 +84,9 @@ def part_of(name: str) -> str:
 
 def side_parts(disk: Collection[str], given: Collection[str],
                hf_dir: str | os.PathLike[str] | None, model: Any = None) -> dict[str, list[str]]:
-    """Names of the checkpoint that belong to parts of which the trainer has nothing, and which a
-    text model does not have, by part; and those that the model's class does not load. `given`:
-    names of the checkpoint that the trainer has."""
+    """Returns the checkpoint's names, by part, for parts that the trainer lacks wholly and that a
+    text model does not have, and for those that the model's class does not load. `given`: names of
+    the checkpoint that the trainer has."""
     has = {part_of(name) for name in given}
     layers = _layers_of(hf_dir)
     found: dict[str, list[str]] = {}
@@ -114,21 +114,21 @@ def _layers_of(hf_dir: str | os.PathLike[str] | None) -> int | None:
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that transformers turns into the checkpoint's together. `members`: as the model of
-    `way` has them. `targets`: what comes out -> its name in the checkpoint."""
+    """Tensors that transformers converts together. `members`: as the model of `way` has them.
+    `targets`: a result -> its name in the checkpoint."""
 
     way: Conversion
     members: tuple[str, ...]
     targets: Mapping[str, str]
 
 
-#: What becomes of one tensor: its names in the checkpoint, or its group and its name there.
+#: The rule for one tensor: its names in the checkpoint, or its group and its name there.
 Rule = tuple[str, ...] | tuple[Group, str]
 
 
 @dataclass
 class Report:
-    """What a reconciliation has done, for one log line."""
+    """The results of a reconciliation, for one log line."""
 
     tensors: int = 0
     converted: int = 0
@@ -158,10 +158,11 @@ class Report:
 
 
 class Names:
-    """`disk`: the checkpoint's tensors. `hf_dir`: its config.json tells the model's class where
-    `model`, a PreTrainedModel, is not known. `held`: makes all that the trainer has, by cleaned names;
-    None: that of the model's class. `by_disk`: a tensor that fits by name and shape is as it is in
-    the checkpoint, whatever transformers would make of it."""
+    """A map from a trainer's names to the checkpoint's. `disk`: the checkpoint's tensors. `hf_dir`:
+    its config.json names the model's class if `model`, a PreTrainedModel, is unknown. `held`:
+    yields all that the trainer has, by cleaned names; None: that of the model's class. `by_disk`: a
+    tensor that fits by name and shape is as in the checkpoint, whatever transformers would convert
+    it to."""
 
     def __init__(self, disk: Iterable[TensorMeta], hf_dir: str | os.PathLike[str] | None,
                  model: Any = None, held: Callable[[], dict[str, tuple[int, ...]]] | None = None,
@@ -171,7 +172,7 @@ class Names:
         self._held: Any = held
         self.model = model
         self.report = Report(tensors=len(self._disk))
-        #: Names of the checkpoint that are written from another one's tensor: of it, by name.
+        #: Second names in the checkpoint that get the same tensor, by the first name.
         self.copies: dict[str, list[str]] = {}
         self._by_inner: dict[str, list[str]] | None = None
         self._ways: list[Conversion] | None = None
@@ -179,22 +180,23 @@ class Names:
         self._rules: dict[tuple[str, tuple[int, ...]], Rule | None] = {}
 
     def rule(self, name: str, shape: Sequence[int]) -> Rule | None:
-        """None: nothing in the checkpoint is made of it."""
+        """Returns the rule, or None if nothing in the checkpoint comes from the tensor."""
         key = name, tuple(shape)
         if key not in self._rules:
             self._rules[key] = self._found(*key)
         return self._rules[key]
 
     def targets(self, name: str, shape: Sequence[int]) -> tuple[str, ...]:
-        """The checkpoint's names of all that a tensor is a part of; its own name if it has none."""
+        """Returns the checkpoint's names that the tensor contributes to, or its own name if there
+        are none."""
         rule = self.rule(name, shape) if self._disk else None
         if rule is None:
             return (name,)
         return tuple(rule[0].targets.values()) if isinstance(rule[0], Group) else rule
 
     def becomes(self, name: str, tensor: Any) -> list[tuple[str, bool]]:
-        """The checkpoint's tensors that one tensor is a part of, and whether it is that one, whole or
-        as a shard."""
+        """Returns the checkpoint's tensors that one tensor contributes to, each with whether it is
+        that tensor, whole or as a shard."""
         rule = self.rule(name, tensor.shape)
         if rule is not None and isinstance(rule[0], Group):
             return [(target, False) for target in rule[0].targets.values()]
@@ -202,12 +204,12 @@ class Names:
         return [(n, True) for n in (*self.copies.get(target, ()), target)]
 
     def known(self, name: str) -> tuple[str, ...]:
-        """`targets` of a tensor that was given before, in whatever shape."""
+        """Returns `targets` of a tensor that was given before, in any shape."""
         return next((self.targets(n, s) for n, s in self._rules if n == name), (name,))
 
     def parts(self, name: str, tensor: Any) -> list[tuple[str, Any]]:
-        """The checkpoint's tensors that one tensor makes up alone; the tensor itself where nothing
-        is known of it."""
+        """Returns the checkpoint's tensors that come from one tensor alone, or the tensor itself if
+        it is unknown."""
         rule = self.rule(name, tensor.shape) if self._disk else None
         if rule is None:
             return [(name, tensor)]
@@ -217,8 +219,8 @@ class Names:
         return [(target, tensor) for target in rule]
 
     def converted(self, stream: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """`stream` by the checkpoint's names. Holds no tensor longer than its group is incomplete.
-        MissingTensorError where a group stays so."""
+        """Yields `stream` by the checkpoint's names. Keeps a tensor only until its group is
+        complete. MissingTensorError: a group stays incomplete."""
         waiting: dict[tuple[str, ...], tuple[Group, dict[str, Any]]] = {}
         for name, tensor in stream:
             shape = shape_of(name, tensor)
@@ -228,7 +230,7 @@ class Names:
                 for copy in self.copies.get(target, ()):
                     yield copy, tensor
                 one = [tensor]
-                del tensor  # whoever takes it alone holds it while the stream makes the next one
+                del tensor  # so that only its consumer holds it while the stream makes the next one
                 yield target, one.pop()
             else:
                 group, member = rule
@@ -273,7 +275,7 @@ class Names:
         held = self._held if self._held is not None else way.shapes
         if held.get(name) != shape:
             if self._held is None and name in held:
-                held = {**held, name: shape}  # judged by what comes out of it
+                held = {**held, name: shape}  # judged by its results
             else:
                 return None
         renamed = way.renamed(name)
@@ -299,8 +301,8 @@ class Names:
         return Group(way, members, targets), name
 
     def _target(self, name: str, shape: tuple[int, ...], anyhow: bool = False) -> str | None:
-        """The checkpoint's name of a tensor. `anyhow`: in another shape too, which is refused with
-        both shapes when it is written."""
+        """Returns the checkpoint's name of a tensor. `anyhow`: in any shape; a wrong one is refused
+        with both shapes when it is written."""
         if name in self._disk:
             return name if anyhow or self._disk[name].shape == shape else None
         if self._by_inner is None:
@@ -314,7 +316,7 @@ class Names:
 
     def _note(self, name: str, inner: str, target: str) -> None:
         if inner != name:
-            # Most names differ in their begin alone, which is the same for many.
+            # Most names differ only in their first parts, which are the same for many.
             head = name[: -len(inner)] if name.endswith(inner) else name
             if head not in self._heads:
                 parts = [f"{p}." for p in _WRAPPERS if p in head.split(".")]
@@ -344,7 +346,7 @@ def _converted(group: Group, tensors: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _may_be_turned(shape: tuple[int, ...]) -> bool:
-    """Some classes hold experts transposed by the checkpoint's own name (Qwen3-VL-MoE)."""
+    """Returns whether experts may be transposed under the checkpoint's own name (Qwen3-VL-MoE)."""
     return len(shape) > 2 and shape[-1] == shape[-2]
 
 
@@ -367,7 +369,7 @@ class Reconciled:
     said: set[str]
     compared: frozenset[str]
     carried: list[TensorMeta]
-    compares: bool = False  # with a checkpoint, or with what the model is saved as
+    compares: bool = False  # with a checkpoint, or with the form in which the model is saved
 
 
 def reconcile(
@@ -380,12 +382,12 @@ def reconcile(
     skips: bool | Collection[str] = False,
 ) -> Reconciled:
     """Maps all `given` tensors, and `tied` ones (second names -> the given name of the same
-    memory), to the checkpoint's. Raises a TensorError that names what has no place there, or what
-    is there and not given. `skips`: as `ignore_extra`."""
+    memory), to the checkpoint's. TensorError names tensors that have no place there, or that are
+    there and not given. `skips`: as `ignore_extra`."""
     by_given = {m.name: m for m in given}
     everything = [(m.name, m) for m in given] + [(n, by_given[of]) for n, of in tied.items()]
     there = {m.name: m for m in disk}
-    if all(m.name in said and m.name in there for m in given):  # written down from the checkpoint
+    if all(m.name in said and m.name in there for m in given):  # taken from the checkpoint
         names = Names(disk, hf_dir, model, by_disk=True)
     else:
         names = Names(disk, hf_dir, model, lambda: {cleaned(n): m.shape for n, m in everything})
@@ -459,7 +461,8 @@ def reconcile(
 
 def as_given(metas: Sequence[TensorMeta], tied: Mapping[str, str], said: Collection[str],
              model: Any) -> Reconciled:
-    """Without a checkpoint: the names that `model`, a module, is saved by, or the given ones."""
+    """Returns the layout without a checkpoint: by the names under which `model` saves, or as
+    given."""
     names = Names((), None)
     names.report.tensors = len(metas)
     if model is None:
@@ -516,7 +519,7 @@ def _unfit(extra: list[str], missing: list[str], count: int, there: Collection[s
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The most similar of `names`, or ""."""
+    """Returns the most similar of `names`, or ""."""
     last = name.split(".")[-2:]
     some = [n for n in names if n.split(".")[-2:] == last] or list(names)
     found = difflib.get_close_matches(name, some[:_COMPARED], 1, 0.4)
@@ -543,7 +546,7 @@ def is_module(given: Any) -> bool:
 
 
 def unwrapped(module: Any) -> Any:
-    """Without torch.compile and DDP."""
+    """Returns the module without torch.compile and DDP."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
@@ -554,13 +557,14 @@ def unwrapped(module: Any) -> Any:
 
 
 def base_of(module: Any) -> Any:
-    """The model that adapters are in, or the module itself."""
+    """Returns the model that contains the adapters, or the module itself."""
     module = unwrapped(module)
     return module.get_base_model() if hasattr(module, "peft_config") else module
 
 
 def unmerged(module: Any) -> str | None:
-    """A layer of a PEFT model whose adapter is not merged; "" if all are; None: it is another's."""
+    """Returns a layer of a PEFT model whose adapter is not merged; "" if all are; None for other
+    models."""
     if not hasattr(unwrapped(module), "peft_config"):
         return None
     for layer, part in module.named_modules():
@@ -570,13 +574,13 @@ def unmerged(module: Any) -> str | None:
 
 
 def is_of_base(name: str) -> bool:
-    """Whether a tensor of a PEFT model is one of the model that its adapters are in."""
+    """Returns whether a PEFT model's tensor belongs to the model that contains its adapters."""
     return not is_adapter(name) and "original_module." not in name
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """A module's state dict; of a PEFT model the merged base's. ExtraTensorError while an adapter
-    is not merged."""
+    """Returns a module's state dict, or for a PEFT model the merged base's. ExtraTensorError: an
+    adapter is not merged."""
     state = module.state_dict()
     layer = unmerged(module)
     if layer:

@@ -1,8 +1,8 @@
 """A sharded job over several nodes, each with a sender that owns a part of the model.
 
-Ranks meet over torch.distributed's default group: all of them call, in the same order. What lies in
-a chunk of another node's part goes there point to point; two chunks are in memory at most. Not
-thread-safe. Errors: what fails on one rank is raised on all, before any of them is ready.
+Ranks meet over torch.distributed's default group: all of them call, in the same order. Bytes in a
+chunk of another node's part go there point to point, with at most two chunks in memory. Not
+thread-safe. An error on one rank is raised on all, before any of them is ready.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from deltawire._names import Names
 from deltawire._parts import ABSENT, WHOLE, Box, Cut, Description, Piece, Plan
 from deltawire._tensors import TensorMeta, is_dtensor, torch_dtype
 
-_PATIENCE_S = 120.0  # for ranks that are still writing when the others are done
+_PATIENCE_S = 120.0  # wait for ranks that still write when the others are done
 _ASKED_EVERY = timedelta(milliseconds=200)
 _SENT_AT_ONCE = 2
 
 
 class Nodes:
-    """`node_ranks`: the job's ranks on this node."""
+    """The nodes of a job. `node_ranks`: the job's ranks on this node."""
 
     def __init__(self, node_ranks: Collection[int]):
         group = distributed()
@@ -43,12 +43,12 @@ class Nodes:
         if self.rank not in self._here:
             raise Error(f"rank {self.rank} is none of node_ranks; give the job's ranks on this node")
         self.plan: Plan | None = None
-        self._described: list[bytes] = []  # of each rank, when the plan was made
-        self._settled = ""  # the key of the last offload
+        self._described: list[bytes] = []  # of each rank, at the plan's making
+        self._settled = ""  # the last offload's key
 
     @property
     def place(self) -> tuple[int, int]:
-        """Rank and world among those that write to this node's sender."""
+        """Returns rank and world among those that write to this node's sender."""
         return self._here.index(self.rank), len(self._here)
 
     @property
@@ -57,7 +57,8 @@ class Nodes:
 
     def describe(self, metas: Sequence[TensorMeta], state: Mapping[str, Any], names: Names | None,
                  carried: Collection[str]) -> Description:
-        """What this rank gives of each of `metas`. `carried`: what the first rank has of its own."""
+        """Describes this rank's share of each of `metas`. `carried`: the tensors that only the
+        first rank has."""
         index = {meta.name: i for i, meta in enumerate(metas)}
         said = Description([], [ABSENT] * len(metas))
         numbers: dict[Cut, int] = {}
@@ -79,7 +80,7 @@ class Nodes:
         return said
 
     def agree(self, failure: BaseException | None = None, *more: Any) -> list[tuple[Any, ...]]:
-        """What all ranks say. Raises on all where one has failed."""
+        """Returns all ranks' values. Raises on all if one has failed."""
         said: list[Any] = [None] * self._world
         self._group.all_gather_object(said, (None if failure is None else told(failure), *more))
         for rank, (words, *_) in enumerate(said):
@@ -91,13 +92,13 @@ class Nodes:
 
     def register(self, metas: Sequence[TensorMeta], description: Description | None,
                  failure: BaseException | None) -> Plan:
-        """Plans from what all ranks describe, and proves the plan."""
+        """Plans from all ranks' descriptions, and proves the plan."""
         mine = b"" if description is None else _digest(metas, description)
         said = self.agree(failure, mine, self._here)
         assert description is not None
         digests, nodes = [d for d, _ in said], [n for _, n in said]
         self._check_nodes(nodes)
-        # Ranks of one mesh describe the same, and one of them tells the others.
+        # Ranks of one mesh have the same description, and one of them sends it to the others.
         told_by = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
         tells = told_by[mine] == self.rank
         everything = self.agree(None, (list(metas), description) if tells else None)
@@ -120,7 +121,7 @@ class Nodes:
     def begin(self, metas: Sequence[TensorMeta], description: Description | None,
               keep: Collection[str], version: int, attempt: int,
               failure: BaseException | None) -> int:
-        """The attempt that all ranks offload in, of the same version by the same plan."""
+        """Returns the attempt of all ranks' offload, of the same version by the same plan."""
         mine = b"" if description is None else _digest(metas, description)
         drawn = (attempt or draw_attempt()) if self.is_first else 0
         settled, self._settled = self._settled, ""
@@ -143,7 +144,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def together(self, alive: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        """Gives a function that returns when all ranks have come to a named step. Where one has
+        """Yields a function that returns when all ranks have reached a named step. If one has
         failed before, it raises on all. `alive` raises once this rank's offload is over."""
         steps = deque(("written", "sent"))
 
@@ -168,9 +169,9 @@ class Nodes:
         keep: Collection[int],
         plan: Plan,
     ) -> int:
-        """Sends this rank's pieces, and writes those that it gets; returns the bytes of these.
-        `held`: the local shards by tensor. Goes on to the end where something fails, for those who
-        wait for this rank, and raises then."""
+        """Sends this rank's pieces, and writes those that it receives; returns the bytes of these.
+        `held`: the local shards by tensor. After an error it continues to the end, because other
+        ranks wait for this one, and raises then."""
         failed: list[Exception] = []
         running: deque[tuple[Any, Any, Piece]] = deque()
         written = 0
@@ -185,7 +186,7 @@ class Nodes:
             except Exception as error:
                 failed.append(error)
 
-        for piece in plan.pieces:  # in one order at all ranks, so none waits for another in a circle
+        for piece in plan.pieces:  # in one order on all ranks, so their waits form no cycle
             if piece.tensor in keep:
                 continue
             if len(running) == _SENT_AT_ONCE:
@@ -250,7 +251,7 @@ class Nodes:
 
 
 def place_in(plan: Plan, index: int, tensor: Any) -> tuple[Place, int]:
-    """Where a tensor belongs, or this rank's shard of it, as `StreamWriter` asks for it."""
+    """Returns the place of a tensor, or of this rank's shard of it, in StreamWriter's form."""
     shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
     if not plan.is_cut(index):
         return Place((), shape, plan.writes_whole(index)), _core.SHARE_WHOLE

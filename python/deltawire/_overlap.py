@@ -1,10 +1,10 @@
-"""Copies a tensor on a thread of its own while the caller's generator makes the next one.
+"""Copies a tensor on a separate thread while the caller's generator makes the next one.
 
-The generator runs on the caller's thread, always. Two tensors are held at most: the one that is
-copied, and the one that is made. Errors of a copy are raised on the caller's thread before the next
-tensor is written, with a note that names the tensor; the generator's get one too. What a generator
-does with memory that it has handed over already (fills it anew, frees it) is found after the copy,
-where torch can tell, and is an error. Not thread-safe.
+The generator always runs on the caller's thread. At most two tensors are alive: the one being
+copied, and the one being made. A copy's error is raised on the caller's thread before the next
+tensor is written, with a note that names the tensor; the generator's errors get one, too. If a
+generator reuses or frees memory that it has already yielded, and torch can detect that, the error
+is found after the copy. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _HOW = "make the WeightManager without overlap, or hand over memory that stays a
 
 
 def is_lazy(tensors: Any) -> bool:
-    """Whether tensors may be made one by one while they are taken. In a list or a mapping they are
-    there already."""
+    """Returns whether tensors may be made one by one while they are consumed. In a list or a
+    mapping they exist already."""
     return not isinstance(tensors, Collection)
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """Where a torch tensor's bytes lie, and how often they were changed in place."""
+    """The address of a torch tensor's bytes, and how often they were changed in place."""
 
     storage: int
     bytes: int
@@ -50,14 +50,14 @@ class _Running:
 
 
 class Overlap:
-    """Runs the copies of one offload. A context manager: no copy runs after it is left."""
+    """The copies of one offload. A context manager: no copy runs after its end."""
 
     def __init__(self, on: bool):
         self._on = on
         self._pool: ThreadPoolExecutor | None = None
         self._running: _Running | None = None
-        self._name = ""  # of the last tensor
-        self.bytes = 0  # copied so far, by copies that are waited for
+        self._name = ""  # the last tensor's
+        self.bytes = 0  # finished bytes, of copies that were waited for
 
     def __enter__(self) -> Overlap:
         return self
@@ -67,7 +67,7 @@ class Overlap:
             self._pool.shutdown(wait=True)
 
     def taken(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """The generator's pairs; none is held while the next one is made."""
+        """Yields the generator's pairs, and keeps none while the next one is made."""
         while True:
             try:
                 pair = [next(named)]
@@ -81,7 +81,7 @@ class Overlap:
 
     def run(self, name: str, tensor: Any, copy: Callable[[], int]) -> None:
         """Runs `copy`, which reads `tensor`: now, or while the caller makes the next tensor. The
-        copy before is done when this returns."""
+        previous copy is done when this returns."""
         self._name = name
         beside = self._on and _may_run_beside(tensor)
         memory = _Memory.of(tensor) if beside else None
@@ -91,7 +91,7 @@ class Overlap:
             self.bytes += copy()
             return
         if before is not None and before.memory.storage == memory.storage != 0:
-            # Parts of a fused tensor come in the order in which they lie there.
+            # Parts of a fused tensor come in the order of their addresses.
             if memory.offset <= before.memory.offset:
                 raise TensorError(
                     f'tensor "{name}" lies in memory that tensor "{before.name}" was copied from '
@@ -113,7 +113,8 @@ class Overlap:
         except Exception as error:
             error.add_note(f'raised by the copy of "{running.name}"')
             failed = error
-        # First, since memory that was freed before the copy began makes the copy fail, too.
+        # Check this first, because memory that was freed before the copy began makes the copy fail,
+        # too.
         if _Memory.of(running.tensor) != running.memory:
             raise TensorError(
                 f'tensor "{running.name}" was changed or freed while it was copied, by the '
@@ -125,9 +126,10 @@ class Overlap:
 
 
 def _may_run_beside(tensor: Any) -> bool:
-    """Not parameters, which nobody has made for this: FSDP's and ZeRO's contexts free them when a
-    generator goes on. Not where changes cannot be seen: other libraries' arrays, inference tensors.
-    Not on devices other than CUDA's, whose streams this library does not know."""
+    """Returns whether the tensor may be copied beside its generator. Parameters may not: FSDP's and
+    ZeRO's contexts free them when a generator goes on. Nor may tensors whose changes cannot be seen
+    (other libraries' arrays, inference tensors), nor those on devices other than CUDA's, whose
+    streams this library does not know."""
     if not is_torch(tensor) or tensor.device.type not in ("cpu", "cuda"):
         return False
     import torch

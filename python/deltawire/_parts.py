@@ -1,7 +1,7 @@
-"""Which node's sender owns which chunks of a sharded model, and which pieces ranks hand each other.
+"""The plan of a sharded model: each chunk's owner, and the pieces that ranks exchange.
 
-Every rank computes the same plan from the same descriptions, and it proves that every byte is
-written exactly once. Pure functions over shapes, and numbers of ranks and nodes.
+Every rank computes the same plan from the same descriptions, and proves that every byte is written
+exactly once. It consists of pure functions over shapes, and numbers of ranks and nodes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Box:
 
 
 def cut_of(start: int, size: int, parts: int, part: int) -> tuple[int, int]:
-    """Part `part` of a range as torch.chunk cuts it: equal ones, then a rest, then empty ones."""
+    """Returns part `part` of a range as torch.chunk cuts it: equal ones, then a rest, then empty
+    ones."""
     each = -(-size // parts)
     first = min(part * each, size)
     return start + first, min(each, size - first)
 
 
 def boxes_of(shape: Shape, first: int, last: int) -> Iterator[Box]:
-    """The elements [first, last) of a row-major tensor as few boxes, in their order."""
+    """Yields the elements [first, last) of a row-major tensor as few boxes, in their order."""
     if first >= last:
         return
     if not shape:
@@ -49,7 +50,7 @@ def boxes_of(shape: Shape, first: int, last: int) -> Iterator[Box]:
         return
     inner = math.prod(shape[1:])
     row, end = first // inner, last // inner
-    if row * inner < first:  # a row of which the first elements are left out
+    if row * inner < first:  # a row without its first elements
         stop = min(last, (row + 1) * inner)
         yield from _below(row, boxes_of(shape[1:], first - row * inner, stop - row * inner))
         row += 1
@@ -65,7 +66,7 @@ def _below(row: int, boxes: Iterator[Box]) -> Iterator[Box]:
 
 
 def pieces_of(shape: Shape, block: Box, first: int, last: int) -> list[Box]:
-    """What `block` has of the elements [first, last) of its tensor."""
+    """Returns the part of `block` in the elements [first, last) of its tensor."""
     found = []
     for box in boxes_of(shape, first, last):
         start = tuple(max(a, b) for a, b in zip(box.start, block.start))
@@ -79,8 +80,9 @@ def pieces_of(shape: Shape, block: Box, first: int, last: int) -> list[Box]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a mesh of ranks cuts a tensor: `ranks` row-major in `mesh`; for each mesh dimension the
-    tensor's dimension that it cuts, or None for replicas; and in which order they cut."""
+    """The cut of a tensor over a mesh of ranks: `ranks` row-major in `mesh`; for each mesh
+    dimension the tensor's dimension that it cuts, or None for replicas; and the order of the
+    cuts."""
 
     ranks: tuple[int, ...]
     mesh: Shape
@@ -89,7 +91,8 @@ class Cut:
 
     @cached_property
     def replicas(self) -> list[list[tuple[int, Shape]]]:
-        """Groups of ranks that together have the whole tensor, each rank with its coordinate."""
+        """Returns groups of ranks that together have the whole tensor, each rank with its
+        coordinate."""
         groups: dict[Shape, list[tuple[int, Shape]]] = {}
         for rank, at in zip(self.ranks, itertools.product(*(range(n) for n in self.mesh))):
             copy = tuple(i for i, dim in zip(at, self.dims) if dim is None)
@@ -97,7 +100,7 @@ class Cut:
         return list(groups.values())
 
     def block(self, shape: Shape, at: Shape) -> Box:
-        """Of the rank at that coordinate."""
+        """Returns the block of the rank at that coordinate."""
         ranges = [(0, n) for n in shape]
         for axis in self.order:
             dim = self.dims[axis]
@@ -108,7 +111,7 @@ class Cut:
 
 @dataclass
 class Description:
-    """What one rank gives of each registered tensor: a number of `cuts`, WHOLE or ABSENT."""
+    """One rank's share of each registered tensor: a number of `cuts`, WHOLE or ABSENT."""
 
     cuts: list[Cut] = field(default_factory=list)
     of: list[int] = field(default_factory=list)
@@ -116,7 +119,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Piece:
-    """What `source` has of a chunk (counted within the tensor) that another node owns."""
+    """The part that `source` has of a chunk (counted within the tensor) that another node owns."""
 
     tensor: int
     chunk: int
@@ -127,7 +130,7 @@ class Piece:
 @dataclass
 class _Spread:
     """One tensor over the nodes. `runs`: first chunk, last + 1, node. `foreign`: chunk, source and
-    owning node of what is to be handed over."""
+    owning node of each piece to send."""
 
     blocks: dict[int, Box]
     runs: list[tuple[int, int, int]]
@@ -135,8 +138,8 @@ class _Spread:
 
 
 class Plan:
-    """Of one rank. `described`: ranks of equal descriptions, with them. `nodes`: each node's ranks.
-    TensorError names a tensor that the ranks' shards do not make up exactly once."""
+    """The plan of one rank. `described`: ranks of equal descriptions, with them. `nodes`: each
+    node's ranks. TensorError names a tensor that the ranks' shards do not cover exactly once."""
 
     def __init__(
         self,
@@ -152,9 +155,9 @@ class Plan:
         self._proven: set[tuple[Shape, Cut]] = set()
         self._load: dict[tuple[Cut, ...], list[int]] = {}
         self._of: list[_Spread | None] = []
-        #: Of tensors that one rank gives whole: that rank; a tensor that none gives is the first's.
+        #: The rank that gives each whole tensor. A tensor that no rank gives belongs to the first.
         self._writers: list[int] = []
-        #: Of tensors with pieces that this rank sends or gets, in the order of all ranks.
+        #: The pieces of tensors that this rank sends or receives, in the order of all ranks.
         self.pieces: list[Piece] = []
         #: Tensors that no rank gives.
         self.absent: set[int] = set()
@@ -183,23 +186,23 @@ class Plan:
 
     @property
     def part(self) -> list[tuple[int, int]]:
-        """The chunks of this rank's node: the first and the last + 1 of each range."""
+        """Returns the chunks of this rank's node: the first and the last + 1 of each range."""
         return self.owned[self._node]
 
     def block(self, index: int) -> Box | None:
-        """What this rank writes or sends of a tensor; None: nothing, or all of it."""
+        """Returns this rank's block of a tensor; None: nothing, or all of it."""
         spread = self._of[index]
         return None if spread is None else spread.blocks.get(self._rank)
 
     def writes_whole(self, index: int) -> bool:
-        """Whether this rank alone writes the tensor, which is not cut."""
+        """Returns whether this rank alone writes the tensor, which is not cut."""
         return self._of[index] is None and self._writers[index] == self._rank
 
     def is_cut(self, index: int) -> bool:
         return self._of[index] is not None
 
     def local(self, index: int) -> list[Box] | None:
-        """What this rank writes itself of its block; None: all of it."""
+        """Returns the parts of its block that this rank writes itself; None: all of it."""
         spread, block = self._of[index], self.block(index)
         if spread is None or block is None:
             return []
@@ -212,7 +215,7 @@ class Plan:
                 for box in pieces_of(meta.shape, block, begin * per, min(end * per, total))]
 
     def boxes(self, piece: Piece) -> list[Box]:
-        """The blocks of a piece, in the order in which their bytes are sent."""
+        """Returns the blocks of a piece, in the order in which their bytes are sent."""
         meta, spread = self._metas[piece.tensor], self._of[piece.tensor]
         assert spread is not None
         per = CHUNK_BYTES // DTYPE_BYTES[meta.dtype]
@@ -231,7 +234,8 @@ class Plan:
         return spread.runs
 
     def _give_to_each(self) -> None:
-        """Receivers follow every node's sender, so each gets a chunk if there are enough."""
+        """Gives each node a chunk, if there are enough, because receivers follow every node's
+        sender."""
         counts = [0] * len(self._nodes)
         for index in range(len(self._metas)):
             for begin, end, node in self._runs(index):
@@ -284,7 +288,7 @@ class Plan:
             return None, min(whole, default=self._nodes[0][0])
         for cut, ranks in cuts.items():
             self._prove(meta, cut, ranks)
-        # The bytes are the same, so replicas take turns: each node's sender gets its share.
+        # Replicas have the same bytes, so they take turns: each node's sender gets its share.
         choices = tuple(sorted(cuts, key=lambda cut: cut.ranks))
         loads = self._load.setdefault(choices, [0] * sum(len(c.replicas) for c in choices))
         chosen = min(range(len(loads)), key=loads.__getitem__)
@@ -320,7 +324,7 @@ class Plan:
 
 def _given(spread: _Spread, meta: TensorMeta, giver: int, node: int,
            node_of: Mapping[int, int]) -> _Spread:
-    """The same with the last chunk of `giver` owned by `node`."""
+    """Returns the same with the last chunk of `giver` owned by `node`."""
     at = max(i for i, run in enumerate(spread.runs) if run[2] == giver)
     begin, end, _ = spread.runs[at]
     runs = spread.runs[:at] + [(end - 1, end, node)] + spread.runs[at + 1:]
@@ -340,7 +344,7 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 def _prove_tiles(meta: TensorMeta, blocks: Sequence[Box]) -> None:
-    """Every element is in exactly one block: so is every cell between all blocks' ends."""
+    """Proves that every element is in exactly one block, by the cells between all blocks' ends."""
     some = [b for b in blocks if b.elements]
     ends = [sorted({0, n, *(b.start[d] for b in some), *(b.start[d] + b.shape[d] for b in some)})
             for d, n in enumerate(meta.shape)]
@@ -370,7 +374,7 @@ def _spread(meta: TensorMeta, blocks: Mapping[int, Box], node_of: Mapping[int, i
     if len(nodes) <= 1 or chunks == 0:
         node = min(nodes) if nodes else 0
         return _Spread(dict(blocks), [(0, chunks, node)] if chunks else [], [])
-    counts: list[dict[int, int]] = [{} for _ in range(chunks)]  # elements, by node
+    counts: list[dict[int, int]] = [{} for _ in range(chunks)]  # elements by node
     holders: list[list[int]] = [[] for _ in range(chunks)]
     strides = [math.prod(meta.shape[d + 1:]) for d in range(len(meta.shape))]
     for rank, block in sorted(blocks.items()):
@@ -388,7 +392,7 @@ def _spread(meta: TensorMeta, blocks: Mapping[int, Box], node_of: Mapping[int, i
     runs: list[tuple[int, int, int]] = []
     foreign: list[tuple[int, int, int]] = []
     for c, of_node in enumerate(counts):
-        most = max(of_node.values())  # columns cut at odd places differ by little
+        most = max(of_node.values())  # columns cut at odd places differ little
         tied = sorted(node for node, n in of_node.items() if 2 * n > most)
         owner = tied[c * len(tied) // chunks]
         if runs and runs[-1][2] == owner:

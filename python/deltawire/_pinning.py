@@ -1,9 +1,9 @@
-"""Has CUDA pin the sender's memory for torch's copies, where this library has no CUDA of its own.
+"""Makes CUDA pin the sender's memory for torch's copies, if this library has no CUDA code.
 
 torch's copies to pageable memory go through the driver's staging, at a part of the link's rate, and
-hold up the program. Owner: a manager; a half stays pinned, and mapped, until the sender has made
-its memory anew, or `close`. Threads: one at a time. Errors are values of the driver's: such copies
-are made as ever, and one line of the log says why. Not run on a device.
+block the program. A half stays pinned, and mapped, until the sender has made its memory anew, or
+until `close`. One thread at a time may use it. If the driver fails, copies go unpinned, and one log
+line says why. Not run on a device.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 class _Half:
     mapping: _core.Mapping
     pinned: bool
-    ours: bool  # to unpin
+    ours: bool  # to be unpinned by this process
 
 
 class PinnedHalves:
-    """Halves of the sender that this process has asked CUDA to pin."""
+    """The sender's halves that this process has asked CUDA to pin."""
 
     def __init__(self) -> None:
         self._halves: dict[int, _Half] = {}
         self._streams: dict[Any, Any] = {}
-        self._asked: tuple[Any, bool] = (None, False)  # for which offload last, and the answer
+        self._asked: tuple[Any, bool] = (None, False)  # the last offload, and the answer for it
         self._said = False
 
     def copy(self, offload: _core.Offload, place: Any, local: Any) -> None:
@@ -42,7 +42,7 @@ class PinnedHalves:
         bytes are there. REQUIRES: one dtype; all work on `local` is done."""
         import torch
 
-        # What torch cannot send in one piece it sends to a temporary of its own, which is pageable.
+        # If torch cannot send it in one piece, it uses a temporary of its own, which is pageable.
         if not place.is_contiguous() or not self._pinned(offload, local.device):
             place.copy_(local)
             return
@@ -54,11 +54,11 @@ class PinnedHalves:
                 local = local.contiguous()
                 place.copy_(local, non_blocking=True)
         finally:
-            # Whoever reads the memory, or gives the offload up, does not know of the stream.
+            # Readers of the memory, and an abandon of the offload, do not know of the stream.
             stream.synchronize()
 
     def close(self) -> None:
-        """Unpins all. REQUIRES: no copy runs."""
+        """Unpins all halves. REQUIRES: no copy runs."""
         for half in self._halves.values():
             self._unpin(half)
         self._halves.clear()
@@ -94,8 +94,8 @@ class PinnedHalves:
         if why:
             self._say(f"{mapping.bytes} bytes of the sender's memory: {why}")
         if code != 0:
-            # The runtime keeps the error for whoever asks for its last one: the program's next
-            # kernel would raise it.
+            # The runtime keeps the error for the next caller that asks for its last one: the
+            # program's next kernel would raise it.
             try:
                 torch.empty(1, device=device).fill_(1)
             except (RuntimeError, AssertionError):

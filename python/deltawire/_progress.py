@@ -1,4 +1,4 @@
-"""Says how far the writing of a version is: to a function of the caller's, or as a bar of tqdm."""
+"""Reports the progress of a version's writing, to a function of the caller's or as a tqdm bar."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 10.0  # between two log lines, where there is no tqdm
+_EVERY_S = 10.0  # between two log lines, without tqdm
 
 
 @dataclass(frozen=True)
 class Progress:
-    """After one tensor. `tensors` of `of` were written, by this rank or another, or left to others;
-    `bytes_written`: by this rank, of copies that are done."""
+    """The progress after one tensor. `tensors` of `of` were written, by this rank or another, or
+    left to others. `bytes_written` by this rank counts finished copies."""
 
     version: int
     tensor: str
@@ -31,7 +31,7 @@ Wanted = Callable[[Progress], None] | Literal[True] | None
 
 @contextlib.contextmanager
 def shown(wanted: Wanted, model: str, rank: int) -> Iterator[Callable[[Progress], None] | None]:
-    """For the tensors of one version. `wanted`: as in WeightManager."""
+    """Yields the report function for the tensors of one version. `wanted`: as in WeightManager."""
     if wanted is None or (wanted is True and rank != 0):
         yield None
     elif wanted is not True:

@@ -1,8 +1,7 @@
-"""What an engine's HTTP server is shown, a key, and whom its certificate must come from.
+"""The access to an engine's HTTP server: the key to send, and the issuer of its certificate.
 
-Owner: whoever speaks to the server. Not thread-safe. Errors: `ValueError` and `OSError`, which name
-a file and never what it holds. A key's file that cannot be read any more is no error: the key that
-was read last is shown, as a receiver does, and the log says so.
+Not thread-safe. `ValueError` and `OSError` name a file and never its content. If a key's file can
+no longer be read, the last key is sent, as a receiver does, and a log line says so.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ _NOT_SHOWN = "[key]"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the key to whomever it names."""
+    """Refuses redirects, because they would send the key to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class ServerAccess:
-    """`url`: of the server. `token_file`: of one line, read anew for each request, that is sent as
-    `Authorization: Bearer`. `ca_file`: PEM certificates that an https server's must come from; None:
-    the system's. A key goes over plaintext to this machine alone, unless `insecure_plaintext`."""
+    """The access to one server. `url`: the server's. `token_file`: a file of one line, read for
+    each request and sent as `Authorization: Bearer`. `ca_file`: PEM certificates that an https
+    server's must come from; None: the system's. A key goes over plaintext only to this machine,
+    unless `insecure_plaintext`."""
 
     def __init__(self, url: str, token_file: str | os.PathLike[str] | None = None,
                  ca_file: str | os.PathLike[str] | None = None, insecure_plaintext: bool = False):
@@ -48,25 +48,25 @@ class ServerAccess:
         self._token_file = None if token_file is None else os.fspath(token_file)
         handlers: list[Any] = [_NoRedirect()]
         if token_file is not None and not tls:
-            handlers.append(urllib.request.ProxyHandler({}))  # a proxy would read the key
+            handlers.append(urllib.request.ProxyHandler({}))  # a proxy would see the key
         if tls:
             context = ssl.create_default_context(
                 cafile=None if ca_file is None else os.fspath(ca_file))
             handlers.append(urllib.request.HTTPSHandler(context=context))
         self._opener = urllib.request.build_opener(*handlers)
-        self._unread = ""  # why the file could not be read for the last request
+        self._unread = ""  # why the last request could not read the file
         self._token = self._read()
 
     def open(self, request: urllib.request.Request, timeout: float) -> Any:
-        """As urllib.request.urlopen."""
+        """Works as urllib.request.urlopen."""
         self._read_again()
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         return self._opener.open(request, timeout=timeout)
 
     def quoted(self, words: str, status: int) -> str:
-        """What a server has said, without the key that it was shown, and with what to do about an
-        answer that wants another one."""
+        """Quotes a server's answer without the key that it got, and adds the remedy if it wants
+        another key."""
         if self._token:
             words = words.replace(self._token, _NOT_SHOWN)
         if status not in (401, 403):
@@ -78,7 +78,7 @@ class ServerAccess:
         return words + f"; it does not take the key in {self._token_file}"
 
     def _read_again(self) -> None:
-        """A file that somebody is just replacing, or writing anew, must not end an update in the
+        """Reads the key again. A file that is just being replaced must not end an update in the
         middle."""
         try:
             self._token, self._unread = self._read(), ""

@@ -18,21 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 class SideParts:
-    """Tensors `names` of the checkpoint `hf_dir`, over the versions of one registration."""
+    """The tensors `names` of the checkpoint `hf_dir`, over the versions of one registration."""
 
     def __init__(self, hf_dir: str | os.PathLike[str] | None, names: Collection[str]):
         self._hf_dir, self.names = hf_dir, frozenset(names)
-        self._is_there = False  # the sender's newest version has them
+        self._is_there = False  # whether the sender's newest version has them
 
     def of_version(self, writes: bool) -> tuple[frozenset[str], Iterable[tuple[str, Any]]]:
-        """Names that the sender carries over, and tensors to be written. `writes`: this rank does.
-        """
+        """Returns names that the sender carries over, and tensors to write. `writes`: this rank
+        does."""
         if self._is_there or not writes:
             return (self.names if writes else frozenset()), ()
         return frozenset(), self._tensors()
 
     def written(self, is_sure: bool) -> None:
-        """A version is over for this rank. `is_sure`: nothing can abandon it any more."""
+        """Ends a version for this rank. `is_sure`: the version can no longer be abandoned."""
         self._is_there = is_sure
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
@@ -49,8 +49,8 @@ class SideParts:
 
 @contextlib.contextmanager
 def no_collections(pauses: bool = True) -> Iterator[None]:
-    """Pauses Python's search for cycles: while it runs, tens of thousands of new names would have
-    it go through all that a trainer has, which takes longer than to reconcile them."""
+    """Pauses Python's garbage collection of cycles. Tens of thousands of new names would trigger
+    passes over all objects of a trainer, which take longer than the reconciliation."""
     was = gc.isenabled()
     if pauses:
         gc.disable()
@@ -62,8 +62,8 @@ def no_collections(pauses: bool = True) -> Iterator[None]:
 
 
 def checkpoint_of(hf_dir: str | os.PathLike[str] | None) -> tuple[list[TensorMeta], bool]:
-    """The weights in `hf_dir`, and whether names are compared with them."""
-    if hf_dir is None or not os.path.isdir(hf_dir):  # the library says if the path is wrong
+    """Returns the weights in `hf_dir`, and whether names are compared with them."""
+    if hf_dir is None or not os.path.isdir(hf_dir):  # the library reports a wrong path
         return [], False
     return _checkpoint.present(hf_dir)
 

@@ -1,7 +1,7 @@
 """Writes a stream of named tensors, one version of a model, into the sender's memory.
 
-Goes through the stream once, and holds one tensor of it at a time, or two with an overlap. Not
-thread-safe. Errors: a TensorError that names the tensor; whoever has begun the offload gives it up.
+It reads the stream once, and keeps one tensor of it at a time, or two with an overlap. Not
+thread-safe. TensorError names the tensor; the caller that has begun the offload abandons it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from deltawire._writing import check, copy_settled, has_cuda, settled
 
 
 class StreamWriter:
-    """Of one rank of `model`, over all its versions. `place`, of a tensor that is registered: where
-    its bytes belong, and who else writes it."""
+    """The writer of one rank of `model`, over all its versions. `place`, of a registered tensor:
+    the place of its bytes, and its other writers."""
 
     def __init__(
         self, model: str, rank: int, layout: Layout, halves: PinnedHalves, gpu_base: bool
@@ -41,10 +41,10 @@ class StreamWriter:
         overlap: Overlap,
         report: Callable[[str, int, int, int], None] = lambda *_: None,
     ) -> tuple[int, int]:
-        """Returns how many tensors this rank wrote (or parts of them), and how many bytes. `keep`:
-        names that the sender carries over. `partly`: other ranks give the rest. `offload`: None
-        where `place` says of no tensor that this rank writes it. `report`: is told each tensor's
-        name, how many were given, of how many, and the bytes that are copied."""
+        """Returns how many tensors (or parts of them) and how many bytes this rank wrote. `keep`:
+        names that the sender carries over. `partly`: other ranks give the rest. `offload`: None if
+        `place` gives this rank no tensor to write. `report`: gets each tensor's name, how many were
+        given, of how many, and the copied bytes."""
         layout = self._layout
         seen: set[str] = set()
         firsts = frozenset(layout.tied.values())
@@ -61,7 +61,7 @@ class StreamWriter:
                     ties.check_tied(name, layout.tied[name], tensor, place)
                 continue
             if name not in layout.index and (layout.leaves_ties or name in layout.compared):
-                overlap.wait()  # what it may be a copy of has to be there
+                overlap.wait()  # the tensor that it may be a copy of must be complete
                 if offload is not None:
                     ties.check(name, tensor)
                 continue
@@ -84,10 +84,10 @@ class StreamWriter:
                 del part
             self._cast_log.add(given, meta)
             tensors += 1
-            del tensor, local  # the copy alone holds it now
+            del tensor, local  # only the copy holds it now
         overlap.wait()
         ties.finish()
         self._cast_log.end()
-        if not partly:  # else the sender checks over all ranks
+        if not partly:  # otherwise the sender checks over all ranks
             layout.check_complete(seen, keep)
         return tensors, overlap.bytes

@@ -1,6 +1,6 @@
 """Finds the memory of tensors of all kinds, without copying it and without importing their library.
 
-A `Source` is an address with dtype, shape and byte strides; it keeps alive what it points into.
+A `Source` is an address with dtype, shape and byte strides; it keeps the memory alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DTYPE_BYTES = {
     "C64": 8,
 }
 
-# By the names that torch, numpy and ml_dtypes give them.
+# Names in torch, numpy and ml_dtypes.
 _BY_NAME = {
     "float64": "F64",
     "float32": "F32",
@@ -58,10 +58,10 @@ _BY_NAME = {
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "complex64": "C64",
 }
-# Widths that safetensors names, and that are no whole bytes.
+# Widths that safetensors names and that are not whole bytes.
 _PACKED = re.compile(r"F4|F6_\w+|float4_\w+|float6_\w+")
 _NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
-# By DLPack's type code and bits.
+# Keys: DLPack's type code and bits.
 _BY_DLPACK = {
     (2, 64): "F64",
     (2, 32): "F32",
@@ -84,19 +84,19 @@ _BY_DLPACK = {
     (14, 8): "F8_E8M0",
 }
 _DLPACK_CPU = (1, 3)  # plain and pinned host memory
-# By the kind of a buffer's format character; with its item size.
+# Kinds of a buffer's format character; with the item size they give the dtype.
 _FLOATS, _SIGNED, _UNSIGNED = "efd", "bhilqn", "BHILQN"
 
 
 @dataclass
 class Source:
-    """Elements in this process's memory; `strides` are in bytes, None: contiguous, row-major."""
+    """Elements in this process's memory. `strides` are in bytes; None: contiguous, row-major."""
 
     address: int
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    owner: Any  # what must live while the address is used
+    owner: Any  # must live while the address is used
 
     @property
     def element_bytes(self) -> int:
@@ -122,7 +122,7 @@ class TensorMeta:
 
     @classmethod
     def of(cls, entry: Any) -> TensorMeta:
-        """From a TensorMeta, or (name, dtype, shape) with a dtype of any library."""
+        """Makes it from a TensorMeta, or (name, dtype, shape) with a dtype of any library."""
         if isinstance(entry, TensorMeta):
             return entry
         name, dtype, shape = entry
@@ -130,7 +130,8 @@ class TensorMeta:
 
 
 def dtype_name(dtype: Any, tensor: str) -> str:
-    """The safetensors name of a dtype of torch, numpy or ml_dtypes, or of a name of theirs."""
+    """Returns the safetensors name of a dtype of torch, numpy or ml_dtypes, or of its name
+    there."""
     text = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     if text in DTYPE_BYTES:
         return text
@@ -153,7 +154,7 @@ def _refuse_packed(dtype: str, tensor: str) -> None:
 
 
 def torch_dtype(name: str) -> Any:
-    """torch's dtype of a safetensors name."""
+    """Returns torch's dtype of a safetensors name."""
     import torch
 
     return getattr(torch, _NAMES[name])
@@ -165,20 +166,20 @@ def is_torch(tensor: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """A torch tensor of no class of its own."""
+    """Returns whether it is a torch tensor without a subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """A torch DTensor: only a program that has imported them has any."""
+    """Returns whether it is a torch DTensor: only a program that has imported them has any."""
     if _is_plain(tensor):
         return False
     return is_torch(tensor) and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
 def meta_of(name: str, tensor: Any) -> TensorMeta:
-    """Name, dtype and (global) shape; touches no data."""
+    """Returns name, dtype and (global) shape, and touches no data."""
     if is_torch(tensor):
         _refuse_kind(name, tensor)
         if not tensor.numel() and hasattr(tensor, "ds_id"):
@@ -193,7 +194,7 @@ def meta_of(name: str, tensor: Any) -> TensorMeta:
 
 
 def _refuse_kind(name: str, tensor: Any) -> None:
-    """Of a torch tensor that is no block of numbers."""
+    """Raises for a torch tensor that is not a block of numbers."""
     kind = ""
     if tensor.is_nested:
         kind = "is a nested tensor; give its parts, or to_padded_tensor()"
@@ -206,14 +207,15 @@ def _refuse_kind(name: str, tensor: Any) -> None:
 
 
 def shape_of(name: str, tensor: Any) -> Any:
-    """None for what is no tensor. TensorError where a torch tensor has none."""
+    """Returns None for other objects. TensorError: a torch tensor without a shape."""
     if is_torch(tensor):
         _refuse_kind(name, tensor)
     return getattr(tensor, "shape", None)
 
 
 def refuse_without_data(name: str, tensor: Any) -> None:
-    """TensorError for a torch tensor that has a shape, and no bytes: those can only be registered."""
+    """Raises TensorError for a torch tensor with a shape but no bytes: it can only be
+    registered."""
     if is_torch(tensor) and (tensor.is_meta or type(tensor).__name__ == "FakeTensor"):
         raise TensorError(
             f'tensor "{name}" has no data (device {tensor.device}, {type(tensor).__name__}); load '
@@ -227,7 +229,7 @@ def is_cuda(tensor: Any) -> bool:
 
 
 def source_of(name: str, tensor: Any) -> Source:
-    """The memory of a tensor that lies in host memory."""
+    """Returns the memory of a tensor in host memory."""
     if isinstance(tensor, Source):
         return tensor
     if is_torch(tensor):
@@ -252,7 +254,7 @@ def source_of(name: str, tensor: Any) -> Source:
 def _of_torch(name: str, tensor: Any) -> Source:
     _refuse_kind(name, tensor)
     tensor = tensor.detach()
-    tensor = tensor.resolve_conj().resolve_neg()  # lazy bits become bytes; else nothing is copied
+    tensor = tensor.resolve_conj().resolve_neg()  # lazy bits become bytes; nothing else is copied
     width = tensor.element_size()
     return Source(
         tensor.data_ptr(),

@@ -1,8 +1,8 @@
-"""Tells whether tensors that are not registered are copies of registered ones, in one version, and
-whether those that were registered as one tensor are still equal.
+"""Checks in each version that tied tensors are still equal.
 
-A framework that gathers shards gives a tied tensor memory of its own, so the bytes are compared,
-with those that this process has already written of the version. Not thread-safe.
+Unregistered tensors may be copies of registered ones, and several names may have been registered as
+one tensor. A framework that gathers shards gives a tied tensor separate memory. So the bytes are
+compared with those that this process has already written of the version. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from deltawire._fsdp import Place
 from deltawire._tensors import TensorMeta, is_dtensor, is_torch, torch_dtype
 from deltawire._writing import place_in_memory
 
-#: A model has few ties; a stream that is of another model would else be held as a whole.
+#: A model has few ties. Without a limit, a stream of another model would be kept as a whole.
 _HELD = 4
 _HEAD = 512  # elements
-_SLICE = 1 << 22  # elements that are compared at once, in host memory
+_SLICE = 1 << 22  # elements compared at once, in host memory
 
 
 class Ties:
-    """`written`: names of what is in the sender's memory; it grows while the stream goes on.
-    `firsts`: names of those that had second names when they were registered."""
+    """The ties of one version. `written`: names of tensors in the sender's memory, growing with the
+    stream. `firsts`: names of tensors that had second names when they were registered."""
 
     def __init__(
         self,
@@ -36,30 +36,30 @@ class Ties:
         firsts: Collection[str] = (),
     ):
         self._offload, self._metas, self._written = offload, metas, written
-        self._held: list[tuple[str, Any]] = []  # came before the tensor that they are a copy of
-        # And where each lies, once it was given, with the tensor that must still be there.
+        self._held: list[tuple[str, Any]] = []  # came before their original
+        # Each one's place, once it was given, with the tensor that must still exist.
         self._firsts: dict[str, tuple[Any, weakref.ref[Any]] | None] = dict.fromkeys(firsts)
         self._tied_held: list[tuple[str, str, Any, Place]] = []  # as _held
 
     def wrote(self, name: str, tensor: Any, local: Any) -> None:
-        """The stream has given a registered tensor, of which `local` is here."""
+        """Records that the stream has given a registered tensor, of which `local` is here."""
         if name in self._firsts and is_torch(local):
             self._firsts[name] = (place_in_memory(local), weakref.ref(tensor))
 
     def check_tied(
         self, name: str, first: str, tensor: Any, place: Callable[[str, Any], tuple[Place, int]]
     ) -> None:
-        """Raises TensorError unless `tensor`, a second name of `first`, is equal to that, or may be
+        """Raises TensorError unless `tensor`, a second name of `first`, equals it, or may do so
         once the stream has given it. REQUIRES: no copy runs."""
         where, _ = place(name, tensor)
         if not where.writes:
-            return  # another rank's replica is compared
+            return  # another rank compares its replica
         if not is_torch(tensor):
             raise _apart(name, first)
         local = tensor.to_local() if is_dtensor(tensor) else tensor
         if first in self._written:
             self._compare_tied(name, first, local, where)
-        else:  # the memory may hold another tensor when the stream goes on
+        else:  # the memory may hold another tensor later in the stream
             self._tied_held.append((name, first, local.detach().to("cpu", copy=True), where))
 
     def _compare_tied(self, name: str, first: str, local: Any, where: Place) -> None:
@@ -92,8 +92,8 @@ class Ties:
                 raise _apart(name, first)
 
     def check(self, name: str, tensor: Any) -> None:
-        """Raises ExtraTensorError unless it is a copy, or may be one of what is to come."""
-        # Vectors are often equal by chance, as norms that begin as ones.
+        """Raises ExtraTensorError unless it is a copy, or may be one of a later tensor."""
+        # Vectors are often equal by chance, such as norms that begin as ones.
         if is_torch(tensor) and not is_dtensor(tensor) and tensor.dim() > 1:
             shape = tuple(tensor.shape)
             if self._is_copy(tensor):
@@ -105,7 +105,7 @@ class Ties:
         raise _extra(name)
 
     def finish(self) -> None:
-        """After the stream. Raises as `check` and `check_tied`."""
+        """Checks the rest after the stream. Raises as `check` and `check_tied`."""
         for name, first, local, where in self._tied_held:
             if first in self._written:
                 self._compare_tied(name, first, local, where)
@@ -121,7 +121,8 @@ class Ties:
         )
 
     def _same(self, index: int, meta: TensorMeta, tensor: Any) -> bool:
-        """As it would be written: after a cast to the registered dtype, if both are floats."""
+        """Compares as it would be written: after a cast to the registered dtype, if both are
+        floats."""
         import torch  # pylint: disable=import-outside-toplevel
 
         wanted = _TORCH_FLOATS.get(meta.dtype)
@@ -133,7 +134,7 @@ class Ties:
             return False
         there = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
         here = tensor.detach().reshape(-1)
-        for part in (here[:_HEAD], here):  # tensors of one shape mostly differ at once
+        for part in (here[:_HEAD], here):  # tensors of one shape mostly differ early
             given = part.to(dtype=getattr(torch, wanted)).cpu().contiguous().view(torch.uint8)
             if not torch.equal(there[: given.numel()], given):
                 return False

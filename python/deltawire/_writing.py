@@ -1,4 +1,4 @@
-"""How one tensor gets into the sender's memory, and what a list of named tensors says of a model."""
+"""Writes one tensor into the sender's memory, and derives a model's layout from named tensors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NamedTensors = (
 
 
 def check(meta: TensorMeta, tensor: Any, casts: bool = False) -> str:
-    """Raises unless the tensor is as registered, or, with `casts`, may be cast to that; returns the
-    dtype that it has."""
+    """Raises unless the tensor is as registered or, with `casts`, may be cast to that. Returns its
+    dtype."""
     refuse_without_data(meta.name, tensor)
     given = meta_of(meta.name, tensor)
     if given.shape != meta.shape:
@@ -75,14 +75,14 @@ def copy(
     share: int,
     halves: PinnedHalves | None = None,
 ) -> int:
-    """Copies a tensor, or this rank's block of it, into its place, in the registered dtype; returns
+    """Copies a tensor, or this rank's block of it, into its place, in the registered dtype. Returns
     the bytes there."""
     return copy_settled(offload, index, meta, settled(tensor), where, share, halves)
 
 
 def settled(tensor: Any) -> Any:
-    """The tensor, or its local shard, when all work on it that this thread has queued is done:
-    another thread, and the library, know nothing of torch's streams."""
+    """Returns the tensor, or its local shard, when all work on it that this thread has queued is
+    done: another thread, and the library, know nothing of torch's streams."""
     local = tensor.to_local() if is_dtensor(tensor) else tensor
     if hasattr(local, "wait"):  # an AsyncCollectiveTensor
         local = local.wait()
@@ -101,10 +101,10 @@ def copy_settled(
     halves: PinnedHalves | None,
     diff: bool = False,
 ) -> int:
-    """The same of a tensor that `settled` has returned, on any thread. `diff`: nobody reads it from
-    the sender's memory, so a GPU may write there what has changed instead."""
+    """Does the same for a tensor that `settled` has returned, on any thread. `diff`: nobody reads it
+    from the sender's memory, so a GPU may write the changes there instead."""
     cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
-    if is_cuda(local) and cast:  # before it is sent: no more bytes travel than are kept
+    if is_cuda(local) and cast:  # before the transfer, so that it moves no extra bytes
         local = settled(local.detach().to(torch_dtype(meta.dtype)))
     if is_cuda(local) or cast:
         copied = copy_by_device(offload, index, local, where, share, diff)
@@ -137,8 +137,8 @@ def copy_settled(
 def copy_by_device(
     offload: _core.Offload, index: int, local: Any, where: Place, share: int, diff: bool
 ) -> int | None:
-    """A tensor on a CUDA device: the device writes it into its place, which is pinned. Returns the
-    bytes; None, after one warning, when it cannot, and then nothing is marked."""
+    """Makes a CUDA device write its tensor into the place, which is pinned. Returns the bytes, or
+    None, after one warning, if that fails; then nothing is marked."""
     if not is_cuda(local) or local.device.type != "cuda":
         return None
     say_way()
@@ -152,7 +152,7 @@ def copy_by_device(
             start, share, local.device.index, diff,
         )
     except Error as error:
-        offload.check()  # an offload that is over says so
+        offload.check()  # raises if the offload is over
         _warn_once(str(error))
         return None
     return local.numel() * width
@@ -174,12 +174,12 @@ def copy_by_torch(
     where: Place,
     halves: PinnedHalves | None = None,
 ) -> int:
-    """A tensor on any other device, or of another dtype in host memory: torch copies it into its
-    place, through its own staging where the memory is not pinned, and casts it meanwhile."""
+    """Copies a tensor on any other device, or of another dtype in host memory, with torch, which
+    casts it on the way. If the memory is not pinned, the copy goes through torch's own staging."""
     import torch
 
     if not is_cuda(local):
-        source_of(meta.name, local)  # refuses what has no dense memory
+        source_of(meta.name, local)  # refuses tensors without dense memory
     if local.numel() == 0:
         return 0
     address, size = offload.memory(index)
@@ -206,12 +206,12 @@ def pairs_of(named: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_source(named: Any) -> bool:
-    """Whether it makes the named tensors when it is called."""
+    """Returns whether it makes the named tensors when it is called."""
     return callable(named) and not isinstance(named, Mapping) and not is_module(named)
 
 
 def twice(named: NamedTensors) -> NamedTensors:
-    """Refuses what can be gone through only once: its tensors would be used up by registering."""
+    """Refuses an iterator that can be read only once: registering would use up its tensors."""
     if isinstance(named, Iterator):
         raise Error(
             "a generator cannot register the model and then be written; call register first, or "
@@ -221,8 +221,8 @@ def twice(named: NamedTensors) -> NamedTensors:
 
 
 def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[str]]:
-    """What the entries say, second names of tensors by name in the model, and names of those that keep
-    the dtype that they say: entries that are no tensors, and arrays that are not torch's."""
+    """Returns the entries' metas, second names of tensors by name in the model, and names whose
+    dtype is kept: entries that are not tensors, and arrays that are not torch's."""
     if is_module(tensors) and _zero3.is_partitioned(tensors):
         return *_zero3.layout(tensors), set()
     metas: list[TensorMeta] = []
@@ -237,13 +237,13 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
         name, tensor = entry
         meta = meta_of(name, tensor)
         if not is_torch(tensor):
-            said.add(name)  # nothing casts it
+            said.add(name)  # never cast
         first = _same_memory(places, meta, tensor)
         if first is None:
             metas.append(meta)
         else:
             tied[name] = first
-    # A state dict has placeholders without the attributes that tell whose they are.
+    # A state dict has placeholders without the attributes that would tell their owner.
     empty = [m.name for m in metas if m.shape == (0,) and m.name not in said]
     if empty and 2 * len(empty) > len(metas):
         raise TensorError(
@@ -256,8 +256,8 @@ def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str], set[
 
 
 def _named_as_saved(meta: TensorMeta, tied: dict[str, str]) -> TensorMeta:
-    """Of a tensor's names the first that is no head's: loaders make the head of the embedding, and not
-    the embedding of the head. Changes `tied`."""
+    """Chooses the first of a tensor's names that is not a head's: loaders derive the head from the
+    embedding, and not vice versa. Changes `tied`."""
     names = [meta.name, *(name for name, first in tied.items() if first == meta.name)]
     if len(names) == 1:
         return meta
@@ -271,7 +271,7 @@ def _named_as_saved(meta: TensorMeta, tied: dict[str, str]) -> TensorMeta:
 def _same_memory(
     places: dict[int, list[tuple[TensorMeta, Any]]], meta: TensorMeta, tensor: Any
 ) -> str | None:
-    """The name of an earlier tensor that has this one's memory, or None."""
+    """Returns the name of an earlier tensor that has this one's memory, or None."""
     if not is_torch(tensor):
         return None
     local = tensor.to_local() if is_dtensor(tensor) else tensor
@@ -280,7 +280,7 @@ def _same_memory(
     if address not in places:
         places[address] = [(meta, weakref.ref(tensor))]
         return None
-    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+    # An address proves nothing if it was freed meanwhile: the earlier tensor must still exist.
     places[address] = [p for p in places[address] if p[1]() is not None]
     for first, held in places[address]:
         other = held()
@@ -294,8 +294,8 @@ def _same_memory(
 
 
 def place_in_memory(local: Any) -> tuple[Any, ...]:
-    """Equal for torch tensors, or shards, of one shape and dtype that are the same memory, read in
-    the same way."""
+    """Returns equal values for torch tensors, or shards, of one shape and dtype that are the same
+    memory, read in the same way."""
     return (local.data_ptr(), local.device, tuple(local.stride()), local.is_conj(), local.is_neg())
 
 

@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-3: gathers a partitioned module's parameters, some at a time, on all ranks.
 
-DeepSpeed leaves a placeholder of no elements in the module for each parameter, with its true shape
-in `ds_shape`. A gather is a collective: every rank goes through the same parameters.
+DeepSpeed leaves a placeholder without elements in the module for each parameter, with its true
+shape in `ds_shape`. A gather is a collective: every rank gathers the same parameters in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_partitioned(module: Any) -> bool:
 
 
 def layout(module: Any) -> tuple[list[TensorMeta], dict[str, str]]:
-    """The whole tensors, and second names of parameters with their first."""
+    """Returns the whole tensors, and second names of parameters with their first."""
     metas: list[TensorMeta] = []
     tied: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -36,8 +36,8 @@ def layout(module: Any) -> tuple[list[TensorMeta], dict[str, str]]:
 
 
 def gathered(module: Any, bucket_bytes: int) -> Iterator[tuple[str, Any]]:
-    """Each parameter, and each buffer that is saved, whole; parameters of about `bucket_bytes` are
-    gathered at once. On every rank, to the end."""
+    """Yields each parameter, and each saved buffer, whole. Parameters of about `bucket_bytes` are
+    gathered at once. Run it on every rank, to the end."""
     bucket: list[tuple[str, Any]] = []
     size = 0
     seen: set[int] = set()
@@ -72,7 +72,7 @@ def _whole(bucket: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
-    """By the names of the state dict; of a PEFT model the base's."""
+    """Yields tensors by the names of the state dict, or of a PEFT model's base."""
     layer = unmerged(module)
     if layer:
         raise Error(NOT_MERGED.format(layer))
@@ -89,13 +89,13 @@ def _group() -> Any:
 
 
 def rank() -> int:
-    """Of this process in the job; 0 alone."""
+    """Returns this process's rank in the job, or 0 without one."""
     group = _group()
     return 0 if group is None else group.get_rank()
 
 
 def agree(failure: str) -> str:
-    """What the job's first rank says, on every rank: why it failed, or ""."""
+    """Returns the first rank's text on every rank: why it failed, or ""."""
     group = _group()
     if group is None or group.get_world_size() == 1:
         return failure

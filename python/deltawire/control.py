@@ -1,4 +1,4 @@
-"""Directs deltawire's daemons: for orchestrators, and whoever else would call the command line.
+"""Directs deltawire's daemons, for orchestrators and other programs.
 
     from deltawire.control import Receiver, Sender
 
@@ -6,12 +6,12 @@
         sender.wait_committed(version=120, at_least=8, timeout=60)
         print(sender.receivers())
 
-`credentials` is the file that the daemons and `deltawire` take (docs/security.md). It and the files
-that it names are looked at again with each call, at most once a second.
+`credentials` is the file that the daemons and `deltawire` read (docs/security.md). It and the files
+that it names are checked again with each call, at most once a second.
 
 Answers are objects with the fields of the messages in proto/deltawire/v1, and mappings as well, so
-`answer["id"]` is `answer.id`; those of `call` and `stream` are dicts. Fields may come with each
-release. `deltawire.aio` has the same for asyncio.
+`answer["id"]` is `answer.id`; those of `call` and `stream` are dicts. Each release may add fields.
+`deltawire.aio` has the same for asyncio.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _LONGEST_MS = 2**32 - 2
 
 
 def _milliseconds(seconds: float | None) -> int:
-    """None: 0, which the library takes for no limit."""
+    """Converts seconds; None becomes 0, the library's value for no limit."""
     return 0 if seconds is None else max(1, int(min(seconds * 1000, _LONGEST_MS)))
 
 
 def _is_over(held: Mapping[str, Any], at_start: Mapping[str, Any]) -> bool:
-    """Whether the receiver knew at the start that the history of `held` is over: a rollback, or a
-    model that starts anew, uses numbers again."""
+    """Returns whether the receiver knew at the start that the history of `held` has ended: a
+    rollback, or a model that starts anew, uses numbers again."""
     newest = at_start["newest"]
     if not newest["epoch"]:
         return False
@@ -70,7 +70,7 @@ def _is_over(held: Mapping[str, Any], at_start: Mapping[str, Any]) -> bool:
 
 def _is_reached(held: Mapping[str, Any], version: int, epoch: int, wanted: Mapping[str, Any],
                 at_start: Mapping[str, Any]) -> bool:
-    """Whether `held` is that version or a later one. `wanted`: its whole name; empty: not known."""
+    """Returns whether `held` is that version or a later one. `wanted`: its identity, if known."""
     if not wanted:
         return (held["epoch"] >= max(epoch, 1) and held["version"] >= version
                 and not _is_over(held, at_start))
@@ -81,8 +81,7 @@ def _is_reached(held: Mapping[str, Any], version: int, epoch: int, wanted: Mappi
 
 @dataclass(frozen=True)
 class Synced:
-    """A sync that all have followed: the last that each receiver has said; and the round of a
-    group, or None."""
+    """A sync that has ended: each receiver's last message, and the round of a group, or None."""
 
     receivers: tuple[SyncProgress, ...]
     group: GroupOutcome | None
@@ -94,7 +93,7 @@ class Synced:
 
 
 class OpenCalls:
-    """The calls that one piece of work has begun, for whoever ends it from another thread."""
+    """The calls of one piece of work, so that another thread can end them."""
 
     def __init__(self) -> None:
         self._mu = threading.Lock()
@@ -109,21 +108,21 @@ class OpenCalls:
             call.cancel()
 
     def cancel(self) -> None:
-        """Ends these, and those that are still begun."""
+        """Ends these calls, and any that begin later."""
         with self._mu:
             self._is_over, calls = True, list(self._calls)
         for call in calls:
             call.cancel()
 
 
-#: Of the work in this context, if somebody may end it.
+#: The calls of this context's work, if another thread may end it.
 open_calls: ContextVar[OpenCalls | None] = ContextVar("deltawire_open_calls", default=None)
 
 
 class Answers(Iterator[_T], Generic[_T]):
-    """The answers of a call that streams, as they come; an iterator, and a context manager that
-    ends the call. It ends the call as well where nobody holds it any more. One thread at a time
-    takes answers; `cancel` may come from any."""
+    """The answers of a streaming call: an iterator, and a context manager that ends the call. The
+    call also ends when the object is no longer referenced. One thread at a time reads answers; any
+    thread may call `cancel`."""
 
     def __init__(self, call: _core.ControlCall, made: Callable[[dict[str, Any]], _T]):
         self._call: _core.ControlCall | None = call
@@ -138,7 +137,8 @@ class Answers(Iterator[_T], Generic[_T]):
         return self._made(json.loads(text))
 
     def cancel(self) -> None:
-        """Ends the call: who waits for an answer gets an `Error` with the code CANCELLED."""
+        """Ends the call: a thread that waits for an answer gets an `Error` with the code
+        CANCELLED."""
         if (call := self._call) is not None:
             call.cancel()
 
@@ -146,14 +146,14 @@ class Answers(Iterator[_T], Generic[_T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cancel()  # who waits in another thread holds the call
+        self.cancel()  # a thread that waits holds the call
         self._call = None
 
 
 class _Daemon:
-    """One daemon. `address`: its control address, HOST:PORT. `model`: the one that calls are about;
-    None: the only one that the daemon has. `timeout`: seconds to connect, and of calls that only
-    ask. Thread-safe; it connects with the first call, and again after a failure with the next."""
+    """One daemon. `address`: its control address, HOST:PORT. `model`: the model of the calls; None:
+    the daemon's only one. `timeout`: seconds to connect, and for calls that only ask. Thread-safe.
+    It connects with the first call, and after a failure with the next."""
 
     _KIND: int
 
@@ -165,11 +165,11 @@ class _Daemon:
         )
         self._address, self._timeout = address, timeout
         self._model = model
-        self._found: str | None = None  # the only one, where none was named
+        self._found: str | None = None  # the only one, if none was named
 
     def stream(self, method: str, request: dict[str, Any] | None = None, *,
                timeout: float | None = None) -> Answers[dict[str, Any]]:
-        """Begins a call of a method by its name in proto/deltawire/v1. `timeout`: seconds of the
+        """Begins a call of a method by its name in proto/deltawire/v1. `timeout`: seconds for the
         whole call; None: no limit."""
         return self._begin(method, request, timeout, lambda told: told)
 
@@ -185,7 +185,7 @@ class _Daemon:
 
     def call(self, method: str, request: dict[str, Any] | None = None, *,
              timeout: float | None = None) -> dict[str, Any]:
-        """The same, of a call with one answer; of one with several, the last."""
+        """Makes such a call and returns its answer, or the last of several."""
         last: dict[str, Any] = {}
         with self.stream(method, request, timeout=timeout) as answers:
             for last in answers:
@@ -199,7 +199,7 @@ class _Daemon:
         return self._ask("GetStatus", {"model": self._model or ""})
 
     def model(self) -> str:
-        """The name of the model that calls are about."""
+        """The name of the calls' model."""
         if (known := self._model or self._found) is None:
             names = [m["model"] for m in self._status()["models"]]
             if not names:
@@ -211,7 +211,7 @@ class _Daemon:
         return known
 
     def close(self) -> None:
-        """Closes the connection when the calls that still run have ended."""
+        """Closes the connection when the running calls have ended."""
         self._control = None
 
     def __enter__(self) -> Any:
@@ -227,27 +227,29 @@ class Sender(_Daemon):
     _KIND = _core.DAEMON_SENDER
 
     def status(self) -> SenderStatusResponse:
-        """The daemon's state, and that of its model, or of all models if none was named."""
+        """Returns the state of the daemon and its model, or of all models if none was named."""
         return SenderStatusResponse.of(self._status())
 
     def changes(self) -> SenderStatusResponse:
-        """`status`, with what the newest version changed in each tensor."""
+        """Returns `status` with the newest version's changes in each tensor."""
         request = {"model": self._model or "", "changes": True}
         return SenderStatusResponse.of(self._ask("GetStatus", request))
 
     def receivers(self) -> list[ReceiverInfo]:
-        """Those that are attached now, with what they hold and do."""
+        """Returns the attached receivers, with their versions and activity."""
         told = self._ask("ListReceivers", {"model": self._model or ""})
         return [ReceiverInfo.of(r) for r in told["receivers"]]
 
     def watch(self, *, timeout: float | None = None) -> Answers[VersionInfo]:
-        """The newest version at once (if any), then every publish and rollback as it happens."""
+        """Yields the newest version at once (if any), then every publish and rollback as it
+        happens."""
         return self._begin("WatchVersions", {"model": self.model()}, timeout, VersionInfo.of)
 
     def sync(self, receivers: Iterable[str] = (), *, force_full: bool = False, group: str = "",
              timeout: float | None = None) -> Synced:
-        """Has attached receivers (all, or these ids) pull the newest version, and returns when each
-        has committed. `group`: all its members commit on one word, or none (docs/groups.md). AbandonedError: some did not.
+        """Makes attached receivers (all, or these ids) pull the newest version, and returns when
+        each has committed. `group`: all its members commit together, or none does (docs/groups.md).
+        AbandonedError: some did not commit.
         """
         if isinstance(receivers, str):
             raise ValueError(f"receivers is a list of ids, as in receivers=[{receivers!r}]")
@@ -268,9 +270,9 @@ class Sender(_Daemon):
 
     def wait_committed(self, version: int = 0, *, at_least: int = 1, served: bool = False,
                        timeout: float | None = None) -> WaitCommittedUpdate:
-        """Returns when at least so many receivers are attached and each of them has committed the
-        version (0: the newest) or a later one; with `served` when their engines serve it.
-        DeadlineError says who is behind."""
+        """Returns when at least `at_least` receivers are attached and each of them has committed
+        the version (0: the newest) or a later one; with `served`, when their engines serve it.
+        DeadlineError names those that are behind."""
         request = {"model": self.model(), "version": checked_version(version, least=0),
                    "at_least": at_least, "served": served}
         last = None
@@ -295,8 +297,8 @@ class Sender(_Daemon):
         return VersionInfo.of(self.call("Rollback", request, timeout=timeout)["info"])
 
     def unregister(self, model: str, *, timeout: float | None = 60.0) -> UnregisterModelResponse:
-        """Ends a model at the sender and frees its memory; receivers keep what they hold. `model` is
-        required, even if the sender has only one. RefusedError: an offload is under way, or a
+        """Ends a model at the sender and frees its memory; receivers keep their versions. `model`
+        is required, even if the sender has only one. RefusedError: an offload is under way, or a
         trainer that has registered the model is alive."""
         answer = self.call("UnregisterModel", {"model": model}, timeout=timeout)
         self._found = None
@@ -309,7 +311,7 @@ class Receiver(_Daemon):
     _KIND = _core.DAEMON_RECEIVER
 
     def status(self) -> ReceiverStatusResponse:
-        """The daemon's state, and that of its model, or of all models if none was named."""
+        """Returns the state of the daemon and its model, or of all models if none was named."""
         return ReceiverStatusResponse.of(self._status())
 
     def sync(self, *, force_full: bool = False, timeout: float | None = None) -> SyncUpdate:
@@ -318,20 +320,20 @@ class Receiver(_Daemon):
         return SyncUpdate.of(self.call("Sync", request, timeout=timeout))
 
     def watch(self, *, timeout: float | None = None) -> Answers[CommitInfo]:
-        """The committed version at once (if any), then every commit as it happens."""
+        """Yields the committed version at once (if any), then every commit as it happens."""
         return self._begin("WatchVersions", {"model": self.model()}, timeout, CommitInfo.of)
 
     def watch_served(self, *, timeout: float | None = None) -> Answers[ServedInfo]:
-        """What each engine serves at once (if it is known), then each change of it."""
+        """Yields what each engine serves at once (if known), then each change of it."""
         return self._begin("WatchServed", {"model": self.model()}, timeout, ServedInfo.of)
 
     def wait(self, version: int | Published | Mapping[str, Any], *, epoch: int = 0,
              served: bool = False, timeout: float | None = None) -> CommitInfo | ServedInfo:
-        """Returns when the version, or a later one, is committed; with `served` when each engine
-        serves it or a later one. DeadlineError says how things stand. `version`: what an offload's
-        `wait` has returned, or the `id` of an answer, is compared by lineage, epoch, version and
-        root. A number alone may be met by an earlier run's version, as long as the receiver has not
-        heard of the sender's new one. `epoch`: of what a rollback returned, with a number."""
+        """Returns when the version, or a later one, is committed; with `served`, when each engine
+        serves it or a later one. DeadlineError has the progress. `version` may be the result of an
+        offload's `wait`, or the `id` of an answer: these are compared by lineage, epoch, version
+        and root. A number alone may match an earlier run's version, as long as the receiver does
+        not know the sender's new one. `epoch`: of a rollback's result, together with a number."""
         model = self.model()
         wanted: Mapping[str, Any] = {}
         if isinstance(version, Published):
@@ -352,11 +354,11 @@ class Receiver(_Daemon):
         raise UnavailableError(f"the receiver at {self._address} ended the watch")
 
     def _of(self, model: str) -> ReceiverModelStatus:
-        """The status of a model that the receiver has."""
+        """Returns the status of a model that the receiver has."""
         return ReceiverModelStatus.of(self._ask("GetStatus", {"model": model})["models"][0])
 
     def _standing(self, model: str) -> str:
-        """In the words of `deltawire wait`."""
+        """Describes the progress in the words of `deltawire wait`."""
         try:
             m = self._of(model)
         except (DeadlineError, UnavailableError) as error:
@@ -368,15 +370,15 @@ class Receiver(_Daemon):
 
     def verify(self, *, repair: bool = False, engines: bool = False,
                timeout: float | None = None) -> VerifyResponse:
-        """Compares every byte with its digest, and what disagrees is listed; `repair`: and fetched
+        """Compares every byte with its digest and lists corrupt chunks; with `repair` fetches them
         anew. `engines`: each engine does so, too."""
         request = {"model": self.model(), "repair": repair, "engines": engines}
         return VerifyResponse.of(self.call("Verify", request, timeout=timeout))
 
     def pause(self, *, timeout: float | None = None) -> None:
-        """It follows no more; returns when no byte is being changed."""
+        """Stops following; returns when no byte is being changed."""
         self.call("Pause", {"model": self.model()}, timeout=timeout)
 
     def resume(self) -> None:
-        """It follows again."""
+        """Follows again."""
         self._ask("Resume", {"model": self.model()})

@@ -29,15 +29,15 @@ CHANGED = 0.01
 
 
 class Engine:
-    """In the place of slime's actor around an SGLang server."""
+    """A stand-in for slime's actor around an SGLang server."""
 
     def update_weights_from_disk(self, model_path: str) -> dict[str, torch.Tensor]:
-        """Returns what it has loaded, for the comparison."""
+        """Returns the loaded tensors, for the comparison."""
         return load_file(pathlib.Path(model_path) / "model.safetensors")
 
 
 def named(path: str):
-    """The function that one of slime's --custom-...-path options names."""
+    """Returns the function that one of slime's --custom-...-path options names."""
     module, _, function = path.rpartition(".")
     return getattr(importlib.import_module(module), function)
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, disk: pathlib.Path) -> None:
         folder = disk / f"weight_v{step:06d}"
         write(weights, folder)
         hook(args, str(folder), engines)
-        # On this node the folder is the checkpoint itself; on others it is by now a link here.
+        # On this node the folder is the checkpoint itself; on others it is a link here by now.
         for name in (str(folder), options.directory):
             for got in ray.get([e.update_weights_from_disk.remote(name) for e in engines]):
                 wrong = [n for n, t in weights.items() if not torch.equal(got[n], t)]
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     torch.manual_seed(1)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray leaves a token in the home
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray leaves a token in the home
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory(prefix="deltawire-slime-") as scratch:

@@ -27,7 +27,7 @@ SEED = 20261123
 
 
 def make(folder: pathlib.Path) -> None:
-    """A random model of 1.6 M parameters, and a tokenizer that has a token for each byte."""
+    """Makes a random model of 1.6 M parameters, and a tokenizer with a token for each byte."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from trl.chat_template_utils import qwen3_chat_template
@@ -57,8 +57,8 @@ def make(folder: pathlib.Path) -> None:
 
 def attention_of_segments(query, key, value, ends_q, ends_k, *_, softmax_scale=None, causal=True,
                           window_size=(-1, -1), **unused):
-    """What flash_attn_varlen_func computes, one segment after the other: the last query of a
-    segment sees all of its keys."""
+    """Computes flash_attn_varlen_func, one segment after the other: the last query of a segment
+    sees all of its keys."""
     assert causal and window_size == (-1, -1) and not unused
     groups = query.shape[1] // key.shape[1]
     parts = []
@@ -84,7 +84,7 @@ def use_a_cpu() -> None:
 
 def ascii_share(completion_ids, **_) -> list[float]:
     """The reward: the share of a completion's tokens that are printable ASCII. TRL calls it in a
-    process of its own."""
+    separate process."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -93,7 +93,7 @@ def ascii_share(completion_ids, **_) -> list[float]:
 
 
 def train(options: argparse.Namespace, weight_transfer) -> list[dict]:
-    """Returns what TRL logged, a dictionary for each step."""
+    """Returns TRL's log, a dictionary for each step."""
     from datasets import Dataset
     from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer

@@ -38,7 +38,7 @@ CHANGED = 0.01
 
 
 def weights_of(step: int) -> dict[str, torch.Tensor]:
-    """What training has made of the tensors by this step; the same on every rank."""
+    """Returns the tensors after this step of training; the same on every rank."""
     generator = torch.Generator().manual_seed(1)
     weights = {f"layers.{i}.weight": torch.randn(256, 256, generator=generator) for i in range(4)}
     for _ in range(step):
@@ -49,7 +49,7 @@ def weights_of(step: int) -> dict[str, torch.Tensor]:
 
 
 def checksum(weights: dict[str, torch.Tensor]) -> int:
-    """Of every bit, with its place."""
+    """Returns a checksum of every bit and its place."""
     total = 0
     for name in sorted(weights):
         bits = weights[name].contiguous().view(torch.int16).flatten().to(torch.int64)
@@ -58,7 +58,7 @@ def checksum(weights: dict[str, torch.Tensor]) -> int:
 
 
 class Actor(Worker):
-    """As verl's ActorRolloutRefWorker has these two methods, without a model engine."""
+    """The two methods of verl's ActorRolloutRefWorker, without a model engine."""
 
     def __init__(self, config: CheckpointEngineConfig):
         super().__init__()
@@ -80,7 +80,7 @@ class Actor(Worker):
 
 
 class Adapter:
-    """In the place of verl's server adapter, which would load the tensors into vLLM or SGLang."""
+    """A stand-in for verl's server adapter, which would load the tensors into vLLM or SGLang."""
 
     replica_rank, is_leader_rank = 0, True
 
@@ -94,13 +94,13 @@ class Adapter:
 
 
 class Replica:
-    """One rollout replica: its workers, and what the manager asks of its server."""
+    """One rollout replica: its workers, and the interface of its server."""
 
     def __init__(self, workers: list[Any]):
         self.workers = workers
 
     async def _nothing(self, **_: Any) -> None:
-        """No server runs here."""
+        """Does nothing, because no server runs here."""
 
     abort_all_requests = release_kv_cache = resume_kv_cache = resume_generation = _nothing
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--model", default="policy")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else Ray leaves a token in the home
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray leaves a token in the home
     with tempfile.TemporaryDirectory(prefix="deltawire-verl-") as scratch:
         hf_dir, kept = pathlib.Path(scratch) / "hf", pathlib.Path(scratch) / "kept"
         hf_dir.mkdir()

@@ -1,4 +1,4 @@
-"""Brings the weights of a running inference engine from one committed version to the next.
+"""Updates a running inference engine's weights from one committed version to the next.
 
     from deltawire.engine import EngineClient
 
@@ -8,8 +8,8 @@
     if client.prepare():          # everything that can be checked is checked; nothing is written
         client.apply()            # writes what changed; milliseconds
 
-Neither torch nor an engine is imported before `attach` or `PlanCache`. What can fail answers with
-an `Outcome`, whose `reason` says why; the engine's memory is then what it was before.
+Neither torch nor an engine is imported before `attach` or `PlanCache`. Steps that can fail return
+an `Outcome` with a `reason`. After a failure the engine's memory is unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How `EngineClient.attach` finds an engine's layout and proves it: trace, numbers, loader."""
+"""Finds an engine's layout for `EngineClient.attach` and proves it: trace, numbers, loader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deltawire.engine._outcome import ANEW, Attached, some
 from deltawire.engine._plans import Plan, PlanCache
 from deltawire.engine._trace import Group, Tensors
 
-#: Names of torch's dtypes by those of safetensors.
+#: torch's dtypes by safetensors' names.
 _TORCH_DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -43,18 +43,18 @@ _TORCH_DTYPES = {
 }
 
 
-#: The checkpoint's tensors when a model was attached to last. An engine would load another
-#: checkpoint into it without a word where names and shapes happen to fit, or fail in its middle.
+#: The checkpoint's tensors at each model's last attach. If the names and shapes of another
+#: checkpoint happen to fit, an engine would load it silently, or fail in the middle.
 _proven: weakref.WeakKeyDictionary[torch.nn.Module, Tensors] = weakref.WeakKeyDictionary()
 
 
 def proven(model: torch.nn.Module) -> Tensors | None:
-    """The checkpoint's tensors when the model was attached to last; for `set_proven`."""
+    """Returns the checkpoint's tensors at the model's last attach, for `set_proven`."""
     return _proven.get(model)
 
 
 def set_proven(model: torch.nn.Module, tensors: Tensors | None) -> None:
-    """Takes an attach back that holds on this rank and that all ranks together refuse."""
+    """Takes back an attach that succeeded on this rank and that all ranks together refuse."""
     if tensors is None:
         _proven.pop(model, None)
     else:
@@ -62,7 +62,7 @@ def set_proven(model: torch.nn.Module, tensors: Tensors | None) -> None:
 
 
 class Refused(Exception):
-    """The engine's memory cannot be updated in place; the text says why."""
+    """The engine's memory cannot be updated in place; the text has the reason."""
 
 
 class Attachment:
@@ -73,7 +73,7 @@ class Attachment:
                  beside: tuple[torch.nn.Module, Callable[[Iterable], Any]] | None = None):
         self._weights, self._model, self._load = weights, model, load
         self._allow_loader, self._second, self._beside = allow_loader, second, beside
-        self._different: list[str] = []  # tensors, when a plan was compared with the live memory
+        self._different: list[str] = []  # tensors that differed between a plan and the live memory
         self.tensors: Tensors = [
             (name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
             for name, dtype, shape in weights.tensors]
@@ -81,7 +81,7 @@ class Attachment:
         self.by_loader: ByLoader | None = None
 
     def attach(self, plans: PlanCache | None) -> Attached:
-        """Answers whether the memory is bound now, and is what the client holds."""
+        """Returns whether the memory is bound now and is the client's held version."""
         begin = time.perf_counter()
         result = Attached(False)
         try:
@@ -95,14 +95,14 @@ class Attachment:
         except (Refused, Error) as error:
             result.reason = str(error)
             self._weights.bind([], [])
-        except BaseException:  # e.g. Ctrl-C, or a mistake in somebody's plan cache
+        except BaseException:  # e.g. Ctrl-C, or a fault in a plan cache
             self._weights.bind([], [])
             raise
         result.seconds = time.perf_counter() - begin
         return result
 
     def read(self, prepared: bool) -> Callable[[int, int, int], None]:
-        """Fills memory with a tensor: (tensor, address, bytes)."""
+        """Returns a function that fills memory with a tensor: (tensor, address, bytes)."""
         def fill(tensor: int, address: int, nbytes: int) -> None:
             self._weights.read(prepared, tensor, address, nbytes)
         return fill
@@ -120,7 +120,7 @@ class Attachment:
         return plans.key(self._weights.fingerprint, self._model)
 
     def _use_plan(self, plans: PlanCache, result: Attached) -> bool:
-        """Whether a plan from before fits this memory, and is proven by it."""
+        """Returns whether an earlier plan fits this memory, and is proven by it."""
         self.storages, _ = live_storages(self._model)
         plan = plans.find(self._key(plans), self.storages, len(self.tensors))
         if plan is None:
@@ -128,7 +128,7 @@ class Attachment:
         try:
             self._prove(plan, result)
         except (Refused, Error):
-            # The model may be refused as well when it is traced, and then with a better reason.
+            # A trace may refuse the model as well, with a better reason.
             result.held = {}
             return False
         result.plan = "used"
@@ -149,15 +149,15 @@ class Attachment:
         return plan
 
     def _find_in_second(self, plan: Plan | None, why: str) -> Plan:
-        """Makes another plan where the loader alone does not show what is in memory. `plan`: what
-        the loader showed; `why`: the reason for which that was refused."""
+        """Makes another plan if the loader alone does not show the layout. `plan`: the loader's;
+        `why`: the reason for which that was refused."""
         every = range(len(self.tensors))
         chosen: set[int] = set(every)
         if plan is not None and (self._different or plan.groups):
             names = set(self._different)
             wrong = {t for t in every if self.tensors[t][0] in names}
-            # Tensors that share memory with these are followed too: their bits may be the expected
-            # ones by chance, as zeros are.
+            # Also follow tensors that share memory with these: their bits may match by chance, as
+            # zeros do.
             places = {box.storage for box in plan.boxes if box.tensor in wrong}
             chosen = wrong | {t for group in plan.groups for t in group.tensors} | {
                 box.tensor for box in plan.boxes if box.storage in places}
@@ -190,7 +190,7 @@ class Attachment:
         return plan
 
     def _without_what_is_shared(self, boxes: list[Box]) -> list[Box]:
-        """Each place has one writer: of two models, the one that answers has what both hold."""
+        """Leaves each place one writer: of two models, the answering one gets the shared places."""
         if self._beside is None:
             return boxes
         model, load = self._beside
@@ -207,7 +207,7 @@ class Attachment:
         return [*last.values(), *(b for b in dict.fromkeys(boxes) if b in answering)]
 
     def _follow(self, group: Group, way: Hashable, known: dict) -> list[Box] | None:
-        """The boxes of a group of the trace's; None where there are none."""
+        """Returns the boxes of one of the trace's groups, or None if there are none."""
         if way is not None and way in known:
             like, boxes = known[way]
             same = None if boxes is None else _ways.moved(boxes, like, group)
@@ -219,8 +219,8 @@ class Attachment:
         return boxes
 
     def _device(self, plan: Plan) -> torch.device | None:
-        """The GPU that has what the plan is about; None: it is in this machine's memory. Raises
-        Refused where it is in several places, or where no update could reach it."""
+        """Returns the GPU with the plan's memory, or None for this machine's memory. Raises Refused
+        if it is in several places, or if no update could reach it."""
         used = {box.storage for box in plan.boxes}
         places: dict[torch.device, str] = {}
         for i, storage in enumerate(self.storages):
@@ -245,7 +245,7 @@ class Attachment:
         return place
 
     def _prove(self, plan: Plan, result: Attached) -> None:
-        """Binds what the plan says, and compares all of it with what is committed."""
+        """Binds the plan's boxes, and compares all of them with the committed version."""
         if plan.groups and not self._allow_loader:
             raise Refused("the loader cannot be followed: " + some(self._reasons(plan.groups))
                           + " (loader_tensors=True lets it load such tensors itself)")
@@ -254,11 +254,11 @@ class Attachment:
         storages = [(s.named(), s.keeper.untyped_storage().data_ptr(), s.nbytes)
                     for s in self.storages]
         if device is not None:
-            # The model's other storages may be on other devices; no box is in them.
+            # The model's other storages may be on other devices, but no box is in them.
             storages = [storage if s.keeper.device == device else (storage[0], 0, 0)
                         for storage, s in zip(storages, self.storages)]
             current = torch.cuda.current_stream(device)
-            current.synchronize()  # a load may still be under way there
+            current.synchronize()  # a load may still be running there
             on, stream = device.index or 0, current.cuda_stream
         self._weights.bind(storages, [tuple(box) for box in plan.boxes], on, stream)
         compared = self._weights.adopt()
@@ -294,7 +294,8 @@ class Attachment:
                 for t, held in elements.items()}
 
     def _unmapped(self, boxes: list[Box]) -> list[tuple[str, int]]:
-        """Of parameters, and of other tensors that some of the checkpoint is in."""
+        """Returns the unmapped bytes of parameters, and of other tensors with some of the
+        checkpoint."""
         used = {box.storage for box in boxes}
         names = {s.named() for i, s in enumerate(self.storages) if s.parameter or i in used}
         return [(name, left) for name, left in self._weights.unmapped if name in names]

@@ -1,10 +1,10 @@
-"""Tensors that an engine's loader computes with: updated by the loader itself, whole.
+"""Tensors that an engine's loader computes with: the loader itself updates them, whole.
 
-`prove` runs the loader over the held version's tensors beside the live memory: what it makes must
-be what is there, whatever was there before. `apply` runs it over new tensors, in live memory, and
-only where it wrote then; `put_back` undoes that. Owner: an EngineClient. Threads: the caller's.
-Cost: the tensors of a changed group whole, twice what the loader writes for them, and its time.
-Errors: reasons as text; live memory is then what it was.
+`prove` runs the loader over the held version's tensors beside the live memory. The result must
+equal the live memory, whatever was in the target before. `apply` runs it over new tensors, in live
+memory, and only where it wrote during `prove`; `put_back` undoes that. An update costs the tensors
+of a changed group whole, twice the bytes that the loader writes for them, and its time. Errors are
+reasons as text; live memory is then unchanged.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deltawire.engine._shadow import Kept, Shadow, load_beside
 from deltawire.engine._threads import Alone
 from deltawire.engine._trace import Group, Tensors
 
-#: Groups are proven together while their tensors take no more bytes than this.
+#: Groups are proven together up to this number of bytes of their tensors.
 _TOGETHER = 64 << 20
 
 
@@ -39,20 +39,21 @@ class ByLoader:
         return [self._tensors[t][0] for g in self._groups for t in g.tensors]
 
     def all(self) -> list[int]:
-        """All its tensors, in the checkpoint's order."""
+        """Returns all its tensors, in the checkpoint's order."""
         return sorted(t for g in self._groups for t in g.tensors)
 
     def concerned(self, changed: Iterable[int]) -> list[int]:
-        """The tensors that must be loaded when these have changed, in the checkpoint's order."""
+        """Returns the tensors that must be loaded if these have changed, in the checkpoint's
+        order."""
         changed = set(changed)
         return sorted(t for g in self._groups if changed & set(g.tensors) for t in g.tensors)
 
     def read(self, tensors: Iterable[int], read: Callable[[int, int, int], None]) -> dict:
-        """(name, tensor) by index; `read` fills memory: (tensor, address, bytes)."""
+        """Returns (name, tensor) by index. `read` fills memory: (tensor, address, bytes)."""
         pairs = {}
         for t in tensors:
             name, dtype, shape = self._tensors[t]
-            # Memory of its own: a loader may change what it is given.
+            # Allocate new memory, because a loader may change its arguments.
             value = torch.empty(shape, dtype=dtype)
             read(t, value.data_ptr(), value.nbytes)
             pairs[t] = name, value
@@ -72,9 +73,9 @@ class ByLoader:
             yield batch
 
     def prove(self, boxes: Iterable[Box], read: Callable[[int, int, int], None]) -> str:
-        """Why the loader does not make of the held version's tensors what live memory holds; ""
-        when it does. `boxes`: of all other tensors, whose memory it must leave alone. Raises
-        `deltawire.Error` where the held version cannot be read any more."""
+        """Returns why the loader's result from the held version's tensors differs from live memory,
+        or "". `boxes`: of all other tensors, whose memory it must not change. Raises
+        `deltawire.Error` if the held version can no longer be read."""
         found: dict[Region, None] = {}
         for batch in self._batches():
             why = self._repeat(batch, read, found)
@@ -93,7 +94,7 @@ class ByLoader:
         return ""
 
     def repeats(self, read: Callable[[int, int, int], None]) -> str:
-        """The same without boxes, at any later time."""
+        """Does the same without boxes, at any later time."""
         return next(filter(None, (self._repeat(b, read, {}) for b in self._batches())), "")
 
     def _repeat(self, batch: list[Group], read, found: dict[Region, None]) -> str:
@@ -103,7 +104,7 @@ class ByLoader:
         if not why:
             for region in first.regions:
                 second.bits(region).fill_(-1)
-            # Read again: the loader may have changed what it was given.
+            # Read again: the loader may have changed its arguments.
             why = self._beside(second, self.read(tensors, read))
         if why:
             return f"{self._named(batch)}: {why}"
@@ -111,13 +112,14 @@ class ByLoader:
         return self._judge(batch, first, second) or self._idle(batch, first, read)
 
     def _beside(self, shadow: Shadow, pairs: dict) -> str:
-        """Loads `pairs`, and empties them, into `shadow`. Why that shows nothing, or ""."""
+        """Loads `pairs`, and empties them, into `shadow`. Returns why that proves nothing, or
+        ""."""
         given = {name: StorageWeakRef(tensor.untyped_storage()) for name, tensor in pairs.values()}
         unchanged = Unchanged(self._model)
         try:
             with unchanged:
                 load_beside(self._load, self._storages, pairs, shadow)
-        except Exception as error:  # pylint: disable=broad-except  # somebody else's code
+        except Exception as error:  # pylint: disable=broad-except  # foreign code
             return str(error) or repr(error)
         pairs.clear()
         if not all(there.expired() for there in given.values()):
@@ -131,7 +133,7 @@ class ByLoader:
         return ", ".join(self._tensors[t][0] for g in batch for t in g.tensors)
 
     def _judge(self, batch: list[Group], first: Shadow, second: Shadow) -> str:
-        """Compares two loads, over zeros and over ones, with what is live."""
+        """Compares two loads, over zeros and over ones, with live memory."""
         if list(first.regions) != list(second.regions):
             return f"{self._named(batch)}: two loads of the same do not write to the same places"
         for group in batch:
@@ -149,12 +151,13 @@ class ByLoader:
         return ""
 
     def _idle(self, batch: list[Group], load: Shadow, read) -> str:
-        """Of a tensor whose value the loader wants and then does nothing with, nobody knows where
-        it would go at another time."""
+        """Returns a reason if the loader reads a tensor's value and then does not use it: another
+        time the value might go anywhere."""
         for group in batch:
             if group.by_shapes or any(set(group.tensors) & w for w in load.regions.values()):
                 continue
-            # A loader that takes all tensors before it writes does not show whose turn it is.
+            # Load the group alone: a loader that reads all tensors before it writes hides which one
+            # it uses.
             alone = Shadow(self._storages)
             why = self._beside(alone, self.read(group.tensors, read))
             if why or not alone.regions:
@@ -163,16 +166,16 @@ class ByLoader:
         return ""
 
     def apply(self, pairs: dict) -> str:
-        """Loads (name, tensor) pairs into live memory. Returns why it was not done, or ""."""
+        """Loads (name, tensor) pairs into live memory. Returns the reason if it did not, or ""."""
         before = Snapshot(self._model)
         kept = Kept(self._storages, self._regions)
         why = ""
         try:
             with torch.no_grad(), kept, Alone():
                 self._load(iter(pairs.values()))
-        except Exception as error:  # pylint: disable=broad-except  # somebody else's code
+        except Exception as error:  # pylint: disable=broad-except  # foreign code
             why = f"the loader failed: {error or repr(error)}"
-        except BaseException:  # e.g. Ctrl-C: the memory is whole all the same
+        except BaseException:  # e.g. Ctrl-C; the memory is still whole
             self._settle(before, kept)
             self.put_back()
             raise
@@ -182,13 +185,13 @@ class ByLoader:
         return why
 
     def _settle(self, before: Snapshot, kept: Kept) -> str:
-        """Notes what a load has changed. Why it cannot stay, or ""."""
+        """Records a load's changes. Returns why they cannot stay, or ""."""
         self._kept, self._changes = kept, before.changes()
         replaced = before.put_memory_back()
         return REPLACED if replaced or any(c.registered for c in self._changes) else ""
 
     def put_back(self) -> None:
-        """Makes live memory, and the attributes that the loader has set, what they were before
+        """Restores live memory, and the attributes that the loader has set, to their state before
         the last `apply`."""
         if self._kept is not None:
             for change in self._changes:
@@ -198,5 +201,5 @@ class ByLoader:
         self.forget()
 
     def forget(self) -> None:
-        """Gives up what `put_back` would need."""
+        """Frees the memory that `put_back` would need."""
         self._kept, self._changes = None, []

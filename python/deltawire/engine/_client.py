@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deltawire.engine._plans import PlanCache
     from deltawire.engine._second import Instance
 
-#: (chunk, bytes, digest, places) of a chunk that is not all in one rank's memory.
+#: (chunk, bytes, digest, places) of a chunk that is spread over several ranks' memory.
 Share = tuple[int, int, int, int]
 
 
@@ -25,28 +25,28 @@ class EngineClient:
     """One rank's weights and the receiver's directory that they follow. Not thread-safe."""
 
     def __init__(self, directory: str, threads: int = 1):
-        """`directory`: of one model, written by a receiver on this machine that has committed a
-        version. `threads`: for comparing, decoding and writing; 0: one per core. Raises
-        `deltawire.Error` when the directory is not a receiver's."""
+        """Opens `directory`, of one model, written by a receiver on this machine that has committed
+        a version. `threads`: for comparing, decoding and writing; 0: one per core. Raises
+        `deltawire.Error` if the directory is not a receiver's."""
         self._weights = _core.EngineWeights(str(directory), threads)
         self._attachment: Attachment | None = None
-        self._model: Any = None  # what was attached
-        self._addresses: list[int] = []  # of its parameters, then
-        self._pairs: dict | None = None  # what the loader must load; None: nothing is prepared
-        self._loaded = False  # the last `apply` had the loader load something
-        self._undone_drift = False  # and what that had drifted before
-        self._record: Record | None = None  # what this rank tells the server's HTTP process
-        self._update: _core.UpdateInfo | None = None  # what `prepare` made ready
-        self._computed_drifted = False  # the next update has the loader load all that is its own
+        self._model: Any = None  # the attached model
+        self._addresses: list[int] = []  # its parameters', at the attach
+        self._pairs: dict | None = None  # tensors for the loader; None: nothing is prepared
+        self._loaded = False  # the loader took part in the last `apply`
+        self._undone_drift = False  # and the previous drift
+        self._record: Record | None = None  # this rank's record for the server's HTTP process
+        self._update: _core.UpdateInfo | None = None  # the prepared update
+        self._computed_drifted = False  # the next update reloads all of the loader's tensors
 
     @property
     def held(self) -> _core.Identity:
-        """What the engine's memory is; false while that is not known."""
+        """The version in the engine's memory; false while it is unknown."""
         return self._weights.held
 
     @property
     def committed(self) -> _core.Identity:
-        """What the receiver has committed; false when nothing is."""
+        """The receiver's committed version; false if there is none."""
         return self._weights.committed
 
     @property
@@ -55,7 +55,8 @@ class EngineClient:
         return [name for name, *_ in self._weights.tensors]
 
     def wait(self, known: _core.Identity, seconds: float) -> _core.Identity:
-        """Returns what is committed once it is not `known`. Raises `deltawire.DeadlineError`."""
+        """Returns the committed version once it is not `known`. Raises
+        `deltawire.DeadlineError`."""
         return self._weights.wait_for_other(known, seconds)
 
     def attach(self, model: Any, load: Callable[[Iterable], Any], *, loader_tensors: bool = False,
@@ -65,26 +66,25 @@ class EngineClient:
         """Finds where `model` keeps each element, and proves it.
 
         `load` is the engine's own loader: it takes (name, tensor) pairs. It runs over tensors
-        without data, under a watch that lets nothing be written; and, for tensors whose way shapes
-        do not show, over their elements' numbers. The map is then read backwards: the committed
+        without data, under a watch that prevents all writes. Tensors whose path shapes do not show
+        are followed by their elements' numbers. Then the map is read backwards: the committed
         buffer must equal the live parameters bit by bit, or the model is refused.
 
-        `loader_tensors`: tensors that the loader computes with (`Attached.by_loader`) are updated
-        by the loader itself, within `apply`; without it such a model is refused, since `apply` is
-        then the engine's code as well, costs whole tensors, and can fail. `plans`: keeps what was
-        found, and is asked first; what it has is proven in the same way. `is_served`: False for a
-        model beside the one that answers, as the draft of speculative decoding; its version is
-        then none that the server names in responses. `second`: makes another instance of the model,
-        which nothing else uses. Where the engine moves weights after its load, instances are loaded
-        with the elements' numbers, and go through what it does then: three loads, and as much
-        memory as three models of this size, for the time of the attach. `beside`: where `model` is
-        two that load one checkpoint, the one that answers, and its loader. What they share is
-        written as that loader does it, and not by the other one's, too.
+        `loader_tensors`: the loader itself updates tensors that it computes with
+        (`Attached.by_loader`), within `apply`. Then `apply` also runs the engine's code, costs
+        whole tensors, and can fail; without the option such a model is refused. `plans`: a cache of
+        earlier results, which are proven in the same way. `is_served`: False for a model beside the
+        answering one, such as the draft of speculative decoding; the server does not name its
+        version in responses. `second`: makes another instance of the model, which nothing else
+        uses. If the engine moves weights after its load, instances are loaded with the elements'
+        numbers and post-processed in the same way. That costs three loads, and the memory of three
+        models of this size, during the attach. `beside`: if `model` is two that load one
+        checkpoint, the answering one and its loader. Only that loader writes their shared memory.
         """
         from deltawire.engine._attach import Attachment  # pylint: disable=import-outside-toplevel
 
         if self._record is not None:
-            self._record.close()  # until the memory is proven again, nothing is said about it
+            self._record.close()  # no claim about the memory until it is proven again
             self._record = None
         self._attachment, self._loaded, self._pairs, self._model = None, False, None, None
         self._computed_drifted = False
@@ -98,42 +98,42 @@ class EngineClient:
         return result
 
     def is_at_home(self) -> bool:
-        """Whether the model's parameters are where `attach` found them. An engine that has moved
-        them computes with other memory than what this client writes: every step is refused then."""
+        """Returns whether the model's parameters are where `attach` found them. If the engine has
+        moved them, it computes with other memory than this client writes: then every step is
+        refused."""
         return self._model is None or self._addresses == _addresses(self._model)
 
     def prepare(self) -> Outcome:
-        """Makes the way from `held` to what is committed ready, and checks all of it. Writes
-        nothing. An update to what is held already is one too, without changes."""
+        """Prepares the update from `held` to the committed version, and checks all of it. Writes
+        nothing. An update to the held version is valid, and has no changes."""
         self.discard()
         outcome = self._do(self._prepare)
         self._update = outcome.update
         return outcome
 
     def discard(self) -> None:
-        """Forgets what `prepare` made ready, and gives its memory back. What was applied stays, and
-        can still be rolled back."""
+        """Discards the prepared update, and frees its memory. An applied update stays, and can
+        still be rolled back."""
         self._update = self._pairs = None
         self._weights.discard()
 
     def apply(self) -> Outcome:
-        """Writes what `prepare` made ready; the engine must not compute meanwhile. Whatever comes
-        of it, the next one must be prepared anew."""
+        """Writes the prepared update. The engine must not compute meanwhile. Prepare the next
+        update anew in any case."""
         try:
             return self._change(self._apply, self._update.to if self._update else None)
         finally:
             self.discard()
 
     def rollback(self) -> Outcome:
-        """Makes the memory what it was before the last `apply`."""
+        """Restores the memory to its state before the last `apply`."""
         return self._change(self._rollback, None)
 
     def check(self) -> Outcome:
         """Compares the digests of the engine's memory with those of `held`. Reads every byte;
-        chunks that other ranks have parts of are judged by `refuse_drift` alone, over all ranks.
-        What the loader has computed is computed again, beside the memory, while the receiver still
-        has the version for it. What has drifted is taken from the receiver's buffer by the next
-        `prepare`."""
+        chunks that other ranks have parts of are judged only by `refuse_drift`, over all ranks. The
+        loader's tensors are computed again, beside the memory, while the receiver still has the
+        version for it. The next `prepare` restores drifted bytes from the receiver's buffer."""
         begin = time.perf_counter()
         try:
             drifted, _ = self.look()
@@ -144,9 +144,9 @@ class EngineClient:
         return Outcome(True, "", time.perf_counter() - begin)
 
     def look(self, part: int = 0, of: int = 1) -> tuple[str, list[Share]]:
-        """The same for one of `of` parts of the memory; what the loader has computed only where it
-        is the only part. Returns what has drifted, and this rank's shares of the chunks that other
-        ranks have parts of. Raises `deltawire.Error`."""
+        """Does the same for one of `of` parts of the memory, and for the loader's tensors only if
+        it is the only part. Returns the drifted tensors, and this rank's shares of the chunks that
+        other ranks have parts of. Raises `deltawire.Error`."""
         self._require_home()
         chunks = self._weights.chunks
         first, end = chunks * part // of, chunks * (part + 1) // of
@@ -157,12 +157,12 @@ class EngineClient:
 
     @property
     def heals(self) -> bool:
-        """Whether what `prepare` made ready also puts right what had drifted."""
+        """Returns whether the prepared update also repairs drift."""
         return self._update is not None and (
             self._update.chunks_healed > 0 or self._computed_drifted)
 
     def judge(self, shares: list[Share]) -> str:
-        """What has drifted in the chunks that these are all ranks' shares of. Raises
+        """Returns the drifted tensors in these chunks, from all ranks' shares of them. Raises
         `deltawire.Error`."""
         return some(self._weights.judge(shares).different)
 
@@ -173,13 +173,13 @@ class EngineClient:
         if self.is_at_home():
             return
         if self._record is not None:
-            self._record.close()  # what the engine computes with is not known
+            self._record.close()  # the content of the engine's memory is unknown
             self._record = None
         raise Error("the engine has moved its parameters since the attach; attach again")
 
     def _prepare(self) -> _core.UpdateInfo:
         self._require_home()
-        self._forget_loaded()  # no earlier: a refusal so far leaves all of the last update undoable
+        self._forget_loaded()  # not earlier: after a refusal the last update can be undone
         update = self._weights.prepare()
         by_loader = self._by_loader()
         if by_loader is not None:
@@ -191,7 +191,7 @@ class EngineClient:
         return update
 
     def _apply(self) -> None:
-        """The loader goes first: it can fail, and be undone, before anything else is written."""
+        """Runs the loader first: it can fail, and be undone, before anything else is written."""
         pairs, self._pairs = self._pairs, None
         if pairs is None:
             raise Error("no update is prepared")
@@ -228,7 +228,7 @@ class EngineClient:
         try:
             return by_loader.repeats(self._attachment.read(False))
         except UnavailableError:
-            return ""  # the receiver has gone on to another version meanwhile
+            return ""  # the receiver has another version by now
 
     def _tell(self) -> None:
         """Begins the record of what this rank holds; without one, the server claims no version."""
@@ -240,7 +240,7 @@ class EngineClient:
         self._record.holds(self.held)
 
     def _change(self, call: Callable[[], Any], after: _core.Identity | None) -> Outcome:
-        """Runs what writes to the memory. The record names no version alone meanwhile."""
+        """Runs a write to the memory. Meanwhile the record does not name a single version."""
         home = self._do(self._require_home)
         if not home:
             return home

@@ -1,14 +1,15 @@
-"""Follows what a loader does to tensors where shapes do not show it, by the elements' own numbers.
+"""Follows a loader's moves of tensors by their elements' numbers, where shapes do not show them.
 
 The loader runs over tensors whose elements are their own numbers, counted from 1 and written as the
-bits of the tensors' own type, 16-bit elements over two runs; its writes go to shadow memory. What
-stands there says where each element came from; 0 is padding. A last run over random bits must give
-what the map predicts, bit for bit: so a loader that computes is not taken for one that moves.
+bits of the tensors' own type, 16-bit elements over two runs; its writes go to shadow memory. The
+shadow then shows where each element came from; 0 is padding. A last run over random bits must match
+the map's prediction, bit for bit, so that a loader that computes is not mistaken for one that
+moves.
 
-The tensors have their true types and shapes, so a loader takes the branches that it takes for the
-weights. Live memory is neither read nor written. Owner: the caller of `attach`. Threads: the
-caller's alone. Cost: three runs of the loader over these tensors alone; at most some 40 bytes of
-memory for each of their elements, so the caller takes one group of tensors at a time.
+The tensors have their true types and shapes, so a loader follows the same branches as for the
+weights. Live memory is neither read nor written. The cost is three runs of the loader over these
+tensors, and at most some 40 bytes of memory for each of their elements, so the caller passes one
+group of tensors at a time.
 """
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ from deltawire.engine._model import Storage, Unchanged
 from deltawire.engine._shadow import Shadow, load_beside
 from deltawire.engine._trace import Group, Tensors
 
-#: A group with more elements is not followed: it would take more than a gigabyte or two.
+#: Larger groups are not followed, because they would need more than a gigabyte or two.
 _MOST_ELEMENTS = 1 << 25
-#: A map that needs more boxes is no layout but a shuffle.
+#: A map that needs more boxes is a shuffle, not a layout.
 _MOST_BOXES = 1 << 16
-#: Numbers are written so many at a time.
+#: Numbers are written in steps of this many.
 _STEP = 1 << 20
-#: A row's length is looked for in so many elements first.
+#: The first elements in which a row's length is searched.
 _LOOK = 1 << 12
 
 
 class _Group:
-    """Tensors whose elements are counted through, and how numbers are written in their bits."""
+    """Tensors whose elements are numbered in one sequence, and the encoding of numbers in their
+    bits."""
 
     def __init__(self, tensors: Tensors, group: Group):
         self.tensors = {i: tensors[i] for i in group.tensors}
@@ -51,7 +53,7 @@ class _Group:
                 and all(dtype != torch.bool for _, dtype, _ in self.tensors.values()))
 
     def owner(self, element: torch.Tensor) -> torch.Tensor:
-        """Which of the tensors have these elements."""
+        """Returns the tensors that contain these elements."""
         return torch.bucketize(element, torch.tensor(list(self.first.values())), right=True) - 1
 
     def _pairs(self, fill: Callable[[torch.Tensor, int], None]) -> dict:
@@ -63,14 +65,14 @@ class _Group:
         return pairs
 
     def numbers(self, run: int) -> dict:
-        """The pairs of a run: this digit of every element's number."""
+        """Returns the pairs of a run: this digit of every element's number."""
         base, shift = 1 << (8 * self.width), 8 * self.width * run
 
         def fill(bits: torch.Tensor, first: int) -> None:
             at = 0
             while at < len(bits):
                 number = first + at + 1
-                # A higher digit of wide elements stands still for long.
+                # A higher digit of wide elements stays constant for long.
                 step = 1 << shift if shift >= 16 else _STEP
                 n = min(step - number % step, len(bits) - at)
                 if shift >= 16:
@@ -94,7 +96,7 @@ class _Group:
 
 
 def _number(digits: list[torch.Tensor], width: int) -> torch.Tensor:
-    """The numbers whose digits these are, lowest first."""
+    """Returns the numbers with these digits, lowest first."""
     number = torch.zeros((), dtype=torch.int64)
     for run, digit in enumerate(digits):
         digit = digit.to(torch.int64)
@@ -105,8 +107,9 @@ def _number(digits: list[torch.Tensor], width: int) -> torch.Tensor:
 
 
 def _rows(region: Region, digits: list[torch.Tensor], group: _Group) -> tuple | None:
-    """(numbers, places, inner dimensions) of the rows' first elements, where the region is made of
-    rows of one length and step, and of padding, as far as the lowest digit shows; else None."""
+    """Returns (numbers, places, inner dimensions) of the rows' first elements, if the region
+    consists of rows of one length and step, and of padding, as far as the lowest digit shows; else
+    None."""
     count, stride = region.counts[-1], region.strides[-1]
     look = min(count, _LOOK)
     while True:
@@ -118,13 +121,13 @@ def _rows(region: Region, digits: list[torch.Tensor], group: _Group) -> tuple | 
     if run == 1 or count % run:
         return None
     digits = [d.reshape(-1, run) for d in digits]
-    # Of integers as wide as the digits, so that little memory is read and made.
+    # Use integers as wide as the digits, so that little memory is read and made.
     moved = torch.tensor(step).to(digits[0].dtype)
     alike = (digits[0][:, 1:] - digits[0][:, :-1] == moved).all(dim=1)
     number = _number([d[:, 0] for d in digits], group.width)
     if not bool((alike | (digits[0] == 0).all(dim=1)).all()):
         return None
-    # A row of elements of several tensors is none.
+    # A row must not span several tensors.
     last = (number + (run - 1) * step).clamp(max=group.total)
     if bool((group.owner(number - 1) != group.owner(last - 1)).logical_and(number > 0).any()):
         return None
@@ -141,7 +144,7 @@ def _places(region: Region) -> torch.Tensor:
 
 
 def _boxes_at(region: Region, shadows: list[Shadow], group: _Group) -> list[Box] | None:
-    """What a region holds of the group's tensors."""
+    """Returns a region's content as boxes of the group's tensors."""
     order = sorted(range(len(region.counts)), key=lambda d: -region.strides[d])
     digits = [shadow.bits(region).permute(order) for shadow in shadows]
     region = region._replace(counts=tuple(region.counts[d] for d in order),
@@ -167,7 +170,7 @@ def _boxes_at(region: Region, shadows: list[Shadow], group: _Group) -> list[Box]
 
 
 def _predicted(boxes: Iterable[Box], pairs: dict, shadow: Shadow, group: _Group) -> bool:
-    """Whether the boxes give what the loader has made of these tensors."""
+    """Returns whether the boxes predict the loader's result from these tensors."""
     predicted = Shadow(shadow.storages)
     bits = {i: tensor.view(-1).view(INTEGERS[group.width]) for i, (_, tensor) in pairs.items()}
     for box in boxes:
@@ -182,18 +185,19 @@ def _predicted(boxes: Iterable[Box], pairs: dict, shadow: Shadow, group: _Group)
 
 def _run(model: torch.nn.Module, load: Callable[[Iterable], object], storages: list[Storage],
          pairs: dict) -> Shadow | None:
-    """What the loader makes of these pairs; None where it fails or leaves something behind."""
+    """Returns the loader's result from these pairs, or None if it fails or leaves something
+    behind."""
     unchanged = Unchanged(model)
     try:
         with unchanged:
             shadow = load_beside(load, storages, pairs)
-    except Exception:  # pylint: disable=broad-except  # somebody else's code, over strange values
+    except Exception:  # pylint: disable=broad-except  # foreign code, strange values
         return None
     return None if unchanged.findings else shadow
 
 
 def _read(shadows: list[Shadow], traced: Group, group: _Group) -> list[Box] | None:
-    """The map that runs over all digits show."""
+    """Returns the map that runs over all digits show."""
     regions = list(shadows[0].regions)
     if (any(s.regions != shadows[0].regions for s in shadows)
             or not set(traced.regions) <= set(regions)
@@ -211,7 +215,8 @@ def _read(shadows: list[Shadow], traced: Group, group: _Group) -> list[Box] | No
 
 def follow(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: Tensors,
            storages: list[Storage], traced: Group) -> list[Box] | None:
-    """The boxes of a traced group's tensors; None where it does more than move their elements."""
+    """Returns the boxes of a traced group's tensors, or None if the loader does more than move
+    their elements."""
     group = _Group(tensors, traced)
     if (not traced.by_shapes or not group.can_be_numbered()
             or any(r.width != group.width for r in traced.regions)):
@@ -228,7 +233,7 @@ def follow(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: 
     regions = list(shadows[0].regions)
     shadows.clear()
     pairs = group.random()
-    # Copies: the loader may change what it is given.
+    # Pass copies, because the loader may change its arguments.
     shadow = _run(model, load, storages, {i: (n, t.clone()) for i, (n, t) in pairs.items()})
     if (shadow is None or list(shadow.regions) != regions
             or not _predicted(boxes, pairs, shadow, group)):

@@ -1,8 +1,7 @@
-"""Strided boxes of elements: put together, taken through clones, and found in lists of indices.
+"""Strided boxes of elements: built, followed through clones, and found in lists of indices.
 
-A *dimension* is a tuple (count, stride, stride, ...): one stride for each side that is stepped
-through together. Units: elements. Everything here is pure; errors are `None`, where a thing cannot
-be said as boxes.
+A *dimension* is a tuple (count, stride, stride, ...), with one stride for each side. Units are
+elements. All functions are pure, and return `None` if boxes cannot express the result.
 """
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-#: What kernels::StridedCopy has dimensions for.
+#: The dimensions of a kernels::StridedCopy.
 MAX_DIMS = 6
 
 
 class Box(NamedTuple):
-    """`counts` elements, nested; strides and offsets in elements of either side."""
+    """A copy of `counts` elements, nested; strides and offsets in elements of either side."""
 
     tensor: int  # index into the checkpoint's tensors
     storage: int  # index into the live storages
@@ -43,22 +42,22 @@ class Region(NamedTuple):
                       (*(s * w for s in self.strides), 1), 1)
 
     def end(self) -> int:
-        """Behind the last element."""
+        """Returns the position after the last element."""
         return self.offset + 1 + sum(
             (n - 1) * s for n, s in zip(self.counts, self.strides))
 
     def bits(self, memory: torch.UntypedStorage) -> torch.Tensor:
-        """The region of `memory`, as integers of its width."""
+        """Returns the region of `memory`, as integers of its width."""
         bits = torch.empty(0, dtype=INTEGERS[self.width], device=memory.device)
         return bits.set_(memory, self.offset, self.counts, self.strides)
 
 
-#: By bytes of an element.
+#: Integer types by an element's bytes.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def collapse(counts: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Merges neighbouring dimensions that every side steps through alike, and drops those of 1."""
+    """Merges adjacent dimensions that every side steps through alike, and removes those of 1."""
     dims = [(n, *s) for n, *s in zip(counts, *strides) if n != 1]
     merged: list[tuple[int, ...]] = []
     for dim in dims:
@@ -72,15 +71,15 @@ def collapse(counts: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int,
 
 
 def region_of(storage: int, view: torch.Tensor) -> Region:
-    """The elements of `view`, which lies in `storage`. The same elements in the same order give the
-    same region."""
+    """Returns the elements of `view`, which is in `storage`. The same elements in the same order
+    give the same region."""
     counts, strides = collapse(view.shape, view.stride())
     return Region(storage, view.storage_offset(), counts, strides, view.element_size())
 
 
 def overlap(a: Region, b: Region) -> bool:
-    """Whether the regions share an element. Cost: a byte for each element from the first of both to
-    the last, but only where these spans overlap."""
+    """Returns whether the regions share an element. If their spans overlap, it needs a byte for
+    each element from the first of both to the last."""
     if a.width != b.width:
         a, b = a.in_bytes(), b.in_bytes()
     if a.storage != b.storage or a.offset >= b.end() or b.offset >= a.end():
@@ -104,11 +103,11 @@ class Moved:
 
     def steps(self, offset: int, dims: Iterable[tuple[int, ...]]
               ) -> tuple[int, list[tuple[int, ...]]] | None:
-        """A view of this storage as a view of the tensor.
+        """Returns a view of this storage as a view of the tensor.
 
         `dims`: (count, stride in this storage, other strides ...). Returns the tensor's offset and
-        (count, stride in the tensor, other strides ...), where dimensions may be split; None where
-        a step would carry from one of this storage's dimensions into the next."""
+        (count, stride in the tensor, other strides ...), possibly with split dimensions. Returns
+        None if a step would carry from one of this storage's dimensions into the next."""
         digits, rest, at = [], offset, self.offset
         for _, own, source in self.dims:
             digits.append(rest // own)
@@ -131,7 +130,7 @@ class Moved:
                 return None
             inner = size // step
             if step < size and count > inner:
-                # It runs through this dimension, so it is two: within it, and beyond it.
+                # It spans this dimension, so split it in two: within it, and beyond it.
                 if size % step or count % inner:
                     return None
                 todo.append((inner, stride, *others))
@@ -144,7 +143,7 @@ class Moved:
         return at, done
 
     def clone(self, view: torch.Tensor, made: torch.Tensor) -> Moved | None:
-        """What `made` is, a clone of `view`, which lies in this storage."""
+        """Returns the origin of `made`, a clone of `view`, which is in this storage."""
         dims = sorted(zip(made.shape, view.stride(), made.stride()), key=lambda d: -d[2])
         found = self.steps(view.storage_offset(), dims)
         if found is None or made.storage_offset() != 0:
@@ -161,13 +160,13 @@ class Moved:
 
 
 def whole(tensor: int, numel: int) -> Moved:
-    """A checkpoint's tensor itself."""
+    """Returns a checkpoint's tensor itself."""
     return Moved(tensor, 0, ((numel, 1, 1),))
 
 
 def unrolled(dims: list[tuple[int, int, int]], limit: int = 64) -> list | None:
-    """Takes steps of 0 in the source apart, as boxes cannot have them: (offset of the place, the
-    other dimensions) for each of the places that an element has; None for more than `limit`."""
+    """Expands steps of 0 in the source, which boxes cannot have, into (offset of the place, the
+    other dimensions) for each place of an element. None for more than `limit`."""
     still = [d for d in dims if d[1] == 0]
     moving = [d for d in dims if d[1] != 0]
     places = [0]
@@ -179,7 +178,7 @@ def unrolled(dims: list[tuple[int, int, int]], limit: int = 64) -> list | None:
 
 
 class _Item(NamedTuple):
-    """A box under construction: where it begins, and what lies inside."""
+    """A box under construction: its beginning, and its inner dimensions."""
 
     src: int
     dst: int
@@ -187,7 +186,8 @@ class _Item(NamedTuple):
 
 
 def _nests(dims: Iterable[tuple[int, int, int]]) -> bool:
-    """The library finds a source's element by division: each step must clear what lies inside."""
+    """Returns whether each step clears the inner extent: the library finds a source's element by
+    division."""
     span = 1
     for count, step, _ in sorted(dims, key=lambda d: d[1]):
         if step < span:
@@ -197,8 +197,8 @@ def _nests(dims: Iterable[tuple[int, int, int]]) -> bool:
 
 
 def first_run(src: torch.Tensor, dst: torch.Tensor) -> tuple[int, int, int]:
-    """(elements, step of the source, step of the place) of the first run of one step; 1 element
-    where the source does not rise."""
+    """Returns (elements, step of the source, step of the place) of the first run of one step, or 1
+    element if the source does not rise."""
     if len(src) < 2:
         return 1, 1, 1
     step, place = int(src[1] - src[0]), int(dst[1] - dst[0])
@@ -207,7 +207,7 @@ def first_run(src: torch.Tensor, dst: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _peel(src: torch.Tensor, dst: torch.Tensor, inner: tuple) -> tuple:
-    """Takes dimensions off for as long as all runs are alike: (src, dst, dimensions)."""
+    """Removes dimensions as long as all runs are alike: (src, dst, dimensions)."""
     dims = list(inner)
     while len(src) > 1 and len(dims) < MAX_DIMS:
         run, step, place = first_run(src, dst)
@@ -222,7 +222,7 @@ def _peel(src: torch.Tensor, dst: torch.Tensor, inner: tuple) -> tuple:
 
 
 def _runs(src: torch.Tensor, dst: torch.Tensor, limit: int) -> list[_Item] | None:
-    """Elements joined into runs of one step, greedily."""
+    """Joins elements into runs of one step, greedily."""
     n = len(src)
     ds, dd = src.diff(), dst.diff()
     same = (ds[1:] == ds[:-1]) & (dd[1:] == dd[:-1])
@@ -246,7 +246,7 @@ def _runs(src: torch.Tensor, dst: torch.Tensor, limit: int) -> list[_Item] | Non
 
 
 def _stack(items: list[_Item]) -> list[_Item]:
-    """Joins consecutive items of one shape that lie at one step from each other."""
+    """Joins consecutive items of one shape that are one step apart."""
     out, at = [], 0
     while at < len(items):
         first, last = items[at], at
@@ -268,12 +268,12 @@ def _stack(items: list[_Item]) -> list[_Item]:
 
 def boxes_of(src: torch.Tensor, dst: torch.Tensor, limit: int, inner: tuple = ()
              ) -> list[tuple] | None:
-    """Boxes (counts, src offset, src strides, dst offset, dst strides) that put element `src[i]` at
-    place `dst[i]`; `dst` rises. `inner`: each of these elements is the first of such dimensions,
-    innermost first. None where more than `limit` boxes would be needed at some point.
+    """Returns boxes (counts, src offset, src strides, dst offset, dst strides) that put element
+    `src[i]` at place `dst[i]`; `dst` rises. `inner`: each of these elements is the first of such
+    dimensions, innermost first. None if more than `limit` boxes would be needed at some point.
 
-    Cost: of elements, a few vector operations; of runs that are not all alike, some microseconds
-    each."""
+    The cost is a few vector operations over the elements, and some microseconds for each run that
+    differs from the others."""
     if len(src) == 0:
         return []
     src, dst, dims = _peel(src, dst, inner)

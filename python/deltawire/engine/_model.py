@@ -1,9 +1,8 @@
 """A running model's memory as deltawire sees it: its storages, and its state while a loader runs.
 
-A loader is somebody else's code. Run over tensors that are not the weights, it may leave them
-behind in the model's attributes, or replace parameters; `Unchanged` puts all of that back. Owner:
-the caller of `attach`. Threads: the caller's alone. Cost: one pass over the modules' attributes and
-the dicts and lists among them; what lies deeper is not seen here.
+A loader is foreign code. Run over tensors that are not the weights, it may leave them in the
+model's attributes, or replace parameters; `Unchanged` restores all of that. It makes one pass over
+the modules' attributes and the dicts and lists in them, and does not see deeper levels.
 """
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ import torch
 
 @dataclasses.dataclass
 class Storage:
-    """Memory of live parameters; several parameters may share one."""
+    """The memory of live parameters. Several parameters may share one."""
 
     names: list[str]
-    keeper: torch.Tensor  # one of the parameters, so that the memory stays
+    keeper: torch.Tensor  # one of the parameters, which keeps the memory alive
     itemsize: int
-    #: False for buffers and other tensors: they matter only where a loader writes to them.
+    #: False for buffers and other tensors: they matter only if a loader writes to them.
     parameter: bool = True
-    #: (name, dtype, offset, shape, strides) of each that lies in it.
+    #: (name, dtype, offset, shape, strides) of each view of it.
     views: list[tuple] = dataclasses.field(default_factory=list)
     #: Tensors of the same memory by other handles of torch, as of one array given to torch twice.
     others: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -36,7 +35,8 @@ class Storage:
 
 
 def _tensors(model: torch.nn.Module):
-    """(name, tensor, is it a parameter) of all that a loader could write to by way of the model."""
+    """Yields (name, tensor, is it a parameter) of all that a loader could write to through the
+    model."""
     for name, tensor in model.named_parameters(remove_duplicate=False):
         yield name, tensor, True
     for name, tensor in model.named_buffers(remove_duplicate=False):
@@ -48,8 +48,8 @@ def _tensors(model: torch.nn.Module):
 
 
 def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]]:
-    """Storages of all that the model holds, parameters first, and their index by torch's handle.
-    What is one memory by two handles is one storage: of two, changes would be added twice."""
+    """Returns the storages of all the model's tensors, parameters first, and their index by torch's
+    handle. One memory with two handles is one storage, or changes would be added twice."""
     storages: list[Storage] = []
     index: dict[int, int] = {}
     ranges: dict[tuple[int, int], int] = {}
@@ -59,7 +59,7 @@ def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]
         memory = tensor.untyped_storage()
         handle, place = memory._cdata, (memory.data_ptr(), memory.nbytes())
         if handle not in index:
-            # What has no address, as on torch's meta device, is not the same for that.
+            # Memory without an address, as on torch's meta device, is not the same for that.
             index[handle] = ranges.setdefault(place, len(storages)) if place[0] else len(storages)
             if index[handle] < len(storages):
                 storages[index[handle]].others.append(tensor.detach())
@@ -73,8 +73,8 @@ def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]
 
 
 class Snapshot:
-    """Attributes of a model's modules, what the dicts and lists among them hold, and the memory of
-    its parameters, as they are now."""
+    """The present attributes of a model's modules, the content of the dicts and lists in them, and
+    the memory of its parameters."""
 
     def __init__(self, model: torch.nn.Module):
         self._attributes = []
@@ -98,7 +98,7 @@ class Snapshot:
         self._data = [(t, t.data) for _, t, _ in _tensors(model)]
 
     def changes(self) -> list[Change | ListChange]:
-        """Of attributes, and of what their dicts and lists hold."""
+        """Returns the changes of attributes, and of the content of their dicts and lists."""
         changes: list[Change | ListChange] = []
         for where, registered, own, before in self._attributes:
             for name in {**before, **own}:
@@ -112,7 +112,7 @@ class Snapshot:
         return changes
 
     def put_memory_back(self) -> bool:
-        """Undoes every `parameter.data = ...` since then; whether there was one."""
+        """Undoes every later `parameter.data = ...`. Returns whether there was one."""
         found = False
         for tensor, data in self._data:
             now = tensor.data
@@ -140,7 +140,7 @@ class Change(NamedTuple):
         return _holds_tensor(self.before) or _holds_tensor(self.after)
 
     def undo(self) -> None:
-        """Unless somebody else has changed it again."""
+        """Undoes the change, unless other code has changed it again."""
         if self.attributes.get(self.name, _NOTHING) is not self.after:
             return
         if self.before is _NOTHING:
@@ -163,7 +163,7 @@ class ListChange(NamedTuple):
         return any(_holds_tensor(v) for v in self.before + self.after if id(v) not in stays)
 
     def undo(self) -> None:
-        """Unless somebody else has changed it again."""
+        """Undoes the change, unless other code has changed it again."""
         if len(self.own) == len(self.after) and all(
                 a is b for a, b in zip(self.own, self.after)):
             self.own[:] = self.before
@@ -173,9 +173,9 @@ REPLACED = "the loader replaced a parameter's memory; it was put back"
 
 
 class Unchanged:
-    """A context in which a loader runs for its trace: afterwards every module has the attributes,
+    """A context in which a loader runs for its trace. Afterwards every module has the attributes,
     their dicts and lists the entries, and every parameter and buffer the memory, that they had
-    before. `findings` says what was put back and matters: replaced memory, and tensors that the
+    before. `findings` has the restored changes that matter: replaced memory, and tensors that the
     loader would have kept elsewhere."""
 
     def __init__(self, model: torch.nn.Module):

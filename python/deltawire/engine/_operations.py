@@ -1,4 +1,4 @@
-"""What torch's operations do to their arguments, by their schemas."""
+"""The effects of torch's operations on their arguments, from their schemas."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _writes: dict = {}
 
 
 def tensors_in(values: Iterable) -> Iterable[torch.Tensor]:
-    """The tensors among an operation's arguments, also those in lists."""
+    """Yields the tensors among an operation's arguments, also those in lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -19,7 +19,7 @@ def tensors_in(values: Iterable) -> Iterable[torch.Tensor]:
 
 
 def written_by(func, args, kwargs) -> list[torch.Tensor]:
-    """The arguments that an operation writes to."""
+    """Returns the arguments that an operation writes to."""
     at = _writes.get(func)
     if at is None:
         at = _writes[func] = [
@@ -31,7 +31,7 @@ def written_by(func, args, kwargs) -> list[torch.Tensor]:
 
 
 def returned(func, written: list[torch.Tensor]):
-    """What an operation returns that would have written to these."""
+    """Returns the result of an operation that would have written to these."""
     if not func._schema.returns:
         return None
     return written[0] if len(func._schema.returns) == 1 else tuple(written)

@@ -1,9 +1,8 @@
 """Plans of engines' layouts, kept in files from one start of an engine to the next.
 
-The file format is in docs/plan_cache.md. A plan is never believed: its boxes are checked against
-the engine's memory as a fresh trace's are; a file that is torn, foreign or stale counts as none.
-Owner: who calls `attach`. Threads: any number of processes may share a folder; the last to write
-wins. Cost: some microseconds for each box. Errors: none; `keep` says in words what went wrong.
+docs/plan_cache.md has the file format. A plan is never trusted: its boxes are checked against the
+engine's memory as a fresh trace's are. A file that is torn, foreign or stale counts as none. Any
+number of processes may share a folder; the last to write wins. `keep` returns its failure as text.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from deltawire.engine._model import Storage
 from deltawire.engine._trace import Group
 
 FORMAT = "deltawire plan 1"
-#: More than any plan needs; what is larger is not read.
+#: More than any plan needs. Larger files are not read.
 _MOST_BYTES = 1 << 28
 
 
 @dataclass
 class Plan:
-    """Where the elements are, and which tensors the loader must load itself."""
+    """The places of the elements, and the tensors that the loader must load itself."""
 
     boxes: list[Box]
     groups: list[Group]
@@ -39,7 +38,7 @@ class Plan:
 
 
 def default_folder() -> pathlib.Path:
-    """$XDG_CACHE_HOME/deltawire/plans, or below ~/.cache."""
+    """Returns $XDG_CACHE_HOME/deltawire/plans, or the same below ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     root = pathlib.Path(cache) if os.path.isabs(cache) else pathlib.Path.home() / ".cache"
     return root / "deltawire" / "plans"
@@ -48,9 +47,9 @@ def default_folder() -> pathlib.Path:
 class PlanCache:
     """Plans of one engine in one folder.
 
-    `engine`, `version`: its name and release. `layout`: this rank's place among the ranks, e.g.
-    "tp 1/4, pp 0/1", or whatever else decides what a rank holds. `folder`: None for
-    `default_folder()`; it is made when a plan is kept."""
+    `engine`, `version`: its name and release. `layout`: this rank's place among the ranks, e.g. "tp
+    1/4, pp 0/1", or whatever else decides what a rank holds. `folder`: None for `default_folder()`;
+    it is made when a plan is kept."""
 
     def __init__(self, engine: str, version: str, layout: str,
                  folder: str | os.PathLike[str] | None = None):
@@ -58,8 +57,8 @@ class PlanCache:
         self._folder = folder
 
     def key(self, fingerprint: str, model: torch.nn.Module) -> dict[str, str]:
-        """What a plan is for. The model's source file is part of it: an engine that was edited in
-        place has the same version."""
+        """Returns a plan's key. It includes the model's source file, because an engine that was
+        edited in place keeps its version."""
         kind = type(model)
         try:
             source = pathlib.Path(inspect.getsourcefile(kind) or "").read_bytes()
@@ -77,7 +76,7 @@ class PlanCache:
         return folder / f"{hashlib.sha256(_text(key)).hexdigest()[:32]}.json"
 
     def find(self, key: dict[str, str], storages: list[Storage], tensors: int) -> Plan | None:
-        """The plan for this key and these storages, if there is one."""
+        """Returns the plan for this key and these storages, or None."""
         try:
             content = _read(self.path(key))
             said = content.pop("sha256")
@@ -90,7 +89,7 @@ class PlanCache:
             return None
 
     def keep(self, key: dict[str, str], plan: Plan, storages: list[Storage]) -> str:
-        """Writes a plan in the place of what is there. "kept", or why not."""
+        """Writes a plan in place of the present one. Returns "kept", or why not."""
         content: dict[str, Any] = {
             "format": FORMAT, "key": key, "storages": _described(storages), "boxes": plan.boxes,
             "groups": plan.groups, "by_numbers": plan.by_numbers,
@@ -108,18 +107,18 @@ class PlanCache:
 
 
 def _text(content: dict[str, Any]) -> bytes:
-    """One text for one content: it is what checksums and names are made of."""
+    """Returns the canonical text of a content, from which checksums and names are made."""
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _described(storages: list[Storage]) -> list[dict[str, Any]]:
-    """What must be the same for a plan's offsets to mean the same."""
+    """Returns the facts that must be the same for a plan's offsets to mean the same."""
     described = [{"bytes": s.nbytes, "parameter": s.parameter, "views": s.views} for s in storages]
     return json.loads(json.dumps(described))
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    """Raises OSError, or ValueError for what is no plan of this user's."""
+    """Reads a file. Raises OSError, or ValueError unless it is a plan of this user."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_size > _MOST_BYTES or status.st_mode & 0o002:
@@ -133,7 +132,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _write(path: pathlib.Path, text: bytes) -> None:
-    """After a crash at any moment the name has the old content or the new one."""
+    """Writes a file. After a crash at any moment the name has the old content or the new one."""
     file, name = tempfile.mkstemp(dir=path.parent, prefix=".plan-")
     try:
         with os.fdopen(file, "wb") as out:
@@ -164,7 +163,7 @@ def _numbers(values: Any, least: int = 0) -> tuple[int, ...]:
 
 
 def _plan(content: dict[str, Any], storages: int, tensors: int) -> Plan:
-    """Raises ValueError, KeyError or TypeError where the content is no plan."""
+    """Raises ValueError, KeyError or TypeError if the content is not a plan."""
     boxes = []
     for tensor, storage, counts, src, src_strides, dst, dst_strides in content["boxes"]:
         box = Box(_number(tensor, 0, tensors), _number(storage, 0, storages), _numbers(counts, 1),

@@ -1,8 +1,7 @@
-"""Has all ranks of an engine take a step, or none of them.
+"""Makes all ranks of an engine take a step, or none of them.
 
-Owner: the plug-ins for vLLM and SGLang. Threads: the rank's own; every rank makes the call. Cost:
-one gather of some text over the group's CPU backend; at an attach, also of a number for each
-tensor. Errors: `Refused`, on all ranks.
+Every rank makes the call, from its own thread. It costs one gather of some text over the group's
+CPU backend, and at an attach also of a number for each tensor. Refusals are raised on all ranks.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: What a rank holds: `Attached.held`.
+#: A rank's tensors: `Attached.held`.
 Held = dict[str, tuple[int, int]]
 
 
 class Refused(Exception):
-    """What was asked for cannot be carried out; the engine's memory is what it was. `held`: of the
-    model whose attach it is about, where that is known."""
+    """The call cannot be carried out, and the engine's memory is unchanged. `held`: of the model
+    whose attach failed, if known."""
 
     def __init__(self, reason: str, held: Held | None = None):
         super().__init__(reason)
         self.held = held
 
 
-#: After so many versions all memory was compared with its digests.
+#: The number of versions after which all memory was compared with its digests.
 CHECK_EVERY = 64
 
 
 def everywhere(value: Any, group: Any) -> list:
-    """What each rank of `group` gives here, by rank. A list of groups, the innermost first, stands
-    for the group of all their ranks, as those of a stage and the stages."""
+    """Returns the value of each rank of `group`, by rank. A list of groups, the innermost first, is
+    the group of all their ranks, such as those of a stage and the stages."""
     import torch  # pylint: disable=import-outside-toplevel  # for servers' HTTP processes too
 
     ranks = [value]
@@ -52,7 +51,7 @@ def everywhere(value: Any, group: Any) -> list:
 
 
 def _refuse(reasons: list[str | None]) -> None:
-    """Raises what the ranks said, if one said something."""
+    """Raises the ranks' reasons, if there are any."""
     alike = len(set(reasons)) == 1
     said = [text if alike else f"rank {i}: {text}"
             for i, text in enumerate(reasons) if text is not None][: 1 if alike else None]
@@ -63,8 +62,8 @@ def _refuse(reasons: list[str | None]) -> None:
 def together(step: Callable[[], Any], group: Any,
              held: Callable[[], Held | None] = lambda: None) -> Any:
     """Runs `step` on every rank of `group` (of `everywhere`: vLLM's or SGLang's GroupCoordinators);
-    raises on all of them what it raised on one. `step` returns what must be the same on all ranks. `held`:
-    asked after it; what the rank has just attached to, or None."""
+    raises on all of them what it raised on one. `step` returns a value that must be the same on all
+    ranks. `held` is called after it, and returns the tensors of the rank's new attach, or None."""
     reason = result = parts = None
     try:
         result = step()
@@ -78,7 +77,7 @@ def together(step: Callable[[], Any], group: Any,
     ranks = everywhere((reason, str(result), parts or held()), group)
     attached = [held for *_, held in ranks if held is not None]
     if len(attached) == len(ranks):
-        # First: that the bytes are others as well is no wonder then, and a reload no remedy.
+        # Check this first: it explains differing bytes, too, and a reload is no remedy for it.
         refuse_parts(attached)
     _refuse([text for text, *_ in ranks])
     if len({text for _, text, _ in ranks}) > 1:
@@ -87,8 +86,8 @@ def together(step: Callable[[], Any], group: Any,
 
 
 class Rounds:
-    """Looks at another part of a model's memory each time, so that after `every` times all of it
-    was looked at. `every` 0: at none. Of one rank; every rank makes the same calls."""
+    """Looks at another part of a model's memory each time, so that `every` looks cover all of it;
+    with `every` 0 it never looks. One rank's object; every rank makes the same calls."""
 
     def __init__(self, every: int):
         self.every = every
@@ -96,17 +95,17 @@ class Rounds:
         self._found = False
 
     def found(self) -> None:
-        """Drift was found in another way: the next look is left out."""
+        """Skips the next look, because drift was found in another way."""
         self._found = True
 
     def look(self, client: Callable[[], EngineClient], group: Any, skip: bool = False
              ) -> list[Share]:
-        """Returns what `refuse_drift` does. Raises Refused where the memory has drifted; it is the next prepare that heals it, and
-        the look before that one is left out. `client`: asked for it; what that raises is a
-        refusal, too. A rank with `skip` looks at nothing, but hears what the others have found:
-        ranks may have begun at different times."""
+        """Returns what `refuse_drift` does. Raises Refused if the memory has drifted; the next
+        prepare heals it, and the look before that one is skipped. `client` returns the client; its
+        exception is a refusal, too. A rank with `skip` does not look, but gets the others'
+        findings, because ranks may have begun at different times."""
         of = self.every
-        part = self._next % of if of else 0  # there may have been more parts the last time
+        part = self._next % of if of else 0  # the last time there may have been more parts
         if skip or self._found or not of:
             part, of = 0, 0
         else:
@@ -115,28 +114,28 @@ class Rounds:
         try:
             return refuse_drift(client, group, part, of)
         except Drifted:
-            # Memory that has come back from an engine's sleep with anything in it has drifted
-            # everywhere: the other parts are compared at once, so that one update heals them all.
-            # Every rank has heard of it, so every rank takes this step.
+            # If memory returns from an engine's sleep with random content, it has drifted
+            # everywhere. So compare the other parts at once, and one update heals them all. Every
+            # rank knows of the drift, so every rank takes this step.
             self._found = True
             refuse_drift(client, group)
             raise
 
 
 class Drifted(Refused):
-    """Memory is no longer what was written to it."""
+    """The memory differs from the written bytes."""
 
     @staticmethod
     def words(names: str) -> str:
-        """What is said of it."""
+        """Returns the text about it."""
         return DRIFTED + names + HEALS
 
 
 def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, of: int = 1
                  ) -> list[Share]:
-    """Returns all ranks' shares of the chunks that no rank has all of. Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory (0: none) is
-    not what it should be on one of them. Chunks that several ranks have parts of are judged by
-    their sum, while all ranks hold one version."""
+    """Returns all ranks' shares of the chunks that no rank has all of. Raises Drifted, on all ranks
+    of `group`, if one of `of` parts of the memory (0: none) is wrong on one of them. Chunks that
+    several ranks have parts of are judged by their sum, while all ranks hold one version."""
     reason, held, drifted, shares = None, "", "", []
     try:
         found_client = client()
@@ -160,12 +159,12 @@ def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, 
     return every
 
 
-#: What becomes of drift that was found.
+#: The remedy for drift, at the end of a reason.
 HEALS = "; the next update takes what has drifted from the receiver's buffer"
 
 
 def refuse_parts(ranks: list[Held]) -> None:
-    """Of a checkpoint with other shapes some engines load what fits, and say nothing."""
+    """Refuses a checkpoint with other shapes, of which some engines silently load what fits."""
     sums: dict[str, int] = {}
     for held in ranks:
         for name, (elements, _) in held.items():

@@ -1,11 +1,11 @@
-"""What the replicas of one server have done, each by itself, and the word of all of them.
+"""The results of one server's replicas, each by itself, and the joint result.
 
-A server's HTTP process hands back the first replica's answer alone. So the first rank of each one
-writes what its replica has done to a file that is named by the call's nonce, and the next call reads
-all of them. Nobody waits: when the server has answered the first call, every replica has done it.
+A server's HTTP process returns only the first replica's answer. So the first rank of each replica
+writes its result to a file that is named by the call's nonce, and the next call reads all of them.
+No replica waits: when the server has answered the first call, every replica is done.
 
 Files: /dev/shm/deltawire-answers-UID/, one for each replica; the next call and the process's end
-remove it. Errors: `read` says what is missing; `leave` logs what it cannot write.
+remove it. `read` returns what is missing; `leave` logs what it cannot write.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from deltawire.engine._served import is_ours, user_folder
 
 logger = logging.getLogger("vllm.deltawire")
-#: The file of a call that nobody settles is removed after so many seconds.
+#: The age in seconds after which the file of an unsettled call is removed.
 _OLD_S = 3600.0
 _NONCE = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
 @dataclass
 class Done:
-    """What one replica has done of one call. `parts`, `tensors` and `taken` are of an attach, and
-    `shares` of what compares memory; the elements are what `EngineClient` says."""
+    """One replica's result of one call. `parts`, `tensors` and `taken` are of an attach, `shares`
+    of a comparison of memory; the elements are EngineClient's."""
 
     nonce: str = ""
     ok: bool = True
@@ -51,7 +51,7 @@ class Read:
 
 
 def _remove_old(folder: str) -> None:
-    """Of replicas that were killed."""
+    """Removes files of replicas that were killed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -62,7 +62,7 @@ def _remove_old(folder: str) -> None:
 
 
 class Replicas:
-    """The files of this replica and of those beside it."""
+    """The files of this replica and of its siblings."""
 
     def __init__(self, replica: int):
         self._replica = replica
@@ -70,7 +70,7 @@ class Replicas:
         atexit.register(self._remove)
 
     def leave(self, done: Done) -> None:
-        """Writes what this replica has done, in the place of what it has done before."""
+        """Writes this replica's result in place of its previous one."""
         self._remove()
         try:
             self._last = self._path(done.nonce, self._replica)
@@ -87,7 +87,7 @@ class Replicas:
             logger.error("deltawire: the other replicas will not know of this one: %s", error)
 
     def read(self, nonce: str, replicas: int) -> Read:
-        """What all of them have done of this call, and what speaks against it."""
+        """Returns all replicas' results of this call, and the objections."""
         found = Read([], [])
         for replica in range(replicas):
             try:
@@ -120,7 +120,7 @@ class Replicas:
 
     @staticmethod
     def _path(nonce: str, replica: int) -> str:
-        """Raises ValueError for a nonce that is no file's name."""
+        """Raises ValueError for a nonce that is not a file's name."""
         if not _NONCE.fullmatch(nonce):
             raise ValueError(f"the nonce {nonce!r} is not 8 to 64 letters and digits")
         return os.path.join(user_folder("answers"), f"{nonce}-{replica}")

@@ -1,14 +1,14 @@
-"""Follows what an engine does to weights after its load, by the elements' numbers in a second model.
+"""Follows an engine's post-processing of weights by the elements' numbers in a second model.
 
-Where an engine packs, pads or permutes parameters once they are loaded, its loader alone does not
-show where an element ends. So a fresh instance of the model, beside the live one, is loaded with
-tensors whose elements are their own numbers, and goes through the engine's post-processing; what
-its memory holds then says what came from where. Digits are written as bits of the tensors' own
-types, one digit a run and each run in a new instance; a last run over random bits must give what
-the map predicts, bit for bit.
+If an engine packs, pads or permutes parameters after their load, its loader alone does not show
+where an element ends. So a fresh instance of the model, beside the live one, is loaded with tensors
+whose elements are their own numbers, and goes through the engine's post-processing; its memory then
+shows each element's origin. Digits are written as bits of the tensors' own types, one digit a run
+and each run in a new instance. A last run over random bits must match the map's prediction, bit for
+bit.
 
-Owner: the caller of `attach`. Threads: the caller's, and what the engine starts. Cost: three loads
-of a new instance, and the followed tensors' memory four times. Errors: `Lost`, with the reason.
+The engine may start threads of its own. The cost is three loads of a new instance, and the followed
+tensors' memory four times. Failures are `Lost`, with the reason.
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from deltawire.engine._model import Storage, live_storages
 from deltawire.engine._outcome import some
 from deltawire.engine._trace import Tensors
 
-#: A map of one tensor that needs more boxes is no layout but a shuffle.
+#: A map of one tensor that needs more boxes is a shuffle, not a layout.
 _MOST_BOXES = 1 << 16
-#: One digit alone would not tell an element of that value from a constant.
+#: With only one digit, an element of that value would look like a constant.
 _FEWEST_RUNS = 2
 
 
@@ -34,16 +34,16 @@ class Instance(NamedTuple):
     model: torch.nn.Module
     #: Takes (name, tensor) pairs, as `load` of `attach` does.
     load: Callable[[Iterable], object]
-    #: What the engine does when all are loaded.
+    #: The engine's post-processing after the load.
     process: Callable[[], object]
 
 
 class Lost(Exception):
-    """Where the elements end cannot be told; the text says why."""
+    """The places of the elements cannot be found; the text has the reason."""
 
 
 class _Numbered:
-    """The followed tensors, whose elements are counted through from 1."""
+    """The followed tensors, whose elements are numbered from 1 in one sequence."""
 
     def __init__(self, tensors: Tensors, chosen: Iterable[int]):
         self.tensors = {i: tensors[i] for i in sorted(chosen)}
@@ -66,12 +66,13 @@ class _Numbered:
         return name, bits.view(dtype).view(shape)
 
     def numbers(self, run: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """The pairs of a run: this digit of every element's number."""
+        """Yields the pairs of a run: this digit of every element's number."""
         for i, first in zip(self.order, self.first):
             _, dtype, shape = self.tensors[i]
             number = torch.arange(first + 1, first + 1 + torch.Size(shape).numel())
             digit = (number >> (self.bits * run)) & ((1 << self.bits) - 1)
-            # Of the narrowest type only the lower bits survive the conversion, which are all.
+            # Of the narrowest type only the lower bits survive the conversion, and it has no
+            # others.
             yield self._pair(i, digit.to(INTEGERS[dtype.itemsize]))
 
     def random_bits(self, i: int) -> torch.Tensor:
@@ -84,10 +85,10 @@ class _Numbered:
 
     def random(self) -> Iterable[tuple[str, torch.Tensor]]:
         for i in self.order:
-            yield self._pair(i, self.random_bits(i).clone())  # a loader may change what it is given
+            yield self._pair(i, self.random_bits(i).clone())  # a loader may change its arguments
 
     def number(self, digits: list[torch.Tensor], random: torch.Tensor) -> torch.Tensor:
-        """The number that each element has; 0 where no run has made a difference."""
+        """Returns the number of each element, or 0 where no run has made a difference."""
         number = torch.zeros((), dtype=torch.int64)
         constant = random == digits[0]
         for run, digit in enumerate(digits):
@@ -97,20 +98,20 @@ class _Numbered:
         return number.masked_fill_(constant, 0)
 
 
-#: What an instance's memory holds, by the name of the first tensor in it; not what is all zeros.
+#: An instance's memory by the name of the first tensor in it, without parts that are all zeros.
 _Memory = dict[str, tuple[Storage, torch.Tensor]]
 
 
 def _made(second: Callable[[], Instance], pairs: Iterable[tuple[str, torch.Tensor]]) -> _Memory:
-    """What a new instance's memory holds when it has loaded these pairs."""
+    """Returns a new instance's memory after it has loaded these pairs."""
     instance = second()
     with torch.no_grad():
         for _, parameter in instance.model.named_parameters():
-            parameter.data.zero_()  # what is not loaded must be the same each time
+            parameter.data.zero_()  # unloaded memory must be the same each time
         try:
             instance.load(pairs)
             instance.process()
-        except Exception as error:  # pylint: disable=broad-except  # somebody else's code
+        except Exception as error:  # pylint: disable=broad-except  # foreign code
             raise Lost(f"a second instance of the model failed over numbers: "
                        f"{str(error) or repr(error)}") from error
     memory: _Memory = {}
@@ -126,7 +127,8 @@ def _made(second: Callable[[], Instance], pairs: Iterable[tuple[str, torch.Tenso
 
 
 def _affected(runs: list[_Memory]) -> Iterable[tuple[str, Storage, list[torch.Tensor]]]:
-    """Where the runs have left different bits: what, and its bits after each run."""
+    """Yields the memory in which the runs have left different bits, with its bits after each
+    run."""
     for name in dict.fromkeys(name for memory in runs for name in memory):
         storage, some_bits = next(memory[name] for memory in runs if name in memory)
         bits = [memory[name][1] if name in memory else torch.zeros_like(some_bits)
@@ -138,7 +140,7 @@ def _affected(runs: list[_Memory]) -> Iterable[tuple[str, Storage, list[torch.Te
 
 
 def _place(name: str, storage: Storage, live: list[Storage]) -> int:
-    """The index of the live storage that this one of another instance stands for."""
+    """Returns the index of the live storage that corresponds to another instance's storage."""
     for index, mine in enumerate(live):
         if name in mine.names:
             view = next(v for v in storage.views if v[0] == name)
@@ -149,7 +151,8 @@ def _place(name: str, storage: Storage, live: list[Storage]) -> int:
 
 def _boxes_in(name: str, index: int, width: int, numbered: _Numbered, bits: list[torch.Tensor]
               ) -> list[Box]:
-    """What one storage holds of the tensors. Raises Lost where it is no list of boxes."""
+    """Returns one storage's content as boxes of the tensors. Raises Lost if it is not a list of
+    boxes."""
     *digits, random = bits
     number = numbered.number(digits, random)
     computed = Lost(f"{name} is computed from the checkpoint after the load, not moved")
@@ -182,8 +185,8 @@ def _boxes_in(name: str, index: int, width: int, numbered: _Numbered, bits: list
 
 def follow(second: Callable[[], Instance], tensors: Tensors, chosen: Iterable[int],
            live: list[Storage]) -> list[Box]:
-    """The boxes of the `chosen` tensors in `live` memory, after the engine's post-processing.
-    Raises Lost where one of them cannot be found, or is computed with."""
+    """Returns the boxes of the `chosen` tensors in `live` memory, after the engine's
+    post-processing. Raises Lost if one of them cannot be found, or is computed with."""
     numbered = _Numbered(tensors, chosen)
     runs = [_made(second, numbered.numbers(run)) for run in range(numbered.runs)]
     runs.append(_made(second, numbered.random()))

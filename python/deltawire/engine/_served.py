@@ -1,14 +1,13 @@
-"""What the engine of a server holds, written by the ranks and read by the server's HTTP process.
+"""The versions that a server's engine holds, written by the ranks and read by its HTTP process.
 
-A rank writes a `Record` when the bytes are in its memory, and not before; while it changes them the
+A rank writes a `Record` when the bytes are in its memory, and not before; during a change the
 record names both versions. The file is locked as long as the rank lives, so a dead rank's record
-says nothing. `Served` believes records of this server only: of processes that descend from this
-one, or that have the same DELTAWIRE_SERVER in their environment. It needs a record of every rank.
+does not count. `Served` uses only records of this server: of processes that descend from this one,
+or that have the same DELTAWIRE_SERVER in their environment. It needs a record of every rank.
 
-Files: /dev/shm/deltawire-served-UID/, 2 KiB for each rank. Cost: a read takes half of what a
-request costs (docs/integrations.md). Threads: one writer for a record; any number of readers.
-Errors: `Record` raises OSError when its file cannot be made; a reader that understands nothing
-knows nothing.
+Files: /dev/shm/deltawire-served-UID/, 2 KiB for each rank. A read takes half of a request's cost
+(docs/integrations.md). A record has one writer and any number of readers. `Record` raises OSError
+if its file cannot be made; an unreadable record counts as unknown.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from typing import Any
 SERVER_VARIABLE = "DELTAWIRE_SERVER"
 _RECORD_BYTES = 2048
 _DIRECTORIES = ("/dev/shm", tempfile.gettempdir())
-#: A record is read again so often when its checksum says that it was read in the middle of a write.
+#: The number of reads of a record whose checksum shows that a write is in progress.
 _TRIES = 100
 
 
 @dataclass(frozen=True)
 class State:
-    """A published state by its whole name. `lineage`: 32 hex digits; `root`: 64 bits."""
+    """A published state by its identity. `lineage`: 32 hex digits; `root`: 64 bits."""
 
     version: int
     epoch: int
@@ -49,38 +48,38 @@ class State:
         return cls(identity.version, identity.epoch, identity.lineage, identity.root)
 
     def __str__(self) -> str:
-        """As in HTTP headers: an item of structured fields (RFC 8941)."""
+        """Formats it as in HTTP headers: an item of structured fields (RFC 8941)."""
         return (f'{self.version};epoch={self.epoch};lineage="{self.lineage[:8]}"'
                 f';root="{self.root:016x}"')
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the ranks said at one moment. `states`: what the memory can be, at most one when nothing
-    changes it, none when that is not known. `changes`: another value after any change."""
+    """The ranks' records at one moment. `states`: the possible contents of the memory, at most one
+    unless it is changing, none if unknown. `changes`: another value after any change."""
 
     states: tuple[State, ...] = ()
     changes: tuple[Any, ...] = ()
 
     @property
     def state(self) -> State | None:
-        """The one state that all ranks hold and that nobody is changing."""
+        """The one state that all ranks hold, if no rank is changing."""
         return self.states[0] if len(self.states) == 1 else None
 
 
 def user_folder(name: str) -> str:
-    """A folder of this user's in shared memory, which may not be there yet."""
+    """Returns a folder of this user's in shared memory, which may not exist yet."""
     root = next(d for d in _DIRECTORIES if os.path.isdir(d))
     return os.path.join(root, f"deltawire-{name}-{os.getuid()}")
 
 
 def directory() -> str:
-    """Where the records of this user lie."""
+    """Returns the folder of this user's records."""
     return user_folder("served")
 
 
 def is_ours(path: str) -> bool:
-    """Whether nobody else can write there: /dev/shm is everybody's."""
+    """Returns whether no other user can write there: /dev/shm is everybody's."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -90,14 +89,14 @@ def is_ours(path: str) -> bool:
 
 
 def _start_and_parent(pid: int) -> tuple[int, int]:
-    """When a process began (clock ticks since the boot), and its parent."""
+    """Returns a process's start (clock ticks since the boot), and its parent."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()  # a name may have spaces
     return int(fields[19]), int(fields[1])
 
 
 def _ancestors() -> list[list[int]]:
-    """(process, its begin) of this process and of those that it descends from."""
+    """Returns (process, its start) of this process and its ancestors."""
     found, pid = [], os.getpid()
     while pid > 0:
         try:
@@ -110,7 +109,7 @@ def _ancestors() -> list[list[int]]:
 
 
 def _rank_and_world() -> tuple[int, int]:
-    """Of torch's processes, which in vLLM and SGLang are the engine's ranks."""
+    """Returns torch's rank and world, which in vLLM and SGLang are the engine's."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return 0, 1
@@ -137,7 +136,7 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
 
 
 class Record:
-    """One rank's word about its memory. It ends with the object, or with the process."""
+    """One rank's record of its memory. It ends with the object, or with the process."""
 
     def __init__(self) -> None:
         folder = directory()
@@ -150,7 +149,8 @@ class Record:
             "ancestors": _ancestors(), "server": os.environ.get(SERVER_VARIABLE, ""),
             "rank": rank, "world": world, "changes": 0, "states": [], "since": 0}
         path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}")
-        # It gets its name when it is locked and complete, so that nobody takes it for a dead one's.
+        # Give it its name only when it is locked and complete, so that no reader takes it for a
+        # dead one's.
         hidden = os.path.join(folder, f".{os.path.basename(path)}")
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -160,26 +160,27 @@ class Record:
         _records.add(self)
 
     def changing(self, before: Any, after: Any) -> None:
-        """Called before the first byte is changed; takes `deltawire.engine.Identity`."""
-        # With one of them unknown the other must not look like what the memory is.
+        """Call it before the first byte changes, with `deltawire.engine.Identity` objects."""
+        # If one of them is unknown, the other must not look like the memory's content.
         self._write([State.of(before), State.of(after)] if before and after else [])
 
     def holds(self, identity: Any) -> None:
-        """Called when the last byte is written; an empty identity: what it holds is not known."""
+        """Call it when the last byte is written. An empty identity: the content is unknown."""
         self._write([State.of(identity)] if identity else [])
 
     def close(self) -> None:
         self._end()
 
     def leave(self) -> None:
-        """In a forked child: the lock belongs to the open file, and would outlive the rank."""
+        """Closes the record in a forked child: the lock belongs to the open file, and would outlive
+        the rank."""
         if self._end.detach() is not None:
             os.close(self._fd)
         self._fd = -1
 
     def _write(self, states: Sequence[State]) -> None:
         if self._fd < 0:
-            return  # a forked child has a copy of the object, not of the memory
+            return  # a forked child has the object, but not the memory
         self._record["changes"] += 1
         self._record["since"] = time.monotonic_ns()  # one clock for all processes of a machine
         self._record["states"] = [[s.version, s.epoch, s.lineage, s.root] for s in states]
@@ -200,7 +201,7 @@ os.register_at_fork(after_in_child=_leave_records)
 
 
 def _end(fd: int, path: str, owner: int) -> None:
-    if os.getpid() == owner:  # else the process was made by a fork that Python does not know of
+    if os.getpid() == owner:  # otherwise a fork outside of Python made the process
         try:
             os.unlink(path)
         except OSError:
@@ -209,7 +210,7 @@ def _end(fd: int, path: str, owner: int) -> None:
 
 
 def _is_alive(fd: int) -> bool:
-    """Whether its writer still has it locked."""
+    """Returns whether its writer still has it locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -219,7 +220,8 @@ def _is_alive(fd: int) -> bool:
 
 
 def _whole_record(fd: int, known: bytes | None) -> bytes | None:
-    """None when its writer is dead. `known`: a whole record, which need not be checked again."""
+    """Returns None if its writer is dead. `known`: a whole record, which need not be checked
+    again."""
     for _ in range(_TRIES):
         if not _is_alive(fd):
             return None
@@ -246,7 +248,7 @@ def _remove_dead(folder: str) -> None:
 
 
 class Served:
-    """What the engine behind this process holds. Not thread-safe."""
+    """The engine's versions, as seen by this process. Not thread-safe."""
 
     def __init__(self) -> None:
         self._folder = directory()
@@ -257,7 +259,7 @@ class Served:
         self._last: tuple[dict[str, bytes], Reading] = ({}, Reading())
 
     def read(self) -> Reading:
-        """Never raises: nothing is known of what cannot be read."""
+        """Never raises: unreadable records count as unknown."""
         self._look()
         records: dict[str, bytes] = {}
         for name, fd in list(self._files.items()):
@@ -275,7 +277,7 @@ class Served:
             os.close(self._files.popitem()[1])
 
     def _look(self) -> None:
-        """Opens the records that are new."""
+        """Opens the new records."""
         try:
             names = set(os.listdir(self._folder)) if is_ours(self._folder) else set()
         except OSError:
@@ -302,14 +304,15 @@ class Served:
 
 
 def _together(records: dict[str, dict[str, Any]]) -> Reading:
-    """What several ranks hold together. A rank that is missing holds we know not what."""
+    """Returns the joint content of several ranks. If a rank is missing, it is unknown."""
     changes = tuple(sorted((name, r["changes"]) for name, r in records.items()))
     worlds = {r["world"] for r in records.values()}
     ranks = {r["rank"] for r in records.values()}
     if len(worlds) != 1 or ranks != set(range(worlds.pop())):
         return Reading((), changes)
-    # The first is what was: the state before a change that goes on now; else that of the rank which
-    # has not changed for the longest time, since the others have then changed already.
+    # The first state is the older one. During a change that is the state before it. Otherwise it is
+    # the state of the rank that has not changed for the longest time, because the others have
+    # changed already.
     ordered = sorted(records.values(), key=lambda record: record["since"])
     if not all(record["states"] for record in ordered):
         return Reading((), changes)

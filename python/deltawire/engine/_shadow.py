@@ -1,7 +1,8 @@
-"""Ways to run an engine's loader over tensors with data: beside the live memory, or in it.
+"""Runs an engine's loader over tensors with data: beside the live memory, or in it.
 
-Both are modes of torch, of the thread that enters them, so a loader may start no other one
-(`_threads.py`). What it writes past torch, or from threads that it has from before, they do not see.
+Both are modes of torch for the thread that enters them, so a loader must not start another one
+(`_threads.py`). They do not see writes that bypass torch, or that come from threads that the loader
+started earlier.
 """
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from deltawire.engine._threads import Alone
 
 
 def zero_pages(nbytes: int) -> torch.UntypedStorage:
-    """Memory full of zeros, of which only what is written takes room."""
+    """Returns memory full of zeros, which takes room only where it is written."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).untyped_storage()
 
 
 class _Live(TorchDispatchMode):
-    """Knows which tensors lie in live memory."""
+    """A mode that knows which tensors are in live memory."""
 
     def __init__(self, storages: list[Storage]):
         super().__init__()
@@ -46,12 +47,13 @@ class _Live(TorchDispatchMode):
 
 
 class Shadow(_Live):
-    """Live memory is neither written nor read: each storage has a shadow, zero at first."""
+    """A mode in which live memory is neither written nor read: each storage has a shadow, zero at
+    first."""
 
     def __init__(self, storages: list[Storage]):
         super().__init__(storages)
         self._memory: dict[int, torch.UntypedStorage] = {}
-        #: What was written, in order, and which tensors were being loaded meanwhile.
+        #: The written regions, in order, and the tensors that were being loaded meanwhile.
         self.regions: dict[Region, set[int]] = {}
         self.current = -1
 
@@ -61,7 +63,7 @@ class Shadow(_Live):
         return self._memory[storage]
 
     def bits(self, region: Region) -> torch.Tensor:
-        """The shadow of a region, as integers."""
+        """Returns the shadow of a region, as integers."""
         return region.bits(self.memory(region.storage))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -94,7 +96,8 @@ def _swap_back(value, stands_for):
 
 
 class Kept(_Live):
-    """The loader writes to live memory, but only where it is known to; what was there is kept."""
+    """A mode in which the loader writes to live memory, but only to known places, whose old content
+    is kept."""
 
     def __init__(self, storages: list[Storage], known: Iterable[Region]):
         super().__init__(storages)
@@ -118,8 +121,8 @@ class Kept(_Live):
         self._old[region] = region.bits(storage.keeper.untyped_storage()).clone()
 
     def put_back(self) -> None:
-        """Makes live memory what it was before."""
-        # Regions may overlap, so the oldest one comes last.
+        """Restores live memory to its old content."""
+        # Regions may overlap, so restore the oldest one last.
         for region, old in reversed(self._old.items()):
             region.bits(self.storages[region.storage].keeper.untyped_storage()).copy_(old)
         self._old = {}

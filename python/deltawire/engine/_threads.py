@@ -1,10 +1,10 @@
 """Keeps a loader in the thread that called it.
 
-A mode of torch sees what its own thread does. What a loader wrote from another one would go past
-shadows into live memory, and could not be taken back; so a thread that is started meanwhile is an
-error, raised where it is started, before it runs. Threads that other threads start are theirs.
-Python before 3.12 tells nobody of a new thread, hence the detour over `threading.Thread.start`,
-which lasts as long as the context.
+A mode of torch sees only its own thread. A loader's writes from another thread would go past
+shadows into live memory, and could not be undone. So starting a thread is an error, raised at the
+start, before the thread runs. Threads that other threads start are allowed. Python before 3.12 does
+not report new threads, hence the detour over `threading.Thread.start`, which lasts as long as the
+context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 _own = threading.local()
 _lock = threading.Lock()
 _start = threading.Thread.start
-_contexts = 0  # of all threads; under _lock
+_contexts = 0  # of all threads; guarded by _lock
 
 
 def _refuse(thread: threading.Thread) -> None:
@@ -24,7 +24,7 @@ def _refuse(thread: threading.Thread) -> None:
 
 
 class Alone:
-    """A context in which this thread starts no other one. Not to be entered twice at once."""
+    """A context in which this thread starts no other one. It must not be entered twice at once."""
 
     def __enter__(self) -> Alone:
         global _contexts  # pylint: disable=global-statement

@@ -2,13 +2,13 @@
 
 The loader runs once over tensors that have shapes and no data (torch's ``meta`` device), while a
 dispatch mode sees every operation. A copy from a view of such a tensor into a view of a live
-parameter is written down as a strided box, and is not carried out: the parameters stay as they
-are. Clones are followed. What the loader computes instead of moving (a cast, a negated exponential,
-a quantised block), or moves by ways that the trace does not follow, is told by groups of tensors.
+parameter is recorded as a strided box, and is not carried out: the parameters stay unchanged.
+Clones are followed. Tensors that the loader computes with (a cast, a negated exponential, a
+quantized block), or moves in ways that the trace does not follow, are reported in groups.
 
-Units: a box is in elements, relative to the first element of the HF tensor and of the parameter's
-storage. Threads: the caller's alone. Cost: no weights are read or written; about 20 microseconds
-for each operation of the loader. Errors: values (`Trace.problems`), never half a trace.
+A box is in elements, relative to the first element of the HF tensor and of the parameter's storage.
+No weights are read or written; each operation of the loader costs about 20 microseconds.
+`Trace.problems` has the failures; a trace is never partial.
 """
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ aten = torch.ops.aten
 
 #: A checkpoint's tensors: (name, dtype, shape), in its order.
 Tensors = list[tuple[str, torch.dtype, tuple[int, ...]]]
-#: Of a loader that stops at a tensor, the rest is traced without it; so often at most.
+#: The limit of traces that go on without a tensor at which the loader stopped.
 _RESTARTS = 32
 
 
 class Group(NamedTuple):
-    """Tensors that the loader treats together, in a way that is no list of boxes."""
+    """Tensors that the loader treats together, in a way that boxes cannot express."""
 
     tensors: tuple[int, ...]
     why: str
-    #: What it writes for them, where the trace could follow so far.
+    #: The regions that it writes for them, as far as the trace could follow.
     regions: tuple[Region, ...]
-    #: False where it wants a value, so that it cannot run over others' values.
+    #: False if it reads a value, so that it cannot run over other values.
     by_shapes: bool
 
 
@@ -62,9 +62,9 @@ class Trace:
     storages: list[Storage]
     boxes: list[Box] = dataclasses.field(default_factory=list)
     groups: list[Group] = dataclasses.field(default_factory=list)
-    #: By a group's tensors, where it is known: what is done to them. Groups of one way have one map.
+    #: The way of each known group, by its tensors. Groups of one way have one map.
     ways: dict[tuple[int, ...], Hashable] = dataclasses.field(default_factory=dict)
-    #: Why the trace is not the whole truth: "NAME: what happened".
+    #: Reasons for which the trace is incomplete: "NAME: what happened".
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -73,16 +73,16 @@ class _Refused(RuntimeError):
 
 
 class _Origin(NamedTuple):
-    """What a storage's elements come from. `moved` is None where they were computed."""
+    """The origin of a storage's elements. `moved` is None if they were computed."""
 
     tensors: frozenset[int]
     moved: Moved | None
     why: str
-    step: int = -1  # of `_Watch.steps`, which made it; -1: it is a checkpoint's tensor
+    step: int = -1  # the step of `_Watch.steps` that made it; -1: a checkpoint's tensor
 
 
 class _Write(NamedTuple):
-    """What the loader did to a region of live memory. Without boxes and tensors: a constant."""
+    """The loader's effect on a region of live memory. Without boxes and tensors: a constant."""
 
     region: Region
     tensors: frozenset[int]
@@ -90,7 +90,7 @@ class _Write(NamedTuple):
     why: str
 
 
-#: Operations that hand on the same values in other memory.
+#: Operations that return the same values in other memory.
 _CLONES = {aten.clone.default, aten._to_copy.default}
 _FILLS = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 
@@ -99,7 +99,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, storages: list[Storage], live: dict[int, int], dummies: dict):
         super().__init__()
         self.storages, self.live = storages, live
-        #: By storage. The weak reference keeps the handle from being used again.
+        #: By storage. The weak reference keeps the handle from being reused.
         self.origins: dict[int, tuple[StorageWeakRef, _Origin]] = {}
         self.writes: list[_Write] = []
         self.steps = Steps(self._described)
@@ -118,14 +118,14 @@ class _Watch(TorchDispatchMode):
         return found[1] if found else None
 
     def _described(self, tensor: torch.Tensor) -> tuple[str, int] | None:
-        """What a tensor's storage is, for `Steps`; None for a constant."""
+        """Describes a tensor's storage for `Steps`; None for a constant."""
         origin, live = self._origin(tensor), self._live(tensor)
         if origin is not None:
             return ("made", origin.step) if origin.step >= 0 else ("given", min(origin.tensors))
         return ("live", live) if live is not None else None
 
     def kept(self) -> set[int]:
-        """The checkpoint's tensors from which something comes that is still there."""
+        """Returns the checkpoint's tensors with derived tensors that still exist."""
         return set().union(*(
             origin.tensors for there, origin in self.origins.values() if not there.expired()))
 
@@ -149,7 +149,7 @@ class _Watch(TorchDispatchMode):
         return self._computed(func, args, kwargs, written, origins)
 
     def _written(self, func, args, kwargs, written) -> None:
-        """Notes an operation that would write to live memory."""
+        """Records an operation that would write to live memory."""
         if func is aten.copy_.default:
             self._copied(args[0], args[1])
             if not self.writes[-1].boxes:
@@ -192,7 +192,7 @@ class _Watch(TorchDispatchMode):
             self._note(dst, origin.tensors, boxes or (), why)
 
     def _same_elements(self, moved: Moved, view) -> bool:
-        """Else strides of the view count others than the tensor's elements."""
+        """Returns whether strides of the view count the tensor's elements."""
         return view.element_size() == self.itemsizes[moved.tensor]
 
     def _boxes(self, moved: Moved, dst, src) -> tuple[Box, ...] | None:
@@ -223,13 +223,13 @@ class _Watch(TorchDispatchMode):
         return made
 
     def _computed(self, func, args, kwargs, written, origins):
-        """An operation on what comes from the checkpoint, whose result is neither."""
+        """Records an operation that computes new values from the checkpoint's."""
         tensors = frozenset().union(*(o.tensors for o in origins))
         why = next((o.why for o in origins if o.why), "") or (
             f"{func} computes with the checkpoint's values")
         origin = _Origin(tensors, None, why, self.steps.add(tensors, func, args, kwargs))
         for at in written:
-            # Memory of the loader's own: from now on it is none of its former self.
+            # It overwrites the loader's own memory, whose former content no longer counts.
             self._comes_from(at, origin)
         if written:
             return returned(func, written)
@@ -258,7 +258,7 @@ def _to_meta(value):
 
 def _run(model, load: Callable[[Iterable], object], tensors: Tensors, skip: Iterable[int],
          result: Trace, live: dict[int, int]) -> _Watch:
-    """One load without the tensors of `skip`. What ended it is in `refused`."""
+    """Runs one load without the tensors of `skip`. `refused` has the reason for its end."""
     dummies = {i: torch.empty(shape, dtype=dtype, device="meta")
                for i, (_, dtype, shape) in enumerate(tensors) if i not in skip}
     watch = _Watch(result.storages, live, dummies)
@@ -275,10 +275,10 @@ def _run(model, load: Callable[[Iterable], object], tensors: Tensors, skip: Iter
     except _Refused:
         pass
     except Exception as error:  # pylint: disable=broad-except
-        # The loader is somebody else's code: whatever it raises is a reason, not a failure of ours.
+        # The loader is foreign code: whatever it raises is a reason, not a failure of ours.
         watch.refused.setdefault(watch.current, str(error) or repr(error))
-    # What has a name in the model was put back. Whatever else the loader has kept, in any depth,
-    # would stay old.
+    # Named attributes of the model were restored. Anything else that the loader has kept, at any
+    # depth, would stay old.
     dummies.clear()
     result.problems = list(unchanged.findings)
     kept = watch.kept()
@@ -319,10 +319,11 @@ class _Joined:
 
 
 def _pairs_that_touch(writes: list[_Write]):
-    """(earlier, later) of writes whose spans overlap, but two that are boxes, or two constants."""
+    """Yields (earlier, later) of writes whose spans overlap, except for two boxes or two
+    constants."""
     by_storage: dict[int, list[tuple[int, int]]] = {}
     for i, write in enumerate(writes):
-        # In bytes: one storage may have views whose elements are of different widths.
+        # Use bytes: one storage may have views whose elements have different widths.
         begin = write.region.offset * write.region.width
         by_storage.setdefault(write.region.storage, []).append((begin, i))
     for starts in by_storage.values():
@@ -338,9 +339,9 @@ def _pairs_that_touch(writes: list[_Write]):
 
 
 def _settle(watch: _Watch, result: Trace) -> None:
-    """Sorts what was written into boxes, and groups of tensors that are more than boxes."""
+    """Sorts the writes into boxes, and groups of tensors that are more than boxes."""
     joined = _Joined()
-    mixed: set[int] = set()  # tensors of writes to the same places, whose order is no step
+    mixed: set[int] = set()  # tensors of unordered writes to the same places
     for write in watch.writes:
         if write.tensors and not write.boxes:
             joined.join(sorted(write.tensors), write.why)
@@ -363,7 +364,7 @@ def _settle(watch: _Watch, result: Trace) -> None:
 
 
 def trace(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: Tensors) -> Trace:
-    """Runs `load(pairs)` over dataless tensors and returns what it would have copied.
+    """Runs `load(pairs)` over dataless tensors and returns the copies that it would have made.
 
     `model`'s parameters are neither written nor replaced: a loader that assigns a new `param.data`
     is undone and reported."""
@@ -377,7 +378,7 @@ def trace(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: T
         for t, why in watch.refused.items():
             skip[t] = why
             if tensors[t][2] in ((), (1,)):
-                # Where one number's value is wanted, that of its like is, too.
+                # If the loader reads one number's value, it also reads those of its like.
                 skip.update({i: why for i, other in enumerate(tensors)
                              if other[1:] == tensors[t][1:]})
     if watch.refused:

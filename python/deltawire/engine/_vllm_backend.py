@@ -1,8 +1,8 @@
-"""vLLM's weight-transfer backend `deltawire`, for servers that are started with it: it transfers nothing.
+"""vLLM's weight-transfer backend `deltawire`, which transfers nothing but explains where to call.
 
-Its session has no answer but an exception, and after one on any rank but the last vLLM takes replies
-that it has not read for those of later calls. So the last rank says where the calls are, at the
-first of them; no session begins.
+Its session can only answer by an exception. After one on any rank but the last, vLLM takes replies
+that it has not read for those of later calls. So the last rank raises the explanation at the first
+call, and no session begins.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from vllm.distributed.weight_transfer.base import (
 
 
 class DeltawireEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
-    """What vLLM makes for each worker."""
+    """The backend's engine, which vLLM makes for each worker."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = WeightTransferUpdateInfo
     supports_draft_weight_update = False
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> WeightTransferInitInfo:
-        """The base's raises on all ranks."""
+        """Replaces the base's method, which raises on all ranks."""
         del init_dict
         return WeightTransferInitInfo()
 
@@ -42,10 +42,10 @@ class DeltawireEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._refuse()
 
     def finish_weight_update(self) -> None:
-        """Nothing was begun."""
+        """Does nothing, because nothing was begun."""
 
     def shutdown(self) -> None:
-        """Nothing was begun."""
+        """Does nothing, because nothing was begun."""
 
     @staticmethod
     def _refuse() -> None:

@@ -1,7 +1,7 @@
-"""What deltawire asks of a vLLM worker: its models, its groups, and its own ways to load.
+"""A vLLM worker as deltawire uses it: its models, its groups, and its own ways to load.
 
-Read with vLLM 0.28 to 0.33 (docs/engine.md has what each one lacks). Owner: the worker's Follower.
-Errors: `Refused`, with the reason.
+Written for vLLM 0.28 to 0.33 (docs/engine.md has each one's gaps). Failures are `Refused`, with the
+reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from deltawire.engine._second import Instance
 
 @dataclass
 class Model:
-    """A model of the worker, and how it is loaded. `beside`: the model that answers, where this one
-    holds it and a draft: what the draft shares with it is only the answering model's to write."""
+    """A model of the worker, and its loader. `beside`: the answering model, if this one holds it
+    and a draft; only the answering model's loader writes their shared memory."""
 
     module: torch.nn.Module
     load: Callable[[Any], Any]
@@ -34,14 +34,14 @@ class Model:
 
 
 class Both(torch.nn.Module):
-    """The model that answers and a draft that is loaded from the same checkpoint."""
+    """The answering model and a draft that is loaded from the same checkpoint."""
 
     def __init__(self, served: torch.nn.Module, draft: torch.nn.Module):
         super().__init__()
         self.served, self.draft = served, draft
 
     def load_weights(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Each model takes what it has; the draft comes last, as in vLLM."""
+        """Gives each model its tensors; the draft comes last, as in vLLM."""
         first, second = itertools.tee(pairs)
         self.served.load_weights(first)
         self.draft.load_weights(second)
@@ -65,24 +65,25 @@ class Engine:
         self.rank = 0
         for group in reversed(self.group):
             self.rank = self.rank * group.world_size + group.rank_in_group
-        #: Each replica has a server of its own, behind somebody's balancer.
+        #: Each replica has a separate server, behind a load balancer.
         self.alone = alone = getattr(parallel, "data_parallel_external_lb", False)
         hybrid = getattr(parallel, "data_parallel_hybrid_lb", False)
-        #: Behind this server's address, as far as this worker knows: replicas of a dense model do
-        #: not know of each other.
+        #: The replicas behind this server's address, as far as this worker knows. Replicas of a
+        #: dense model do not know of each other.
         self.replicas = 1 if alone else (
             parallel.data_parallel_size_local if hybrid else parallel.data_parallel_size)
         index = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         self.replica = 0 if alone else index % max(self.replicas, 1) if hybrid else index
 
     def configuration(self) -> contextlib.AbstractContextManager:
-        """In which vLLM's own loaders expect to be called."""
+        """Returns the context in which vLLM's own loaders must be called."""
         from vllm.config import set_current_vllm_config  # pylint: disable=import-outside-toplevel
 
         return set_current_vllm_config(self._config)
 
     def served(self) -> Model:
-        """The model that answers, with its draft where that is loaded from the same checkpoint."""
+        """Returns the answering model, with its draft if that is loaded from the same
+        checkpoint."""
         module = self._worker.model_runner.get_model()
         if self._both is None and self._draft_of_the_checkpoint() is not None:
             self._both = Both(module, self._draft_of_the_checkpoint())
@@ -95,11 +96,11 @@ class Engine:
         draft, speculation = self._draft_module(), self._config.speculative_config
         if draft is None or getattr(speculation, "draft_model_config", None) is None:
             return None
-        # A reload of vLLM's own changes the path of the model that answers, and not the draft's.
+        # A reload of vLLM's own changes the path of the answering model, and not the draft's.
         return draft if speculation.draft_model_config.model == self._path else None
 
     def draft(self) -> Model | None:
-        """The draft model of speculative decoding, if there is one of a checkpoint of its own."""
+        """Returns the draft model of speculative decoding, if it has a separate checkpoint."""
         module = self._draft_module()
         if module is None or self._draft_of_the_checkpoint() is not None:
             return None
@@ -114,14 +115,14 @@ class Engine:
         return module if isinstance(module, torch.nn.Module) else None
 
     def refuse_what_cannot_follow(self, model: Model | None) -> None:
-        """Servers in which the parameters of one model are not all of the truth."""
+        """Refuses servers that hold more state than the parameters of one model."""
         if model is None:
             raise Refused("this server has no draft model of a checkpoint of its own")
         if getattr(self._config.parallel_config, "enable_eplb", False):
             raise Refused("EPLB moves experts' weights while the server runs; "
                           f"{ANEW} without --enable-eplb")
-        # After a load of vLLM's own that raised, its next one says that it is done, and leaves
-        # parameters without memory.
+        # After a failed load, vLLM's next load claims success, and leaves parameters without
+        # memory.
         lost = [name for name, p in model.module.named_parameters()
                 if p.device.type == "meta" != self._worker.device.type]
         if lost:
@@ -129,7 +130,7 @@ class Engine:
                           f"own failed: {some(lost)}")
 
     def why_no_reload(self) -> str:
-        """Why vLLM's own reload would leave wrong weights, and say nothing; "" where it does not."""
+        """Returns why vLLM's own reload would silently leave wrong weights; "" if it does not."""
         if self._draft_of_the_checkpoint() is not None:
             return f"vLLM's own reload leaves the draft model at older weights; {ANEW}"
         for name, part in self._worker.model_runner.get_model().named_modules():
@@ -144,14 +145,14 @@ class Engine:
         return ""
 
     def reload(self, directory: str) -> None:
-        """vLLM's own load of the whole directory."""
+        """Runs vLLM's own load of the whole directory."""
         self._worker.reload_weights(weights_path=directory, is_checkpoint_format=True)
 
     @torch.no_grad()
     def compute_anew(self, module: torch.nn.Module) -> None:
-        """What vLLM has computed from weights after its load, by vLLM's own functions: latent
-        attention keeps both halves of kv_b_proj once more, in another order. And what it caches of
-        adapters, which lie over the weights."""
+        """Recomputes, by vLLM's own functions, the state that it derives from weights after its
+        load: latent attention keeps both halves of kv_b_proj again, in another order. Also resets
+        its cached state of adapters, which depends on the weights."""
         # pylint: disable-next=import-outside-toplevel
         from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
@@ -169,7 +170,7 @@ class Engine:
             torch.accelerator.synchronize()
 
     def plans(self, model: Model, plans: str | bool) -> PlanCache | None:
-        """The cache of layouts of this rank's place, where it is asked for."""
+        """Returns the cache of layouts for this rank's place, if the call asks for it."""
         if not plans:
             return None
         import vllm  # pylint: disable=import-outside-toplevel
@@ -185,14 +186,14 @@ class Engine:
                          None if plans is True else plans)
 
     def second(self, model: Model) -> Callable[[], Instance] | None:
-        """Makes instances of the served model beside the one that serves."""
+        """Returns a maker of instances of the served model, beside the serving one."""
         if not model.is_served or model.beside is not None:
             return None
         return second_instance(self._config, self._worker.device)
 
 
 def second_instance(vllm_config: Any, device: torch.device) -> Callable[[], Instance]:
-    """Makes instances of the model, with vLLM's own post-processing, beside the one that serves."""
+    """Returns a maker of instances of the model, with vLLM's own post-processing."""
     # pylint: disable=import-outside-toplevel  # seldom needed
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import (

@@ -1,15 +1,13 @@
 """One vLLM worker's answers to a receiver's calls (docs/engine.md, "vLLM").
 
-vLLM's executor reads the ranks' replies in order and stops at the first failure; what it has not
-read answers the next calls. So no call raises, on any rank: each rank says (ok, reason), the ranks
-of one engine agree, and every one of them answers with the word of all. A call's nonce comes back
-in its answer, by which the receiver knows a reply of an earlier call.
+vLLM's executor reads the ranks' replies in order and stops at the first failure; unread replies
+answer the next calls. So no call raises, on any rank: each rank returns (ok, reason), the ranks of
+one engine agree, and every one of them answers with the joint result. An answer repeats its call's
+nonce, by which the receiver recognizes a reply of an earlier call.
 
 The ranks of one replica agree over vLLM's own groups. Replicas of data parallelism do not: each is
 called when its own step ends, so a collective over them would wait for a step that waits for it.
-They leave what they have done in files, and `settle` reads all of them afterwards.
-
-Owner: the worker. Threads: the worker's own. Errors: none leaves `Follower.answer`.
+They leave their results in files, and `settle` reads all of them afterwards.
 """
 
 from __future__ import annotations
@@ -48,29 +46,29 @@ class Corrupts(Refused):
 
 @dataclass
 class Followed:
-    """One model of a worker, and what is known of its memory."""
+    """One model of a worker, and the known state of its memory."""
 
     client: EngineClient | None = None
     model: torch.nn.Module | None = None
     prepared: Identity | None = None
-    before: Identity | None = None  # the last update's, to which a rollback leads
+    before: Identity | None = None  # the last update's base, the target of a rollback
     rounds: Rounds = field(default_factory=lambda: Rounds(0))
     looks: Rounds = field(default_factory=lambda: Rounds(0))  # of `prove`
-    drifted: bool = False  # as a proof has found, and nothing was written since
+    drifted: bool = False  # found by a proof, and nothing was written since
 
 
 class Follower:
     """A worker's models. Every rank of an engine gets the same calls in the same order."""
 
     def __init__(self, engine: Any):
-        """`engine`: a `_vllm_engine.Engine`, by which vLLM is asked."""
+        """`engine`: a `_vllm_engine.Engine`, the access to vLLM."""
         self._engine = engine
         self._process = secrets.token_hex(8)
         self._served, self._draft = Followed(), Followed()
         self._replicas = Replicas(engine.replica)
         self._done = Done()
-        self._half_loaded = False  # a reload of vLLM's own has raised on one rank
-        self._undo: Callable[[], None] = lambda: None  # if another replica cannot do the same
+        self._half_loaded = False  # a reload of vLLM's own has failed on one rank
+        self._undo: Callable[[], None] = lambda: None  # for the case that another replica fails
         self._calls: dict[str, Callable[..., None]] = {
             "attach": self._attach, "prepare": self._prepare, "apply": self._apply,
             "rollback": self._rollback, "discard": self._discard, "check": self._check,
@@ -78,7 +76,7 @@ class Follower:
             "settle": self._settle, "held": lambda: None}
 
     def answer(self, call: str, nonce: str, options: dict[str, Any]) -> dict[str, Any]:
-        """The word of all ranks of this engine, as a JSON object."""
+        """Returns the joint result of all ranks of this engine, as a JSON object."""
         group = self._engine.group
         draft = bool(options.pop("draft", False))
         self._followed = self._draft if draft else self._served
@@ -120,7 +118,7 @@ class Follower:
             "untaken": self._done.untaken if ok else []}
 
     def _refusal(self, call: str, options: dict[str, Any]) -> Exception | None:
-        """Takes the step; what speaks against it."""
+        """Takes the step; returns the objection, if any."""
         try:
             step = self._calls.get(call)
             if step is None:
@@ -157,9 +155,9 @@ class Follower:
     def _attach(self, directory: str = "", check_every: int = CHECK_EVERY,
                 loader_tensors: bool = False, second_instance: bool = False,
                 plans: str | bool = False, threads: int = 1, draft_directory: str = "") -> None:
-        """Proves that the memory is what is committed in `directory`, and follows it from now on.
-        `draft_directory`: of the draft model, if it has one of its own. Until this is done, nothing
-        is followed."""
+        """Proves that the memory equals the committed version in `directory`, and follows it from
+        now on. `draft_directory`: of the draft model, if it has one of its own. Until this is done,
+        nothing is followed."""
 
         def refuse_nothing() -> None:
             if not (directory or draft_directory):
@@ -168,7 +166,7 @@ class Follower:
         self._together(refuse_nothing)
         options = {"loader_tensors": loader_tensors, "plans": plans, "threads": threads}
         if directory:
-            # The memory may be another one by now: a refusal leaves no older client at work.
+            # The memory may have changed by now. After a refusal no older client may stay in use.
             self._served = self._followed = Followed()
             self._bind(self._served, self._engine.served(), directory, check_every,
                        second_instance, options)
@@ -225,7 +223,7 @@ class Follower:
         self._undo = undo
 
     def _prepare(self, version: int | None = None) -> None:
-        """Makes the way to what is committed ready, and checks it; an earlier one is forgotten."""
+        """Prepares and checks the update to the committed version; discards an earlier one."""
         followed = self._followed
         followed.prepared = followed.before = None
         self._done.shares = followed.rounds.look(self._require, self._engine.group)
@@ -239,8 +237,8 @@ class Follower:
                               "committed")
             return outcome.update.to
 
-        # Between two ranks' steps the receiver may have committed: then they have prepared
-        # different versions, and none of them may write.
+        # If the receiver commits between two ranks' steps, they have prepared different versions,
+        # and none of them may write.
         followed.prepared = self._together(prepare)
 
         def undo() -> None:
@@ -250,8 +248,8 @@ class Follower:
         self._undo = undo
 
     def _apply(self, version: int | None = None, check: bool = False) -> None:
-        """Writes what is prepared. `check`: compares all memory after it, and takes it back where
-        that finds something."""
+        """Writes the prepared update. `check`: compares all memory after it, and undoes the update
+        on a difference."""
         followed = self._followed
 
         def target() -> Identity:
@@ -279,7 +277,7 @@ class Follower:
         self._undo = lambda: self._take_back(Refused("another replica has refused it"), to != held)
 
     def _rollback(self, version: int | None = None) -> None:
-        """Undoes the last apply. A rank that cannot leaves the others as they were before it."""
+        """Undoes the last apply. If a rank cannot, the others stay as they were before the call."""
         followed = self._followed
 
         def target() -> Identity:
@@ -296,7 +294,7 @@ class Follower:
         self._together(lambda: self._write(client.rollback))
 
     def _write(self, step: Callable[[], Any]) -> Identity:
-        """This rank's share. Raises Refused."""
+        """Writes this rank's share. Raises Refused."""
         done = step()
         if not done:
             raise Refused(done.reason)
@@ -304,8 +302,8 @@ class Follower:
         return self._require().held
 
     def _take_back(self, refused: Refused, has_written: bool) -> None:
-        """Undoes this rank's share of an update that `refused` has ended. Where that fails, half of
-        an update stays: until an attach has proven the memory anew, nothing is done with it."""
+        """Undoes this rank's share of an update that `refused` has ended. If that fails, half of an
+        update stays, and no call is accepted until an attach has proven the memory anew."""
         why = None
         if has_written:
             try:
@@ -320,19 +318,19 @@ class Follower:
                           "directory read, and attach again") from None
 
     def _discard(self) -> None:
-        """Forgets what is prepared; what was applied stays."""
+        """Discards the prepared update; an applied one stays."""
         followed = self._followed
         followed.prepared = None
         if followed.client is not None:
             followed.client.discard()
 
     def _check(self) -> None:
-        """Compares all memory with the digests of what it holds."""
+        """Compares all memory with the digests of its version."""
         self._done.shares = refuse_drift(self._require, self._engine.group)
 
     def _prove(self, version: int, epoch: int, lineage: str, root: str, part: str = "all") -> None:
-        """Compares the memory with the digests of this version, by its whole name. `part`: "all", or
-        "next" for another part each time."""
+        """Compares the memory with the digests of this version, given by its identity. `part`:
+        "all", or "next" for another part each time."""
 
         def held() -> Identity:
             now = self._require().held
@@ -347,7 +345,8 @@ class Follower:
         self._together(held)
         followed = self._followed
         try:
-            # A proof that is asked for again, since its answer was lost, must find the same.
+            # A proof that is requested again, because its answer did not arrive, must find the
+            # same.
             if part == "all" or followed.drifted:
                 self._done.shares = refuse_drift(self._require, self._engine.group)
             else:
@@ -358,7 +357,7 @@ class Follower:
             raise
 
     def _reload(self, directory: str) -> None:
-        """The engine's own load of the whole directory. Nothing is followed afterwards."""
+        """Runs the engine's own load of the whole directory. Nothing is followed afterwards."""
         for why in everywhere(self._engine.why_no_reload(), self._engine.group):
             if why:
                 raise Corrupts(why)
@@ -375,14 +374,15 @@ class Follower:
         self._followed = self._served
 
     def _settle(self, of: str, replicas: int) -> None:
-        """The word of all replicas on their call `of`. What this one alone has done is undone."""
+        """Returns the joint result of all replicas on their call `of`. Undoes a step that only this
+        one has done."""
         client = self._followed.client
         group = self._engine.group
-        if self._engine.alone:  # its word was all of it
+        if self._engine.alone:  # its own result was complete
             if self._done.nonce == of and self._done.ok:
                 return
             raise Refused(self._done.reason or "there was no such call")
-        # One rank reads: what all of them have read must be the same.
+        # One rank reads, because all ranks must get the same.
         read = everywhere(self._replicas.read(of, replicas) if self._engine.rank == 0 else None,
                           group)[0]
         reasons = list(read.reasons)
@@ -409,7 +409,7 @@ class Follower:
 
 
 def named(identity: Identity | None) -> dict[str, Any] | None:
-    """An identity as JSON."""
+    """Returns an identity as JSON."""
     if not identity:
         return None
     return {"version": identity.version, "epoch": identity.epoch, "lineage": identity.lineage,

@@ -1,10 +1,9 @@
-"""Tells whether an engine's loader does to some tensors just what it does to others.
+"""Recognizes groups of tensors that an engine's loader treats alike.
 
-The layers of a model are loaded alike. Where the trace saw the same operations, with the same
-numbers and with constants of the same bytes, in the same order and on memory of the same geometry,
-the loader is one function of its tensors; so the map that is found for one layer is the others'.
-Owner: a trace. Threads: the caller's alone. Cost: some 20 microseconds for each step that is not a
-mere copy. Errors: none; a step that cannot be told is unlike all others.
+The layers of a model are loaded alike. If the trace saw the same operations, with the same numbers
+and with constants of the same bytes, in the same order and on memory of the same geometry, the
+loader is one function of its tensors. So the map of one layer applies to the others. A step that is
+not a mere copy costs some 20 microseconds. A step that cannot be recognized is unlike all others.
 """
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class _Step(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """An argument: a view of memory. `kind` and `index` say of which."""
+    """An argument: a view of memory, which `kind` and `index` identify."""
 
     kind: str
     index: Hashable
@@ -44,8 +43,8 @@ class Steps:
         self._steps: list[_Step] = []
 
     def add(self, tensors: frozenset[int], func, args, kwargs) -> int:
-        """Notes an operation on what comes from the checkpoint's `tensors`, before it is carried
-        out; its number."""
+        """Records an operation on data from the checkpoint's `tensors`, before it runs; returns its
+        number."""
         arguments = (*map(self._seen, args),
                      *((name, self._seen(value)) for name, value in sorted(kwargs.items())))
         self._steps.append(_Step(tensors, str(func), arguments))
@@ -62,13 +61,13 @@ class Steps:
 
     def way(self, group: tuple[int, ...], writes: Iterable[tuple[Region, tuple[Box, ...]]]
             ) -> Hashable:
-        """What is done to a group of tensors, as told by their places in the group. `writes`: to
-        live memory."""
+        """Returns the way of a group of tensors, in terms of their places in the group. `writes`:
+        to live memory."""
         return _Way(group).told(self._steps, writes)
 
 
 class _Way:
-    """Replaces numbers of tensors, steps and storages by the order in which they come."""
+    """Replaces numbers of tensors, steps and storages by the order of their first use."""
 
     def __init__(self, group: tuple[int, ...]):
         self._group = set(group)
@@ -105,8 +104,8 @@ class _Way:
 
 
 def moved(boxes: Iterable[Box], one: Group, other: Group) -> list[Box] | None:
-    """The boxes of one group as those of another, of the same way; None where they say more than
-    the way does."""
+    """Returns the boxes of one group as those of another, of the same way; None if they contain
+    more than the way does."""
     tensors = dict(zip(one.tensors, other.tensors))
     storages = dict(zip(_storages(one), _storages(other)))
     if not all(box.tensor in tensors and box.storage in storages for box in boxes):
@@ -120,7 +119,7 @@ def _storages(group: Group) -> list[int]:
 
 
 def _digest(value: torch.Tensor) -> Hashable:
-    """Of a constant's bytes; unlike any other where they cannot be looked at."""
+    """Returns a digest of a constant's bytes, unlike any other if they cannot be read."""
     if value.device.type != "cpu" or value.nbytes > _MOST_BYTES:
         return object()
     dense = value.detach().contiguous()

@@ -3,17 +3,17 @@
     deltawire-receiver --model tuned=/dev/shm/deltawire/tuned \\
         --engine "tuned:exec=/usr/bin/python3 -m deltawire.engine.adapter http://127.0.0.1:8000"
 
-An adapter is a model of its own, published from a PEFT directory. For each version this program
-makes a folder of links with the names that PEFT gives, and has the server load the adapter from
-there, under the model's name or `--name`. vLLM loads it between two of its steps and tells cached
-keys and values apart by the folder, so nothing is paused and no old prefix is taken. A request that
-runs meanwhile goes on with the new weights, over the keys and values of the old ones. Folders stay
-for a thousand versions, since running requests name them.
+An adapter is a separate model, published from a PEFT directory. For each version this program makes
+a folder of links with PEFT's names, and makes the server load the adapter from there, under the
+model's name or `--name`. vLLM loads it between two of its steps and distinguishes cached keys and
+values by the folder, so nothing is paused and no old prefix is reused. A running request continues
+with the new weights, over the keys and values of the old ones. Folders stay for a thousand
+versions, because running requests name them.
 
-Started by the receiver, which holds the directory meanwhile, with DELTAWIRE_MODEL,
-DELTAWIRE_DIRECTORY and DELTAWIRE_VERSION. Exits with 0 when the version is served. The server wants
---enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and with --api-key its key, by --token-file.
-Tried with vLLM 0.32.
+The receiver starts it, and holds the directory meanwhile, with DELTAWIRE_MODEL, DELTAWIRE_DIRECTORY
+and DELTAWIRE_VERSION. It exits with 0 when the version is served. The server needs --enable-lora
+and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and with --api-key its key, by --token-file. Tried with vLLM
+0.32.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ import urllib.request
 
 from deltawire._server_access import ServerAccess
 
-#: A receiver's file of weights, and what PEFT calls it.
+#: A receiver's name for the file of weights, and PEFT's.
 _WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
 _LONGEST_REASON = 2000
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ELSE = ("move it away (if the server runs, its requests may still name versions in it), or give "
          "--links another folder")
-#: How many older versions' folders stay: more than a request sees of them.
+#: The number of older versions' folders that stay, more than a running request can need.
 _KEPT = 1000
 
 
 def own(folder: pathlib.Path) -> None:
-    """Makes a folder on the way to the usual links. Raises RuntimeError where it is another user's,
-    or no folder: in /dev/shm anybody can have made it, and would then choose what the server loads.
-    One of this user that others can write, as older versions made it under umask 002, is closed to
-    them, and stays: requests that run name what is in it."""
-    with contextlib.suppress(FileExistsError):  # then what is there is looked at
+    """Makes a folder on the path to the usual links. Raises RuntimeError if another user owns it,
+    or if it is not a folder: in /dev/shm any user can have made it, and could choose what the
+    server loads. If it is this user's and others can write to it, as older versions made it under
+    umask 002, it is closed to them and stays, because running requests name its content."""
+    with contextlib.suppress(FileExistsError):  # an existing folder is checked below
         folder.mkdir(mode=0o700)
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -68,8 +68,8 @@ def own(folder: pathlib.Path) -> None:
 
 
 def own_links(links: pathlib.Path, folder: pathlib.Path) -> None:
-    """Of each folder from `links` to a version's, from above: what others can have put into one
-    while they could write it is found in the next. Raises as `own`."""
+    """Checks each folder from `links` to a version's, from above, because another user may have put
+    a folder into a writable one. Raises as `own`."""
     own(links)
     at = links
     for part in folder.relative_to(links).parts:
@@ -81,9 +81,10 @@ def own_links(links: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def forget(versions: pathlib.Path, version: int) -> None:
-    """Removes the folders that no request can name any more. What stays is tried the next time."""
+    """Removes the folders that no request can name any more. Failures are tried again the next
+    time."""
     numbers = [(re.fullmatch(r"v(\d+)", folder.name), folder) for folder in versions.iterdir()]
-    # By their count: versions may be a trainer's steps, of which not each is published.
+    # Count them: versions may be a trainer's steps, not all of which are published.
     older = sorted((int(n[1]), folder) for n, folder in numbers if n and int(n[1]) < version)
     for _, folder in older[:-_KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +104,7 @@ def link(directory: pathlib.Path, folder: pathlib.Path) -> None:
 
 def load(server: str, name: str, folder: pathlib.Path, seconds: float,
          access: ServerAccess) -> None:
-    """Raises RuntimeError with the server's own words."""
+    """Makes the server load the folder. Raises RuntimeError with the server's own text."""
     request = urllib.request.Request(
         f"{server.rstrip('/')}/v1/load_lora_adapter", headers={"Content-Type": "application/json"},
         data=json.dumps({"lora_name": name, "lora_path": str(folder),
@@ -151,8 +152,9 @@ def main() -> None:
         load(options.server, options.name, folder, options.timeout, access)
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"adapter {options.name}: version {version} is not served: {error}")
-    # A request reads the adapter by the folder that it began with, as often as vLLM 0.32 changes
-    # which adapters a step has; without the folder the engine ends. All lead to the same files.
+    # A request reads the adapter from the folder that it began with, whenever vLLM 0.32 changes the
+    # adapters of a step. Without the folder the engine would end. All folders lead to the same
+    # files.
     forget(versions, int(version))
 
 

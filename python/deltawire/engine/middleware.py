@@ -1,4 +1,4 @@
-"""An ASGI middleware that says of every response which version of the weights it was made with.
+"""An ASGI middleware that adds to every response the version of the weights that made it.
 
     vllm serve ... --middleware deltawire.engine.middleware.VersionMiddleware
 
@@ -6,15 +6,16 @@ A response has the header `deltawire-version`, a list (RFC 8941) of one or two s
 
     deltawire-version: 8;epoch=1;lineage="1f2e3d4c";root="0123456789abcdef"
 
-One: all of the response was computed with it. Two: the engine went from the first to the second
-while the request was there, and the response is of both, or of one of them. No header: not known.
-A stream says it at its begin; if that has changed by its end, a last comment line says it again.
+One: all of the response was computed with it. Two: the engine changed from the first to the second
+during the request, and the response is of both, or of one of them. No header: unknown. A stream has
+it at its beginning; if it has changed by the end, a last comment line repeats it.
 
-A request may ask: `deltawire-want-version: 8`, `>=8`, or a state as a response names it. Where the
-engine holds another one, it waits for up to `deltawire-wait-ms` (0), and then the answer is 409.
+A request may ask: `deltawire-want-version: 8`, `>=8`, or a state as a response names it. If the
+engine holds another one, the request waits for up to `deltawire-wait-ms` (0), and then the answer
+is 409.
 
-Cost: some 50 microseconds for a request to an engine of one rank. Threads: the event loop's.
-docs/integrations.md has the rest.
+It runs on the event loop's thread, and costs some 50 microseconds for a request to an engine of one
+rank. docs/integrations.md has the rest.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ VERSION_HEADER = b"deltawire-version"
 WANT_HEADER = b"deltawire-want-version"
 WAIT_HEADER = b"deltawire-wait-ms"
 LONGEST_WAIT_MS = 600_000
-#: How often requests that wait, all of them together, look at what is held.
+#: The pause between looks at the held version, for all waiting requests together.
 _LOOK_S = 0.005
 _STREAM = b"text/event-stream"
 _WANTED = re.compile(r"(>=)?\s*(\d{1,20})((?:\s*;\s*[a-z]+=\"?[0-9a-f]+\"?)*)")
@@ -48,12 +49,12 @@ _PARAMETER = re.compile(r"([a-z]+)=\"?([0-9a-f]+)\"?")
 
 
 class _BadRequest(ValueError):
-    """A header that cannot be read; the message says which."""
+    """A header that cannot be parsed; the message says which."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a request asks for."""
+    """The version that a request asks for."""
 
     text: str
     version: int
@@ -63,7 +64,7 @@ class _Wanted:
 
     @staticmethod
     def of(headers: Iterable[tuple[bytes, bytes]]) -> _Wanted | None:
-        """None when a request asks for nothing. Raises _BadRequest."""
+        """Returns None if a request asks for nothing. Raises _BadRequest."""
         found = {name: value.decode("latin-1").strip() for name, value in headers
                  if name in (WANT_HEADER, WAIT_HEADER)}
         text = found.get(WANT_HEADER)
@@ -81,7 +82,7 @@ class _Wanted:
         return _Wanted(text, int(match[2]), bool(match[1]), parameters, int(wait) / 1000)
 
     def is_met_by(self, reading: Reading) -> bool:
-        """Only by a state that all ranks hold and that nobody is changing."""
+        """Returns whether all ranks hold a matching state and none is changing."""
         state = reading.state
         if state is None:
             return False
@@ -94,7 +95,8 @@ class _Wanted:
 
 
 def _named(begin: Reading, end: Reading) -> list[State]:
-    """What a response between two readings was made with: nothing where one of them is unknown."""
+    """Returns the versions of a response between two readings, or nothing if one of them is
+    unknown."""
     if not begin.states or not end.states:
         return []
     if begin.changes == end.changes and end.state is not None:
@@ -107,7 +109,7 @@ def _text(states: Iterable[State]) -> bytes:
 
 
 class VersionMiddleware:
-    """Pure ASGI: bodies and disconnects pass through as they are."""
+    """A pure ASGI middleware: bodies and disconnects pass through unchanged."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]):
         self._app = app
@@ -132,14 +134,15 @@ class VersionMiddleware:
         await self._app(scope, receive, _Response(self._served, begin, send))
 
     async def _wait(self, wanted: _Wanted, reading: Reading) -> Reading:
-        """Until it is there, or the request has waited long enough; returns the last reading."""
+        """Waits until the version is held, or the request's time is over; returns the last
+        reading."""
         loop = asyncio.get_running_loop()
         end = loop.time() + wanted.wait_s
         while not wanted.is_met_by(reading) and loop.time() < end:
             if self._look is None:
                 self._look = loop.create_future()
                 loop.call_later(_LOOK_S, self._look_again)
-            # One look for all that wait; the end of one request must not end it.
+            # One look serves all waiting requests, so the end of one request must not end it.
             reading = await asyncio.shield(self._look)
         return reading
 
@@ -150,11 +153,11 @@ class VersionMiddleware:
 
 
 class _Response:
-    """The `send` of one request: adds what the engine held when the response began and ended."""
+    """The `send` of one request: adds the engine's versions at the response's beginning and end."""
 
     def __init__(self, served: Served, begin: Reading, send: Send):
         self._served, self._begin, self._send = served, begin, send
-        self._said: Reading | None = None  # when a stream's headers were sent
+        self._said: Reading | None = None  # at a stream's headers
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -185,7 +188,7 @@ class _Response:
 
 
 def _takes_comments(headers: dict[bytes, bytes]) -> bool:
-    """Whether a line may follow the body: of a stream without a length, and not compressed."""
+    """Returns whether a line may follow the body: a stream without a length, not compressed."""
     return (headers.get(b"content-type", b"").startswith(_STREAM)
             and headers.keys().isdisjoint((b"content-length", b"content-encoding")))
 
@@ -201,7 +204,7 @@ def _why_not(wanted: _Wanted, reading: Reading) -> str:
 
 
 async def _refuse(send: Send, status: int, message: str, states: Iterable[State]) -> None:
-    """An answer with a body as OpenAI's and vLLM's errors have."""
+    """Sends an answer whose body has the form of OpenAI's and vLLM's errors."""
     body = json.dumps({"error": {"message": f"deltawire: {message}", "type": "deltawire_version",
                                  "param": None, "code": status}}).encode()
     headers = [(b"content-type", b"application/json"),
@@ -214,8 +217,8 @@ async def _refuse(send: Send, status: int, message: str, states: Iterable[State]
 
 
 def register_sglang() -> None:
-    """SGLang has no option for middlewares: the entry point `sglang.srt.plugins` adds this one to
-    its HTTP server."""
+    """Adds the middleware to SGLang's HTTP server, as the entry point `sglang.srt.plugins`: SGLang
+    has no option for middlewares."""
     from sglang.srt.plugins.hook_registry import (  # pylint: disable=import-outside-toplevel
         HookRegistry,
         HookType,
@@ -226,13 +229,13 @@ def register_sglang() -> None:
 
 
 def _add_to_sglang(*args: Any, **kwargs: Any) -> None:
-    """Before SGLang's function, with its arguments, of which the server's come first."""
+    """Runs before SGLang's function, with its arguments, of which the server's come first."""
     from sglang.srt.entrypoints import http_server  # pylint: disable=import-outside-toplevel
 
     server_args = kwargs["server_args"] if "server_args" in kwargs else next(iter(args), None)
     workers = getattr(server_args, "tokenizer_worker_num", 1)
     if workers > 1:
-        # Their HTTP servers are other processes, which import the application anew.
+        # Their HTTP servers are separate processes, which import the application anew.
         logger.warning("deltawire: with %d tokenizer processes no response says its version, and "
                        "%s is not looked at; start the server with --tokenizer-worker-num 1",
                        workers, WANT_HEADER.decode())

@@ -1,17 +1,17 @@
-"""SGLang's plug-in `deltawire`: a server follows what a receiver commits, in place.
+"""SGLang's plug-in `deltawire`: a server follows a receiver's commits, in place.
 
-SGLang finds it by the entry point `sglang.srt.plugins`; every hook goes through its HookRegistry.
-A path that begins with `deltawire:` is an order, `deltawire:DIRECTORY[?OPTION[&OPTION]...]`:
+SGLang finds it by the entry point `sglang.srt.plugins`; every hook goes through its HookRegistry. A
+path that begins with `deltawire:` is an order, `deltawire:DIRECTORY[?OPTION[&OPTION]...]`:
 
     POST /weights_checker          {"action": "deltawire:/dev/shm/deltawire/MODEL?prepare"}
     POST /pause_generation         {"mode": "retract"}
     POST /update_weights_from_disk {"model_path": "deltawire:/dev/shm/deltawire/MODEL?version=7"}
     POST /continue_generation      {}
 
-The server's own pause, flush and version handling stay as they are; each rank writes its share.
-Tried with SGLang 0.5.23. Errors: a refusal is answered with 400 and its reason on all ranks or
-none, and the parameters are then what they were; but a rollback that one rank cannot carry out
-stays done on the others. Threads: the scheduler's own.
+The server's own pause, flush and version handling stay unchanged; each rank writes its share. Tried
+with SGLang 0.5.23. A refusal is answered with 400 and its reason on all ranks or none, and the
+parameters are then unchanged. One exception: a rollback that one rank cannot carry out stays done
+on the others. All of it runs on the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _SCHEDULER = ("sglang.srt.managers.scheduler_components.weight_updater."
               "SchedulerWeightUpdaterManager")
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-#: By this method a model of SGLang's computes from its parameters; its loader calls it, too.
+#: SGLang's method in which a model computes from its parameters. Its loader calls it, too.
 _COMPUTES = "post_load_weights"
-#: Tensors of a stream, whose memory is used again when they are loaded: SGLang waits for each.
+#: Tensors of a stream, whose memory is reused after their load: SGLang waits for each.
 _IN_THIS_THREAD = "_sglang_runai_streamer_tensor"
-#: Other ways of writing weights: after each of them the memory is unknown and is proven anew.
+#: Other ways of writing weights. After each of them the memory is unknown and is proven anew.
 _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
                   "update_weights_from_tensor", "update_weights_from_ipc")
 
@@ -64,11 +64,11 @@ _ROOT = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Order:
-    """What a path asks for. `version`: what the memory shall be; None: what is committed. `root`, of
-    16 hexadecimal digits: of which bytes, since a number may come again with others. `threads`,
-    `plans` (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the
-    tensors that it computes with) are of the attach. `check_every`: from now on each prepare
-    compares a part of the memory with its digests, and so many of them all of it; 0: none."""
+    """The parsed order of a path. `version`: the target; None: the committed version. `root`, of 16
+    hexadecimal digits: its bytes, because a number may come again with others. `threads`, `plans`
+    (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the tensors
+    that it computes with) apply to the attach. `check_every`: from now on each prepare compares a
+    part of the memory with its digests, and this many prepares all of it; 0: none."""
 
     directory: str
     version: int | None = None
@@ -83,7 +83,8 @@ class Order:
 
     @staticmethod
     def parse(path: str) -> Order | None:
-        """None when the path is none of deltawire's. Raises Refused for what it cannot read."""
+        """Returns None if the path is not one of deltawire's. Raises Refused if it cannot be
+        parsed."""
         if not path.startswith(SCHEME):
             return None
         directory, _, text = path[len(SCHEME):].partition("?")
@@ -104,12 +105,12 @@ class Order:
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
         if options.get("rollback") and options.get("check"):
-            # What the check finds on one rank, no rank could undo.
+            # If the check fails on one rank, no rank could undo the rollback.
             raise Refused(f"{path}: a rollback and a check are two orders, one after the other")
         return Order(directory, **options)
 
     def path(self, version: int) -> str:
-        """The path of this order for `version`."""
+        """Returns the path of this order for `version`."""
         said = [f"version={version}"]
         if self.root is not None:
             said.append(f"root={self.root}")
@@ -124,7 +125,7 @@ class Order:
         return f"{SCHEME}{self.directory}?" + "&".join(said)
 
     def takes(self, identity: Identity) -> bool:
-        """Whether this is what the memory shall be."""
+        """Returns whether this is the order's target."""
         return self.version in (None, identity.version) and (
             self.root in (None, f"{identity.root:016x}"))
 
@@ -133,9 +134,9 @@ class Order:
 
 
 def loader_of(model: Any) -> Callable[[Any], Any]:
-    """The model's own loader, without what it computes from parameters when it has loaded them, as
-    latent attention's halves of kv_b_proj: `_inside_update` has SGLang do that after each write.
-    And in this thread alone, as SGLang's loaders take tensors that are marked so."""
+    """Returns the model's own loader, without the values that it computes from loaded parameters,
+    such as latent attention's halves of kv_b_proj: `_inside_update` makes SGLang compute these
+    after each write. The mark on the tensors keeps SGLang's loaders in this thread."""
 
     def marked(pairs: Any) -> Any:
         for name, tensor in pairs:
@@ -164,7 +165,7 @@ class Follower:
         self.threads = 1 if order.threads is None else order.threads
         self.client = EngineClient(order.directory, self.threads)
         self.prepared: UpdateInfo | None = None
-        self.before: Identity | None = None  # the last update's, to which a rollback leads
+        self.before: Identity | None = None  # the last update's base, the target of a rollback
         self.rounds = Rounds(CHECK_EVERY)
         attached = self.client.attach(
             runner.model, loader_of(runner.model), plans=_plans(runner, order),
@@ -178,7 +179,7 @@ class Follower:
         logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
     def is_current(self) -> bool:
-        """Whether the receiver still writes to what was opened; it may have begun anew."""
+        """Returns whether the receiver still writes to the opened files; it may have begun anew."""
         try:
             self.client.wait(self.client.held, 0)
         except DeadlineError:
@@ -188,7 +189,8 @@ class Follower:
         return True
 
     def prepare(self, order: Order) -> UpdateInfo | None:
-        """Makes the way to the order's version ready; None if the memory is that already."""
+        """Prepares the update to the order's version; returns None if the memory holds it
+        already."""
         committed = self.client.committed
         if self.prepared is None or self.prepared.to != committed and order.takes(committed):
             self.prepared = self.before = None
@@ -210,7 +212,7 @@ _followers: weakref.WeakKeyDictionary[Any, Follower] = weakref.WeakKeyDictionary
 
 
 def _plans(runner: Any, order: Order) -> PlanCache | None:
-    """The cache of layouts of this rank's place, where the order asks for one."""
+    """Returns the cache of layouts for this rank's place, if the order asks for one."""
     if order.plans is None:
         return None
     # pylint: disable=import-outside-toplevel  # the HTTP process needs neither
@@ -227,7 +229,7 @@ def _plans(runner: Any, order: Order) -> PlanCache | None:
 
 
 def _refuse_what_cannot_follow(runner: Any) -> None:
-    """Servers in which the parameters of one model are not all of the truth."""
+    """Refuses servers that hold more state than the parameters of one model."""
     # pylint: disable=import-outside-toplevel  # none of SGLang is imported before a server is
     from sglang.srt.model_executor.model_runner_components import weight_updater
     from sglang.srt.runtime_context import get_model, get_parallel, get_spec
@@ -237,8 +239,8 @@ def _refuse_what_cannot_follow(runner: Any) -> None:
     if not (runner.spec_algorithm.is_none() or runner.spec_algorithm.is_ngram()):
         draft = get_spec().speculative_draft_model_path
         if draft not in (None, get_model().model_path):
-            # SGLang reads one directory into both models, and calls it a success where names and
-            # shapes happen to fit. The words keep the receiver from a reload of this directory.
+            # SGLang reads one directory into both models, and reports success if names and shapes
+            # happen to fit. This text prevents a reload of this directory by the receiver.
             raise Refused(f"the draft model of {draft} is none of this directory, and every update "
                           f"of SGLang's goes into both models; {ANEW} without it")
         raise Refused("the draft model of speculative decoding is not followed; a reload of the "
@@ -254,10 +256,10 @@ def _refuse_what_cannot_follow(runner: Any) -> None:
 
 
 def _follower(runner: Any, order: Order) -> Follower:
-    """The model's follower; made at the first order, and anew when the old one is out of date."""
+    """Returns the model's follower, made at the first order, and anew when it is out of date."""
     found = _followers.get(runner.model)
     if found is not None and not found.client.is_at_home():
-        # It writes no more, and must not say any longer what the server holds.
+        # It no longer writes, so it must not claim the server's version either.
         found = None
         del _followers[runner.model]
     if found is not None and found.directory == order.directory and found.is_current():
@@ -270,15 +272,15 @@ def _follower(runner: Any, order: Order) -> Follower:
     )
 
     _refuse_what_cannot_follow(runner)
-    # The old one stays where this raises: a directory that is away may come back.
+    # If this raises, the old follower stays: a missing directory may return.
     with set_default_torch_dtype(runner.model_config.dtype):  # as around SGLang's own loads
         _followers[runner.model] = Follower(runner, order)
     return _followers[runner.model]
 
 
 def _together(step: Callable[[], Any], runner: Any = None) -> Any:
-    """Runs `step` on every rank of tensor parallelism, as `together` has it. `runner`: whose model
-    the step may attach to."""
+    """Runs `step` on every rank of tensor parallelism, like `together`. `runner`: the step may
+    attach to its model."""
     # pylint: disable=import-outside-toplevel
     from sglang.srt.runtime_context import get_parallel
 
@@ -293,7 +295,7 @@ def _together(step: Callable[[], Any], runner: Any = None) -> Any:
         result = together(step, get_parallel().tp_group, held)
     except Refused:
         if held() is not None:
-            del _followers[runner.model]  # what not all ranks have attached to
+            del _followers[runner.model]  # not all ranks have attached to it
             set_proven(runner.model, before)
         raise
     if held() is not None:
@@ -302,7 +304,7 @@ def _together(step: Callable[[], Any], runner: Any = None) -> Any:
 
 
 def _look_for_drift(runner: Any, order: Order) -> None:
-    """At a part of the memory, before an update is prepared. Raises Refused."""
+    """Compares a part of the memory, before an update is prepared. Raises Refused."""
 
     def attach() -> Identity:
         return _follower(runner, order).client.held
@@ -316,16 +318,16 @@ def _look_for_drift(runner: Any, order: Order) -> None:
 
 
 def _all_ranks(step: Callable[[Any], Any]) -> Any:
-    """A step that all ranks of tensor parallelism take over their group, which it is given."""
+    """Runs a step on all ranks of tensor parallelism, with their group as argument."""
     from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
 
     return step(get_parallel().tp_group)
 
 
 def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
-    """Writes between SGLang's own hooks, by which a model makes anew what it computes from weights.
-    What they raise around an order is a refusal, and the write is taken back on all ranks. What
-    they raise while it is taken back ends the server: no model goes on with half of an update."""
+    """Writes between SGLang's own hooks, by which a model recomputes what it derives from weights.
+    If they raise around an order, that is a refusal, and the write is undone on all ranks. If they
+    raise during the undo, the server ends: no model continues with half of an update."""
     runner.weight_updater.begin_weight_update()
     try:
         return write()
@@ -334,10 +336,10 @@ def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
 
 
 def _write(runner: Any, follower: Follower, order: Order) -> None:
-    """Makes this rank's share what is ready. Raises Refused."""
+    """Writes this rank's share of the prepared update. Raises Refused."""
 
     def write() -> Outcome:
-        # SGLang's hook may have moved the parameters, which the client then refuses to write.
+        # SGLang's hook may have moved the parameters; then the client refuses to write.
         return follower.client.rollback() if order.rollback else follower.client.apply()
 
     done = _inside_update(runner, write)
@@ -346,7 +348,8 @@ def _write(runner: Any, follower: Follower, order: Order) -> None:
 
 
 def _carry_out(runner: Any, order: Order) -> str:
-    """An order to write. Returns what was done; raises Refused with all ranks as they were."""
+    """Carries out an order to write. Returns the result; raises Refused with all ranks
+    unchanged."""
     begin = time.perf_counter()
 
     def prepare() -> Identity:
@@ -365,9 +368,9 @@ def _carry_out(runner: Any, order: Order) -> str:
     follower = _followers[runner.model]
     client, update, held = follower.client, follower.prepared, follower.client.held
     ready = time.perf_counter()
-    # What has drifted is put right even where the version is the same.
+    # Drift is repaired even if the version is the same.
     writes = held != target or _all_ranks(lambda group: any(everywhere(client.heals, group)))
-    # SGLang's hook around a write makes it forgotten; it stays while what it holds is known.
+    # SGLang's hook around a write removes the follower; it stays as long as its version is known.
     try:
         if writes:
             _together(lambda: _write(runner, follower, order))
@@ -394,7 +397,7 @@ def _carry_out(runner: Any, order: Order) -> str:
 
 
 def _update(original: Any, updater: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
-    """Around WeightUpdater.update_weights_from_disk, which answers (success, message)."""
+    """Wraps WeightUpdater.update_weights_from_disk, which returns (success, message)."""
     try:
         order = Order.parse(model_path)
         if order is None:
@@ -408,7 +411,7 @@ def _update(original: Any, updater: Any, model_path: str, *args: Any, **kwargs: 
 
 
 def _look_first(original: Any, manager: Any, request: Any) -> Any:
-    """Around SchedulerWeightUpdaterManager.update_weights_from_disk. SGLang would write, and then
+    """Wraps SchedulerWeightUpdaterManager.update_weights_from_disk. SGLang would write, and then
     fail because a cache with running requests cannot be flushed; an order asks before."""
     if not request.model_path.startswith(SCHEME):
         return original(manager, request)
@@ -434,7 +437,7 @@ def _look_first(original: Any, manager: Any, request: Any) -> Any:
 
 
 def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -> Any:
-    """Around ModelRunner.check_weights, which raises what it finds: `prepare` and `check`."""
+    """Wraps ModelRunner.check_weights, which raises its findings: `prepare` and `check`."""
     order = Order.parse(action)
     if order is None:
         if action == "reset_tensors":
@@ -466,8 +469,8 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
 
 
 async def _name_version(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
-    """Around TokenizerManager.update_weights_from_disk, where a request comes in: from here on all
-    ranks go to one version, and the server says this one unless it was told another name."""
+    """Wraps TokenizerManager.update_weights_from_disk, where a request arrives. From here on all
+    ranks go to one version, and the server reports it unless it was given another name."""
     try:
         order = Order.parse(obj.model_path)
         if order is not None:
@@ -489,27 +492,27 @@ async def _name_version(original: Any, manager: Any, obj: Any, request: Any = No
 
 
 def _keep_names(original: Any, manager: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
-    """Around TokenizerManager._update_model_path_info: an order is no name for the model."""
+    """Wraps TokenizerManager._update_model_path_info: an order is not a name for the model."""
     if not model_path.startswith(SCHEME):
         original(manager, model_path, *args, **kwargs)
 
 
 def _forget(updater: Any, *_: Any, **__: Any) -> None:
-    """Before another way of writing weights."""
+    """Removes the follower before another way of writing weights."""
     _followers.pop(updater.get_model(), None)
 
 
 def _forget_all(*_: Any, **__: Any) -> None:
-    """Before released memory comes back, with whatever is in it."""
+    """Removes all followers before released memory returns with unknown content."""
     _followers.clear()
 
 
-#: SGLang's first version whose updates begin and end by hooks, which make anew what is computed.
+#: SGLang's first version whose updates begin and end with hooks that recompute derived state.
 _FIRST = (0, 5, 21)
 
 
 def _too_old() -> str:
-    """Why this SGLang can only reload; "" where it can be updated in place."""
+    """Returns why this SGLang can only reload; "" if it can be updated in place."""
     from sglang import __version__ as version  # pylint: disable=import-outside-toplevel
 
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
@@ -520,21 +523,21 @@ def _too_old() -> str:
 
 
 async def _refuse_order(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
-    """Around TokenizerManager.update_weights_from_disk of a version that is too old."""
+    """Wraps TokenizerManager.update_weights_from_disk of a version that is too old."""
     if obj.model_path.startswith(SCHEME):
         return False, f"deltawire: {_too_old()}", 0
     return await original(manager, obj, request)
 
 
 def _refuse_check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -> Any:
-    """Around ModelRunner.check_weights of a version that is too old."""
+    """Wraps ModelRunner.check_weights of a version that is too old."""
     if action.startswith(SCHEME):
         raise Refused(f"deltawire: {_too_old()}")
     return original(runner, action, *args, **kwargs)
 
 
 def register() -> None:
-    """The plug-in's entry point; SGLang calls it once in every process."""
+    """Registers the hooks. The plug-in's entry point, which SGLang calls once in every process."""
     from sglang.srt.plugins.hook_registry import (  # pylint: disable=import-outside-toplevel
         HookRegistry,
         HookType,

@@ -1,13 +1,13 @@
-"""vLLM's plug-in `deltawire`: a server's workers apply what a receiver committed, in place.
+"""vLLM's plug-in `deltawire`: a server's workers apply a receiver's commits, in place.
 
 vLLM finds it by the entry point `vllm.general_plugins`. It adds one method to vLLM's workers, which
-the server hands calls to (VLLM_SERVER_DEV_MODE=1), and changes nothing else of vLLM:
+the server forwards calls to (VLLM_SERVER_DEV_MODE=1), and changes nothing else of vLLM:
 
     POST /collective_rpc {"method": "deltawire_call", "kwargs": {"call": "prepare", "nonce": ...}}
 
 docs/engine.md has the calls and their answers; `_vllm_follower` makes them. vLLM's own session of a
-weight transfer hands back nothing but exceptions, after which its executor takes unread replies for
-answers of later calls; so the backend `deltawire` is there only to say so.
+weight transfer returns only exceptions, after which its executor takes unread replies for answers
+of later calls. So the backend `deltawire` only explains that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
 BACKEND = "deltawire"
-#: What a receiver looks for in the server's /metrics before it makes a call, since a worker without
-#: `deltawire_call` raises. The value is the calls' version.
+#: The metric that a receiver looks for in the server's /metrics before it makes a call, because a
+#: worker without `deltawire_call` raises. Its value is the calls' version.
 METRIC, CALLS = "deltawire_plugin_calls", 1
 
 
 def register() -> None:
-    """The plug-in's entry point; vLLM calls it in every process, more than once. In a vLLM that
-    lacks what the calls need it does nothing, so that the server starts as without it."""
+    """Registers the plug-in. vLLM calls this entry point in every process, more than once. If vLLM
+    lacks something that the calls need, it does nothing, and the server starts as without it."""
     # pylint: disable=import-outside-toplevel
     try:
         from vllm.distributed.parallel_state import (  # noqa: F401  # pylint: disable=unused-import
@@ -49,8 +49,8 @@ def register() -> None:
 
 
 def deltawire_call(worker: Any, call: str = "", nonce: str = "", **options: Any) -> dict[str, Any]:
-    """A method of vLLM's workers, for `/collective_rpc`. Never raises: vLLM would not read the other
-    ranks' answers, and take them for those of later calls."""
+    """A method of vLLM's workers, for `/collective_rpc`. It never raises: otherwise vLLM would not
+    read the other ranks' answers, and take them for those of later calls."""
     try:
         # pylint: disable-next=import-outside-toplevel  # the HTTP process needs neither
         from deltawire.engine._vllm_engine import Engine
@@ -74,4 +74,4 @@ def _tell_metrics() -> None:
     try:
         Gauge(METRIC, "The version of the calls that deltawire's plug-in answers").set(CALLS)
     except ValueError:
-        pass  # it is there already
+        pass  # it exists already
