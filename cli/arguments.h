@@ -30,8 +30,7 @@ CLI::Option* AddWhole(CLI::App& app, const std::string& name, Number& target,
   return app.add_option(name, target, help)->type_name("N")->transform(WholeNumber(least, most));
 }
 
-/// Adds an option with one to `most` leading hexadecimal digits, stored in lower case and shown as
-/// HEX.
+/// Adds an option with up to `most` leading hexadecimal digits, stored in lower case.
 CLI::Option* AddHex(CLI::App& app, const std::string& name, std::string& target,
                     const std::string& help, size_t most);
 

@@ -1,5 +1,4 @@
-// The certs command: a private authority, and certificates, tokens and principals for a first
-// set-up.
+// The certs command: an authority, certificates, tokens and principals for a first set-up.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -67,8 +67,7 @@ Shards CountShards(const fs::path& dir) {
   return shards;
 }
 
-// Returns why a directory whose files have stopped changing is incomplete, or nullopt if it is
-// complete.
+// Returns why a directory with unchanging files is incomplete, or nullopt if it is complete.
 std::optional<PendingCheckpoint> WhyIncomplete(const std::string& name, const fs::path& dir) {
   using Reason = PendingCheckpoint::Reason;
   const Shards shards = CountShards(dir);

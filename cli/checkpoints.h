@@ -18,8 +18,7 @@
 namespace deltawire::cli {
 
 /// Returns the version at the end of a checkpoint's name: "step-120", "checkpoint-500",
-/// "global_step_7" or "12". Returns nullopt for a name without trailing digits, for 0, and beyond
-/// 2^64 - 1.
+/// "global_step_7" or "12". nullopt: a name without trailing digits, 0, or beyond 2^64 - 1.
 std::optional<uint64_t> VersionFromName(std::string_view name);
 
 /// Returns whether `dir` itself has a *.safetensors file.
@@ -32,7 +31,6 @@ struct Checkpoint {
   bool again = false;  ///< its files have changed since it was published
 };
 
-/// A directory that is not a complete checkpoint yet.
 struct PendingCheckpoint {
   enum class Reason : uint8_t {
     kNoWeights,      ///< no *.safetensors file in two scans

@@ -19,8 +19,7 @@ namespace deltawire::cli {
 
 class ChildProcess {
  public:
-  /// Appends the child's stdout and stderr to `log`. Signals of the terminal do not reach the
-  /// child.
+  /// Appends the child's output to `log`. Signals of the terminal do not reach the child.
   static StatusOr<std::unique_ptr<ChildProcess>> Spawn(const std::string& name,
                                                        std::vector<std::string> command,
                                                        const std::filesystem::path& log);

@@ -77,7 +77,6 @@ struct Common {
 /// Returns the command of that name, or a usage error that suggests one.
 StatusOr<const CLI::App*> FindCommand(const CLI::App& app, const std::string& name);
 
-/// Runs the whole tool: parses, runs, prints errors, returns the exit code.
 int Main(int argc, char** argv);
 
 }  // namespace deltawire::cli

@@ -35,8 +35,7 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
-  // gRPC would print each failed handshake on stderr, where the tool prints one line for each
-  // error.
+  // gRPC would print each failed handshake on stderr, beside the tool's one line.
   gpr_set_log_function([](gpr_log_func_args*) {});
   auto channel = ConnectControl({who, ToString(*endpoint), *credentials, WordsFor(who)}, timeout);
   if (!channel.ok()) return ToolsOwn(channel.status());

@@ -43,7 +43,6 @@ struct Receiver {
 void UseCredentials(std::string file);
 /// Returns the names of the tool's options for a "sender" or "receiver", for messages.
 DialWords WordsFor(std::string_view who);
-/// Returns the credentials from that file.
 StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials();
 
 /// Dials and waits until connected. Fails at once if the connection is refused, else after
@@ -91,8 +90,7 @@ StatusOr<Response> Ask(Daemon& daemon,
   return response;
 }
 
-/// Returns `name`, or if that is empty the daemon's only model. If there are several, the error
-/// lists them.
+/// Returns `name`, or if empty the daemon's only model. Of several, the error lists them.
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
                                   std::chrono::milliseconds timeout);
 StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,

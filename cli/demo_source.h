@@ -26,7 +26,6 @@ class DemoSource {
                                                       std::filesystem::path directory,
                                                       ThreadPool& pool);
   void Step(ThreadPool& pool) { trace_->Step(pool); }
-  /// Writes the trace's present weights into the directory.
   Status WriteDirectory();
   /// Frees the trace and keeps the directory.
   void DropTrace() { trace_.reset(); }

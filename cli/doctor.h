@@ -48,8 +48,7 @@ struct CertificateFacts {
 struct MachineFacts {
   std::string kernel;  ///< "6.1.0-18-amd64"
   std::filesystem::path data_dir;
-  /// OK if a file can be created in the directory or, if that is missing, in its nearest existing
-  /// parent.
+  /// OK if a file can be created in the directory or else in its nearest existing parent.
   Status data_dir_usable;
   std::string data_dir_owner;  ///< the owner, if only the owner may read it
   bool data_dir_missing = false;

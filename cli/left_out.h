@@ -1,5 +1,4 @@
-// The lines that tell a user which files of a directory the tool does not read as part of the
-// model.
+// The lines about files of a model directory that the tool does not read as part of the model.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// The limits command: a systemd drop-in with the memory and descriptors that a daemon's models
-// need.
+// The limits command: a systemd drop-in with the memory and descriptors of a daemon's models.
 #include <cstdio>
 #include <filesystem>
 #include <memory>

@@ -15,8 +15,7 @@
 
 namespace deltawire::cli {
 
-/// A request has kLinkMagic, the kind, and the sending time in milliseconds (4 bytes,
-/// little-endian).
+/// A request: kLinkMagic, the kind, and the sending time in ms (4 bytes, little-endian).
 constexpr std::string_view kLinkMagic = "dwlink1\n";
 enum class LinkAsk : uint8_t { kEcho = 1, kSend = 2 };
 constexpr std::chrono::milliseconds kLongestSend{60000};

@@ -19,8 +19,7 @@ namespace {
 constexpr const char* kFolders[] = {"etc/systemd", "run/systemd", "usr/local/lib/systemd",
                                     "usr/lib/systemd"};
 
-/// Returns the files in the order in which logind reads them. A later file overrides an earlier
-/// one.
+/// Returns the files in logind's order. A later file overrides an earlier one.
 std::vector<fs::path> FilesBelow(const fs::path& root) {
   std::vector<fs::path> files;
   std::map<std::string, fs::path> drop_ins;  // by name, from all folders

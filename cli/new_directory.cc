@@ -29,7 +29,6 @@ bool IsFree(const fs::path& path) {
   return fs::is_directory(path, ec) && fs::is_empty(path, ec) && !ec;
 }
 
-/// Syncs the names in a directory to the disk.
 Status SyncDirectory(const fs::path& dir) {
   const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some network filesystems store names by themselves and refuse the call with EINVAL.

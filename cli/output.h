@@ -57,7 +57,6 @@ class Table {
 
 /// Returns the number of terminal columns of UTF-8 text: one per code point.
 size_t DisplayWidth(std::string_view text);
-/// Returns the text's first `width` columns.
 std::string_view CutToWidth(std::string_view text, size_t width);
 
 /// Breaks lines that are longer than `width` at spaces (0: breaks none). Continuation lines are

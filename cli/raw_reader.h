@@ -37,7 +37,6 @@ class RawModelFile {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// A tensor's expected properties and bytes.
 struct WantedTensor {
   std::string name;
   std::string dtype;
@@ -45,8 +44,7 @@ struct WantedTensor {
   std::span<const std::byte> bytes;
 };
 
-/// Returns OK if `file` has exactly these tensors, bit for bit, else an error with the first
-/// difference.
+/// Returns OK if `file` has exactly these tensors, bit for bit; else names the first difference.
 Status CheckEqual(const RawModelFile& file, const std::vector<WantedTensor>& wanted,
                   ThreadPool& pool);
 

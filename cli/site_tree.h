@@ -16,7 +16,6 @@ struct TreeRow {
 
 /// Returns the tree of one model's receivers, sorted by site and name. The rows point into `all`.
 std::vector<TreeRow> TreeOf(const std::vector<const v1::ReceiverInfo*>& all);
-/// Returns whether any receiver has reported a site.
 bool HasSites(const v1::ListReceiversResponse& attached);
 /// Returns "  node-b" at depth 1.
 std::string Indented(const TreeRow& row);

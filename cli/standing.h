@@ -30,8 +30,7 @@ Standing StandingOf(const Identity& held, const Identity& newest, bool part = fa
 
 /// Returns a table's cell: "0", "3", "epoch", "ahead", "lineage", "BYTES" or "-".
 std::string BehindText(const Standing& standing);
-/// Returns a warning for the user, or "" if the standing is normal for a receiver that follows its
-/// sender.
+/// Returns a warning, or "" if the standing is normal for a receiver that follows its sender.
 std::string Warning(const Standing& standing, const Identity& held, const Identity& newest);
 
 }  // namespace deltawire::cli

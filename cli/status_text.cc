@@ -341,7 +341,6 @@ std::string BuffersText(const v1::ReceiverModelStatus& m) {
   return text + "\n";
 }
 
-// Returns the engines of all models, or "".
 std::string EnginesText(const v1::ReceiverStatusResponse& r, size_t width) {
   constexpr Align kRight = Align::kRight;
   Table table({{"ENGINE"},

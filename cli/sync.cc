@@ -1,5 +1,4 @@
-// The sync command: updates a receiver, or all that are attached to a sender, to the newest
-// version.
+// The sync command: updates a receiver, or all of a sender, to the newest version.
 #include <cstdio>
 #include <map>
 #include <memory>

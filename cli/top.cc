@@ -206,7 +206,6 @@ class Terminal {
   bool colors_ = false;
 };
 
-// Returns the model after the shown one.
 std::string NextModel(const TopLook& look, const std::string& shown) {
   const std::vector<std::string> models = TopModels(look);
   if (models.empty()) return "";
@@ -276,8 +275,7 @@ StatusOr<Exit> Top(const TopOptions& o) {
     terminal->Draw(TopScreen(*now, before.get(), view, terminal->rows(), terminal->columns()));
   }
   terminal.reset();
-  // The looker may wait for seconds for a daemon that does not answer, and it has nothing to clean
-  // up.
+  // The looker may wait for seconds for a silent daemon, and it has nothing to clean up.
   std::fflush(nullptr);
   std::_Exit(static_cast<int>(Exit::kOk));
 }

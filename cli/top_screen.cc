@@ -72,7 +72,6 @@ bool Has(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
   return r.model() == m.model() && StandingAt(r, m).relation == Relation::kSame;
 }
 
-/// A receiver, and its standing towards its sender.
 struct ReceiverRow {
   const v1::ReceiverInfo* receiver;
   Standing standing;
@@ -125,13 +124,11 @@ std::vector<ReceiverRow> RowsOf(const TopLook& look, const std::string& model, T
   return rows;
 }
 
-/// The lines of a picture, and the space that is left on it.
 class Picture {
  public:
   Picture(size_t rows, size_t columns) : rows_(rows), columns_(columns) {}
 
   size_t left() const { return rows_ - lines_.size(); }
-  /// Returns the columns for a name.
   size_t MostName() const {
     return columns_ <= kUsualColumns ? kMostName : kMostName + (columns_ - kUsualColumns) / 3;
   }

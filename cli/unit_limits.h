@@ -18,7 +18,6 @@ struct ModelSize {
   uint64_t side_file_bytes = 0;
 };
 
-/// The receivers that a daemon serves at once.
 struct ServedReceivers {
   uint32_t count = 8;
   uint32_t streams = 4;  ///< of each receiver's pull

@@ -71,7 +71,6 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
   return good ? Exit::kOk : Exit::kDiffers;
 }
 
-/// The result of comparing two directories.
 struct Comparison {
   std::string layout_difference;
   std::vector<std::string> tensors;  // tensors that differ, in stored order

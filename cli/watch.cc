@@ -100,8 +100,7 @@ void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
       ToString(TraceOf(FromProto(s.id())))));
 }
 
-// Reads one stream to its end. `seen` is the last printed state, which is not printed again after a
-// reconnect.
+// Reads one stream to its end. `seen`, the last printed state, is not printed again.
 template <typename Request, typename Message, typename Daemon>
 Status FollowStream(Lines& lines, Daemon& daemon, const std::string& model, Identity* seen) {
   Request request;

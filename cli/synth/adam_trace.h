@@ -42,7 +42,6 @@ class AdamTrace {
   static StatusOr<AdamTrace> Create(std::vector<TensorMeta> tensors, const AdamOptions& options,
                                     ThreadPool& pool);
 
-  /// Advances all weights by one optimizer step.
   void Step(ThreadPool& pool);
 
   /// Returns the bf16 bytes of tensor i. The span stays valid; its content changes with each Step.

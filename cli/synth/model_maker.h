@@ -34,7 +34,6 @@ StatusOr<ModelShape> FindModelShape(std::string_view name);
 /// Returns all tensors, bf16, sorted by name as in a safetensors file.
 std::vector<TensorMeta> MakeTensors(const ModelShape& shape);
 
-/// Returns the text of the matching config.json.
 std::string MakeConfigJson(const ModelShape& shape);
 
 }  // namespace deltawire::synth
