@@ -33,8 +33,7 @@ struct CallLimits {
   OpenCalls::Limits bytes{.most = size_t{256} << 20, .most_per_caller = size_t{64} << 20};
 };
 
-/// Returns whether `address` is "127.x.y.z:port", "localhost:port" or "[::1]:port". Names that only
-/// resemble these are not.
+/// Returns whether `address` is exactly "127.x.y.z:port", "localhost:port" or "[::1]:port".
 bool IsLoopbackAddress(std::string_view address);
 
 class Access {

@@ -30,8 +30,7 @@ struct ControlLimits {
   static constexpr uint64_t kSmall = uint64_t{256} << 10;
 };
 
-/// Returns gRPC's name for a connection's peer, such as "ipv4:10.0.0.2:40512", or "" if it has
-/// gone.
+/// Returns gRPC's name for a peer, such as "ipv4:10.0.0.2:40512", or "" if it has gone.
 std::string PeerOf(int socket);
 /// Returns gRPC's text without its escapes.
 std::string Unescaped(std::string_view peer);
@@ -48,8 +47,7 @@ class ControlConnections {
   /// Counts the connection until its descriptor is closed, by any thread. Returns false if it is
   /// beyond the limits, and logs that; the caller then closes it.
   bool Take(int fd);
-  /// Records that a message of `peer` is whole and with its handler. `bytes` includes earlier
-  /// parts.
+  /// Records that the handler has a whole message of `peer`. `bytes` includes earlier parts.
   void Whole(const std::string& peer, size_t bytes);
 
   uint64_t refused() const { return refused_; }  ///< connections refused or cut

@@ -84,8 +84,7 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
   return Annotate(listening.status(), "gRPC");
 }
 
-// Logs gRPC's own complaints, such as failed TLS handshakes, at a limited rate, because strangers
-// can cause them at will.
+// Logs gRPC's own complaints at a limited rate: strangers can cause failed TLS handshakes.
 void LogGrpc(gpr_log_func_args* line) {
   static LogThrottle throttle;
   if (line->severity != GPR_LOG_SEVERITY_ERROR) return;
@@ -147,8 +146,7 @@ void SetLimits(grpc::ServerBuilder& builder, const std::shared_ptr<ControlConnec
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kReadAhead);
-  // gRPC compares a compressed message's length with the limit, and then allows it to grow by
-  // 1,000.
+  // gRPC compares a compressed message's length with the limit, although it may grow by 1,000.
   for (const auto compressed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(compressed, false);
   }

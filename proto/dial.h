@@ -13,8 +13,7 @@
 
 namespace deltawire {
 
-/// Sets the options that all channels to a daemon share: message sizes, no proxy, no retries by
-/// gRPC.
+/// Sets all channels' options: message sizes, no proxy, no retries by gRPC.
 void SetControlArguments(grpc::ChannelArguments& arguments);
 
 /// `address` is "host:port" or "unix:/path". SetControlArguments extends `arguments`.

@@ -60,7 +60,6 @@ class StreamTurn {
     return Next::kLook;
   }
 
-  /// Ends the stream, unless it has ended already.
   Next End(Status why) {
     if (std::exchange(ended_, true)) return Next::kNothing;
     why_ = std::move(why);

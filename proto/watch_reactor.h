@@ -36,8 +36,7 @@ template <typename Message, typename Change>
 class ChangeSource final : public WatchSource<Message> {
  public:
   using Found = typename WatchSource<Message>::Found;
-  /// Returns the newest change, or none if its serial is `seen` (0: no change was seen). Must not
-  /// block.
+  /// Returns the newest change, or none if its serial is `seen` (0: no change). Must not block.
   using After = std::function<StatusOr<std::optional<Change>>(uint64_t seen)>;
   using Write = std::function<void(const Change& change, Message* out)>;
 
@@ -65,8 +64,7 @@ class ChangeSource final : public WatchSource<Message> {
   uint64_t seen_ = 0;
 };
 
-/// A call whose source returns the messages. `Base` is gRPC's reactor for one answer or for a
-/// stream.
+/// A call with a source of messages. `Base` is gRPC's reactor for one answer or for a stream.
 template <typename Base, typename Message>
 class SourceReactor : public Base {
  public:
@@ -138,8 +136,7 @@ class SourceReactor : public Base {
     Do(next);
   }
 
-  /// The source lives as long as a thread looks: OnDone comes after Finish, which that thread
-  /// calls.
+  /// The source lives as long as a thread looks, because that thread calls Finish before OnDone.
   Turn Look() {
     const auto found = source_->Next(message_);
     std::lock_guard lock(mu_);

@@ -34,7 +34,6 @@ struct DialedPeer {
   DialWords words;
 };
 
-/// The protocol that a port speaks.
 enum class PortKind : uint8_t {
   kUnknown,  ///< it was not asked, or did not answer
   kGrpc,     ///< HTTP/2 in plaintext
@@ -59,7 +58,6 @@ struct Diagnosis {
   bool absent = false;  ///< nothing listens there
 };
 
-/// Returns why a connection failed.
 Diagnosis WhyNotReached(const PortFacts& facts, const DialedPeer& peer);
 /// Returns why a peer answered UNIMPLEMENTED: it is a daemon of the other role, a daemon of an
 /// older release, or another program.

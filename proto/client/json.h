@@ -13,8 +13,7 @@ namespace deltawire {
 /// Keeps members in insertion order, so that JSON reads like the tables.
 using Json = nlohmann::ordered_json;
 
-/// Returns the same as ToJson of the message: {"epoch", "version", "lineage", "root", "attempt",
-/// "trace"}.
+/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt", "trace"}.
 Json IdentityJson(const Identity& identity);
 /// Returns a message's fields under their names in the .proto files. 64-bit numbers stay numbers.
 /// Hashes and tokens (fixed64) become 16 hex digits, because not every JSON reader keeps 64 bits.
