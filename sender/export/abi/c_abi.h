@@ -45,7 +45,6 @@ inline void CopyLineage(const Identity& identity, char (&to)[33]) {
   if (identity.lineage != Hash128()) identity.lineage.Hex().copy(to, sizeof to - 1);
 }
 
-/// Converts Register's result to the C struct.
 inline dw_registered Registered(const Layout& layout, const Identity& published) {
   dw_registered out{};
   out.epoch = published.id.epoch;

@@ -97,7 +97,6 @@ StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t coun
   return out;
 }
 
-/// Reads a rank's contribution to a gather.
 StatusOr<std::vector<LiveTensor>> ReadGather(const dw_megatron* megatron, const dw_offload* offload,
                                              const dw_param* params, size_t count) {
   if (megatron == nullptr) return Invalid("an argument is NULL");

@@ -32,8 +32,7 @@ bool IsTrustedPeer(uid_t uid) {
 // Outside directories usually belong to root there.
 bool IsTrustedOwner(uid_t uid) { return IsTrustedPeer(uid) || IsOwnOrRoot(uid); }
 
-// The paths whose connections forked children close. Never destroyed, because a fork may come at
-// any time.
+// The paths whose connections forked children close. Never destroyed: a fork may come any time.
 struct Closed {
   std::mutex mu;
   std::vector<std::string> paths;

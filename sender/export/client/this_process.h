@@ -6,8 +6,7 @@
 
 namespace deltawire {
 
-/// Returns "python train.py, process 4711 on node7", for ranks that are refused because of this
-/// process.
+/// Returns "python train.py, process 4711 on node7", for ranks that this process blocks.
 std::string ThisProcess();
 
 }  // namespace deltawire

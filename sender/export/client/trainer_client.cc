@@ -426,8 +426,7 @@ void TrainerClient::Impl::Abandon(uint64_t lease, std::string_view reason) const
   grpc::ClientContext context;
   Prepare(context);
   context.set_wait_for_ready(false);
-  // If this call fails, the offload is over already, or the end of the attendance notifies the
-  // agent.
+  // If this call fails, the offload is over, or the end of the attendance notifies the agent.
   (void)stub->AbandonOffload(&context, request, &response);
 }
 

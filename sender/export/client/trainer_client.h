@@ -97,8 +97,7 @@ class TrainerClient {
   /// restart. Ranks of a world above 1 need it to find one another, or an attempt.
   void SetJob(std::string job);
   /// Calls `gone` ten times a second, on the caller's thread, while Register, Begin or
-  /// WaitPublished waits for the agent's answer. If it returns true, that call ends with
-  /// kCancelled.
+  /// WaitPublished waits for the agent's answer. True ends that call with kCancelled.
   void SetGone(std::function<bool()> gone);
   /// Calls `notice` with the reason and the remedy, on the caller's thread, when Register, Begin or
   /// WaitPublished begins to wait for an absent sender, once for each absence.
@@ -134,9 +133,8 @@ class TrainerClient {
     /// Reports that these chunks hold payloads. Returns before the agent knows.
     Status Diffed(std::span<const DiffedChunk> payloads);
     /// Reports that these bytes of tensor `t` are final, and that no other rank writes them. Call
-    /// Written(kCounted) as well. If the ranks report more bytes than there are, it fails with
-    /// kFailedPrecondition and the offload is over. Any thread may call it; it returns before the
-    /// agent knows.
+    /// Written(kCounted) as well. kFailedPrecondition: the ranks report too many bytes, and the
+    /// offload is over. Any thread may call it; it returns before the agent knows.
     Status Finished(uint32_t t, const Destination& bytes);
     /// Reports a block of `shape` elements at `start`; empty `start`: at the tensor's first
     /// element.

@@ -40,7 +40,6 @@ struct Destination {
   void Tidy();
 };
 
-/// A number of bytes of one chunk.
 struct WrittenBytes {
   uint32_t chunk = 0;
   uint32_t bytes = 0;

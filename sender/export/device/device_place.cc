@@ -98,8 +98,7 @@ class DevicePlace::Staging {
     for (size_t i = 0; i < count; ++i) {
       Bucket& bucket = owner_.ring_[i];
       if (bucket.bytes < wanted) {
-        // Unpin first: moving would free the memory, and CUDA would unpin memory that no longer
-        // exists.
+        // Unpin first: moving frees the memory, and CUDA would unpin memory that is gone.
         bucket.pin.reset();
         bucket = Bucket();
         bucket.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + kAlignment);

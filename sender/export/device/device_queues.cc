@@ -68,7 +68,7 @@ StatusOr<std::byte*> DeviceQueues::Map(const MappedHalf& half, uint64_t first, u
     if (known->parts[part] != nullptr) continue;
     known->refused = PinPart(*known, half, part, queue);
     if (known->refused.ok()) continue;
-    // A foreign copy must not cross the border of pinned memory, so unpin it all. Kernels may still
+    // Unpin it all: a foreign copy must not cross the border of pinned memory. Kernels may still
     // write.
     WaitForAll().IgnoreError();
     for (auto& pinned : known->parts) pinned.reset();

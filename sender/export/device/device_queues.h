@@ -25,8 +25,7 @@ struct MappedHalf {
 
 class DeviceQueues {
  public:
-  /// Pins parts of `part_bytes`, a multiple of the page size, so that one rank of many pins only
-  /// the parts that it writes.
+  /// Pins parts of `part_bytes`, a multiple of the page size: a rank pins only what it writes.
   explicit DeviceQueues(uint64_t part_bytes = 256ULL << 20);
   ~DeviceQueues();
 

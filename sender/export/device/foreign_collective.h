@@ -51,8 +51,7 @@ class ForeignCollective final : public Collective {
 
  private:
   explicit ForeignCollective(Collective& inner) : inner_(inner) {}
-  /// Returns the tensor that contains these bytes if the inner collective cannot send it, else
-  /// null.
+  /// Returns these bytes' tensor if the inner collective cannot send it, else null.
   const LiveTensor* Find(Bytes bytes) const;
   Status CopyOne(const LiveTensor& live, const CopyJob& job, Deadline deadline);
 

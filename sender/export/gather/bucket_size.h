@@ -16,7 +16,6 @@ namespace deltawire {
 inline constexpr uint64_t kAutoBucketBytes = UINT64_MAX;
 inline constexpr uint64_t kLargestAutoBucket = 512ULL << 20;
 
-/// One rank's request and free memory.
 struct BucketNeeds {
   uint64_t wanted = 0;       ///< bytes, or kAutoBucketBytes
   uint64_t largest_row = 0;  ///< bytes; no bucket is smaller

@@ -48,7 +48,6 @@ class Collective {
   virtual int size() const = 0;
   virtual int root() const = 0;
 
-  /// Returns when every rank has called it.
   virtual Status Barrier(Deadline deadline) = 0;
 
   /// Returns each rank's bytes, by rank. Sizes may differ and be zero.
@@ -66,12 +65,11 @@ class Collective {
                                                                std::span<const MutableBytes> parts,
                                                                Deadline deadline) = 0;
 
-  /// Allocates memory for StartGather. The host can read kReceive memory; for kSend memory use
-  /// Copy.
+  /// Allocates memory for StartGather. The host can read kReceive memory; kSend needs Copy.
   virtual StatusOr<std::unique_ptr<CollectiveBuffer>> NewBuffer(BufferUse use, uint64_t bytes) = 0;
 
-  /// Returns whether StartGather can send `bytes` without a copy and, if so, whether the host can
-  /// read them.
+  /// Returns whether StartGather can send `bytes` without a copy, or whether the host can read
+  /// them.
   virtual bool CanSendFrom(Bytes bytes) const = 0;
   virtual bool CanRead(Bytes bytes) const = 0;
 

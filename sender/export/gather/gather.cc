@@ -12,7 +12,6 @@ namespace {
 using Clock = Collective::Clock;
 using Deadline = Collective::Deadline;
 
-// One call of GatherBuckets on one rank.
 class Gather {
  public:
   Gather(Collective& collective, std::span<const GatherBucket> plan, const GatherSource& source,

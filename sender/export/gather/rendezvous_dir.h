@@ -28,7 +28,6 @@ class RendezvousDir {
   StatusOr<std::vector<std::string>> WaitForAll(const std::vector<std::string>& keys,
                                                 std::chrono::steady_clock::time_point deadline);
 
-  /// Returns the entry, if it exists now.
   std::optional<std::string> Find(const std::string& key) const;
 
  private:

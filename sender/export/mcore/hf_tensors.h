@@ -14,7 +14,6 @@
 
 namespace deltawire::mcore {
 
-/// An HF tensor as the parameters describe it.
 struct HfTensor {
   std::string name;
   DType dtype = DType::kBF16;

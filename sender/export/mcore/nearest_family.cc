@@ -8,15 +8,13 @@
 namespace deltawire::mcore {
 namespace {
 
-/// A family's distance from the model.
 struct Nearness {
   const Family* family = nullptr;
   PlanFindings findings;
   size_t otherwise_called = 0;  ///< the distance of its name from the model's
 };
 
-/// Orders by the number of tensors that differ. Without a checkpoint all plans fit, so names
-/// decide.
+/// Orders by differing tensors. Without a checkpoint all plans fit, so names decide.
 bool Nearer(const Nearness& a, const Nearness& b) {
   if (a.findings.wrong() != b.findings.wrong()) return a.findings.wrong() < b.findings.wrong();
   return a.otherwise_called < b.otherwise_called;

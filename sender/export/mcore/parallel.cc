@@ -16,7 +16,6 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint32_t kMaxRanks = 1 << 20;
 
-/// One option: its key, and the member that it sets.
 struct Field {
   std::string_view key;
   std::variant<uint32_t ParallelConfig::*, uint64_t ParallelConfig::*, bool ParallelConfig::*,

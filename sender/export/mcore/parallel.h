@@ -73,8 +73,7 @@ struct ParallelConfig {
   uint32_t world() const { return tp * cp * dp * pp; }  ///< REQUIRES: Complete
   uint32_t expert_dp() const { return tp * cp * dp / (etp * ep); }
 
-  /// Returns the rank that writes the dense shard `t` of pipeline rank `p`: the first of its
-  /// copies.
+  /// Returns the writer of the dense shard `t` of pipeline rank `p`: the first of its copies.
   uint32_t DensePrimary(uint32_t t, uint32_t p) const { return t + tp * cp * dp * p; }
   /// Returns the same for shard `et` of the experts of expert-parallel rank `e`.
   uint32_t ExpertPrimary(uint32_t et, uint32_t e, uint32_t p) const {
@@ -82,7 +81,6 @@ struct ParallelConfig {
   }
 };
 
-/// A rank's place in every dimension.
 struct RankPlace {
   uint32_t tp = 0, cp = 0, dp = 0, pp = 0;
   uint32_t etp = 0, ep = 0, expert_dp = 0;

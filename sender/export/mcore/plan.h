@@ -89,7 +89,6 @@ class Plan {
   /// Proves that the programs of all ranks write every byte exactly once.
   PlanFindings Check() const;
 
-  /// Returns all parameters that `rank` holds.
   std::vector<ShardParam> Rank(uint32_t rank) const;
   /// Returns the rank whose copy of shard `t` is exported.
   uint32_t Writer(const PlannedParam& planned, uint32_t t) const;
@@ -102,9 +101,7 @@ class Plan {
                          RowRange only = {}, bool filled = false) const;
   /// Returns a parameter's names on its ranks: the name under this config, then other spellings.
   std::vector<std::string> LocalNames(const PlannedParam& planned) const;
-  /// Returns the parameter's cut under `split`.
   ParamCut CutAs(const PlannedParam& planned, Split split) const;
-  /// Returns the shape of a shard if its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const PlannedParam& planned, Split split) const;
 
  private:

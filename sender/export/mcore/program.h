@@ -85,8 +85,7 @@ struct RowRange {
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
                             RowRange only = {}, bool filled = false);
 
-/// Returns the box as a copy from a shard of elements of `src_width` bytes into a tensor of
-/// `dst_width`.
+/// Returns the box as a copy from a shard to a tensor, with elements of these widths in bytes.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,
                             unsigned dst_width);
 /// Returns the opposite copy. The widths are those given to CopyOf.

@@ -23,7 +23,6 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// Collects findings for one error.
 class Findings {
  public:
   /// Puts advice at the end of the error, once.

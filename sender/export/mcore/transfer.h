@@ -57,7 +57,6 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
 /// Collects steps, and runs them on a pool in pieces of about equal size.
 class Transfer {
  public:
-  /// The memory of an HF tensor.
   using TensorMemory = std::function<MutableBytes(uint32_t tensor)>;
   /// Called for each step when all its bytes are in place, on the thread that finished it.
   using Placed = std::function<void(const Step& step)>;

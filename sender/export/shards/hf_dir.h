@@ -18,7 +18,6 @@ class HfDir {
   static StatusOr<HfDir> Create(const std::filesystem::path& dir, const Layout& layout,
                                 uint64_t max_file_bytes);
 
-  /// Returns the memory of the layout's tensor i.
   MutableBytes tensor(size_t i) { return files_[places_[i].file].tensor(places_[i].index); }
   size_t files() const { return files_.size(); }
   /// Writes the index, flushes all files to disk and reads them back.

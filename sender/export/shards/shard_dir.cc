@@ -60,7 +60,6 @@ StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
   return Layout::Create(std::move(metas));
 }
 
-/// Returns a parameter's name in a rank's file.
 std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
   // Trainers of vision-language models wrap the language part.
   const std::vector<std::string>& wrappers = plan.family().names.strip;
@@ -86,8 +85,7 @@ StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::Sh
 
 std::string OneLine(const std::string& json) { return Json::parse(json).dump(); }
 
-/// Returns a name for the weights of an HF model: XXH3-64 over each tensor's, in the layout's
-/// order.
+/// Returns a name for an HF model's weights: XXH3-64 over each tensor's, in layout order.
 std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
   std::vector<uint64_t> digests(hf.layout().size());
   pool.ParallelFor(digests.size(), [&](size_t i) { digests[i] = Xxh3(hf.data(i)); });
@@ -208,8 +206,7 @@ bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   return false;
 }
 
-/// Returns whether every HF tensor of the parameter, however few its bits, represents the values
-/// `bytes` exactly.
+/// Returns whether every HF tensor of the parameter represents the values `bytes` exactly.
 bool HfHolds(const mcore::Plan& plan, const mcore::PlannedParam& planned, Bytes bytes,
              DType dtype) {
   return std::ranges::all_of(planned.cut.parts, [&](const mcore::RowPart& part) {
