@@ -1,6 +1,5 @@
-// The module deltawire._core: the C ABI as Python classes. Memory is passed as addresses with
-// shapes and strides, which deltawire/_tensors.py finds in tensors of all kinds. Calls release the
-// GIL.
+// deltawire._core: the C ABI as Python classes. Memory is passed as addresses with shapes and
+// strides, which deltawire/_tensors.py finds in tensors of all kinds. Calls release the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -33,8 +33,7 @@ class Layout:
         if isinstance(keep_dtype, str):
             raise Error(f"keep_dtype is a list of names, as in keep_dtype=[{keep_dtype!r}]")
         self._model, self._keep_dtype = model, tuple(keep_dtype)
-        #: Tensors of other names may be copies of registered ones, which shows while they are
-        #: written.
+        #: Tensors of other names may be copies of registered ones, which shows at their writing.
         self.leaves_ties = ignore_extra == "tied"
         self._ignore_extra = False if self.leaves_ties else ignore_extra
         self.metas: list[TensorMeta] = []

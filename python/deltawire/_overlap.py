@@ -113,8 +113,7 @@ class Overlap:
         except Exception as error:
             error.add_note(f'raised by the copy of "{running.name}"')
             failed = error
-        # Check this first, because memory that was freed before the copy began makes the copy fail,
-        # too.
+        # Check this first: memory that was freed before the copy began makes the copy fail, too.
         if _Memory.of(running.tensor) != running.memory:
             raise TensorError(
                 f'tensor "{running.name}" was changed or freed while it was copied, by the '

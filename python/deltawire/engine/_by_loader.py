@@ -156,8 +156,7 @@ class ByLoader:
         for group in batch:
             if group.by_shapes or any(set(group.tensors) & w for w in load.regions.values()):
                 continue
-            # Load the group alone: a loader that reads all tensors before it writes hides which one
-            # it uses.
+            # Load the group alone: a loader may read all tensors before it writes.
             alone = Shadow(self._storages)
             why = self._beside(alone, self.read(group.tensors, read))
             if why or not alone.regions:

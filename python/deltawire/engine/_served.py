@@ -149,8 +149,7 @@ class Record:
             "ancestors": _ancestors(), "server": os.environ.get(SERVER_VARIABLE, ""),
             "rank": rank, "world": world, "changes": 0, "states": [], "since": 0}
         path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}")
-        # Give it its name only when it is locked and complete, so that no reader takes it for a
-        # dead one's.
+        # Name it only when it is locked and complete: readers would take it for a dead one's.
         hidden = os.path.join(folder, f".{os.path.basename(path)}")
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -310,9 +309,8 @@ def _together(records: dict[str, dict[str, Any]]) -> Reading:
     ranks = {r["rank"] for r in records.values()}
     if len(worlds) != 1 or ranks != set(range(worlds.pop())):
         return Reading((), changes)
-    # The first state is the older one. During a change that is the state before it. Otherwise it is
-    # the state of the rank that has not changed for the longest time, because the others have
-    # changed already.
+    # The older state comes first: during a change the one before it, otherwise the state of the
+    # rank that has not changed for the longest time, because the others have changed already.
     ordered = sorted(records.values(), key=lambda record: record["since"])
     if not all(record["states"] for record in ordered):
         return Reading((), changes)

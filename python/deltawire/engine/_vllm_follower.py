@@ -345,8 +345,7 @@ class Follower:
         self._together(held)
         followed = self._followed
         try:
-            # A proof that is requested again, because its answer did not arrive, must find the
-            # same.
+            # A proof that is repeated, because its answer did not arrive, must find the same.
             if part == "all" or followed.drifted:
                 self._done.shares = refuse_drift(self._require, self._engine.group)
             else:

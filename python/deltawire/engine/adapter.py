@@ -152,9 +152,8 @@ def main() -> None:
         load(options.server, options.name, folder, options.timeout, access)
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"adapter {options.name}: version {version} is not served: {error}")
-    # A request reads the adapter from the folder that it began with, whenever vLLM 0.32 changes the
-    # adapters of a step. Without the folder the engine would end. All folders lead to the same
-    # files.
+    # A request reads the adapter from the folder that it began with, whenever vLLM 0.32 changes a
+    # step's adapters; without it the engine ends. All folders lead to the same files.
     forget(versions, int(version))
 
 
