@@ -98,14 +98,15 @@ void DeclareBenchLink(CLI::App& app, Run* run) {
           ->type_name("");
   auto* const listen = sub->add_option("--listen", o->listen, "Answer measurements here, then end")
                            ->type_name("HOST:PORT");
-  AddSeconds(*sub, "--keep", o->keep_seconds, "With --listen: end after so long", 1, 86400)
+  AddSeconds(*sub, "--keep", o->keep_seconds, "With --listen: end after this time", 1, 86400)
       ->needs(listen);
   sub->add_option("--streams", o->streams, "Numbers of streams to try")
       ->check(WholeNumber(1, 64))
       ->delimiter(',')
       ->excludes(listen)
       ->capture_default_str();
-  AddSeconds(*sub, "--seconds", o->seconds, "Measure each so long", 0.1, 60)->excludes(listen);
+  AddSeconds(*sub, "--seconds", o->seconds, "Duration of each measurement", 0.1, 60)
+      ->excludes(listen);
   o->AddTimeout(*sub, 5, "Wait this long for the other machine", Common::kLeastTimeout);
   o->AddJson(*sub);
   peer->excludes(listen);

@@ -203,7 +203,7 @@ void DeclareConvert(CLI::App& app, Run* run) {
       /*kb_is_1000=*/true)
       ->default_str("50GB");
   sub->add_flag("--unmarked", o->unmarked,
-                "Take rank files that do not say which rank they are for what they are called");
+                "Accept rank files without marks, and use the rank in their names");
   sub->add_flag("--round", o->round,
                 "With --parallel: round values that the trainer holds in fewer bits than the "
                 "checkpoint");

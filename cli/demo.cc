@@ -137,7 +137,7 @@ void DeclareDemo(CLI::App& app, Run* run) {
       ->capture_default_str();
   AddWhole(*sub, "--seed", o->plan.seed, "Seed of the weights")->capture_default_str();
   AddDirectory(*sub, "--dir", o->dir, "Work below this directory; default: /dev/shm");
-  sub->add_flag("--keep", o->plan.keep, "Keep the files; the daemons are ended all the same");
+  sub->add_flag("--keep", o->plan.keep, "Keep the files, but end the daemons");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Demo(*o); }; });
 }

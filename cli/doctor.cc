@@ -119,7 +119,8 @@ void Logout(const MachineFacts& f, std::vector<Finding>& all) {
   if (f.logind_removes.empty()) return;
   all.push_back(
       {Level::kNote, "logout",
-       fmt::format("logind removes what {} owns in /dev/shm at the last logout", f.logind_removes),
+       fmt::format("logind removes the files of {} from /dev/shm at the last logout",
+                   f.logind_removes),
        fmt::format("loginctl enable-linger {}, or daemons of a system user", f.logind_removes)});
 }
 
@@ -162,7 +163,7 @@ void Certificates(const MachineFacts& f, std::vector<Finding>& all) {
       all.push_back({Level::kProblem, about, c.subject + " is not valid yet",
                      "set this machine's clock, or wait"});
     } else if (c.valid_days < 0) {
-      all.push_back({Level::kProblem, about, c.subject + " is not valid any more", kRenew});
+      all.push_back({Level::kProblem, about, c.subject + " has expired", kRenew});
     } else if (c.valid_days < kSoonDays) {
       all.push_back({Level::kNote, about,
                      fmt::format("{} is valid for {:.0f} more days", c.subject, c.valid_days),

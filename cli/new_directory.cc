@@ -49,10 +49,11 @@ StatusOr<NewDirectory> NewDirectory::Create(const fs::path& to, bool replace,
                   source.native());
   }
   if (!replace && !IsFree(named)) {
-    return Errorf(StatusCode::kAlreadyExists,
-                  "{} is there and not empty: name a new directory, or say --replace to have all "
-                  "of it replaced",
-                  to.native());
+    return Errorf(
+        StatusCode::kAlreadyExists,
+        "{} exists and is not empty; name a new directory, or pass --replace to replace all "
+        "of it",
+        to.native());
   }
   const fs::path hidden =
       named.parent_path() / fmt::format(".{}.new-{}", named.filename().native(), ::getpid());
@@ -87,15 +88,14 @@ Status NewDirectory::Commit() {
   // Remove the old directory only when the new one's name is on the disk.
   const Status synced = SyncDirectory(to_.parent_path());
   if (!synced.ok()) {
-    return Annotate(synced, fmt::format("{} is in place, and what was there before is {}",
-                                        to_.native(), std::exchange(hidden_, {}).native()));
+    return Annotate(synced, fmt::format("{} is in place, and the old directory is {}", to_.native(),
+                                        std::exchange(hidden_, {}).native()));
   }
   std::error_code ec;
   fs::remove_all(hidden_, ec);
   if (ec) {
-    return Errorf(StatusCode::kInternal,
-                  "{} is in place, but what was there before stays as {}: {}", to_.native(),
-                  hidden_.native(), ec.message());
+    return Errorf(StatusCode::kInternal, "{} is in place, but the old directory stays as {}: {}",
+                  to_.native(), hidden_.native(), ec.message());
   }
   hidden_.clear();
   return absl::OkStatus();
@@ -110,7 +110,7 @@ Status NewDirectory::ExchangeInTwoSteps() {
   if (::rename(hidden_.c_str(), to_.c_str()) != 0) {
     const Status status = failed();
     if (::rename(old.c_str(), to_.c_str()) == 0) return status;
-    return Annotate(status, fmt::format("what was there before is now {}", old.native()));
+    return Annotate(status, fmt::format("the old directory is now {}", old.native()));
   }
   hidden_ = old;
   return absl::OkStatus();

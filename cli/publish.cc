@@ -236,7 +236,7 @@ bool IsSkipped(const PublishOptions& o, const Checkpoint& c, const Publishing& t
 
 StatusOr<Exit> PublishWatching(const PublishOptions& o) {
   if (o.version != 0) {
-    return UsageError("--version does not go with --watch: versions come from the names");
+    return UsageError("--version and --watch exclude each other; versions come from the names");
   }
   CheckpointScanner scanner(o.dir, o.inside);
   CheckpointNews news(o.dir, o.inside);

@@ -226,7 +226,7 @@ void DeclareSimulate(CLI::App& app, Run* run) {
   sub->add_option("FLEET", o->file, "TOML file of the fleet (docs/scaling.md)")
       ->type_name("")
       ->required();
-  sub->add_flag("--whole", o->whole, "Show as much of the first version, which goes whole");
+  sub->add_flag("--whole", o->whole, "Show the same for the first version, which goes whole");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Simulate(*o); }; });
 }

@@ -115,7 +115,7 @@ void DeclareStatus(CLI::App& app, Run* run) {
   AddSeconds(*sub, "--interval", o->interval, "Seconds between updates with --watch", 0.05, 3600)
       ->needs(watch);
   sub->add_flag("--wide", o->wide, "Print full-width tables, also on a narrow terminal");
-  sub->add_flag("--changes", o->changes, "List what the newest version changed, per tensor");
+  sub->add_flag("--changes", o->changes, "List the newest version's changes per tensor");
   o->AddSender(*sub);
   o->AddReceiver(*sub);
   o->AddModel(*sub, "all");

@@ -188,8 +188,7 @@ void DeclareSync(CLI::App& app, Run* run) {
             "--sender needs --via-sender or --group; pass --receiver to sync one receiver");
       }
       if (via_sender && sub->count("--receiver") != 0) {
-        return UsageError(
-            "--receiver does not go with --via-sender and --group: they ask --sender");
+        return UsageError("--receiver excludes --via-sender and --group; these ask --sender");
       }
       if (!via_sender && !o->ids.empty()) {
         return UsageError("--id needs --via-sender or --group");

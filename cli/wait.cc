@@ -176,12 +176,11 @@ StatusOr<Exit> WaitForAll(const WaitOptions& o) {
     if (last.served() == o.served) continue;
     context.TryCancel();
     (void)stream->Finish();
-    return Errorf(
-        StatusCode::kFailedPrecondition,
-        "the sender at {} is of an older release, which does not know what engines serve; "
-        "update it, or wait at each receiver: `deltawire wait --served --receiver "
-        "HOST:PORT`",
-        sender.address);
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "the sender at {} is of an older release, which does not report served versions; "
+                  "update it, or wait at each receiver: `deltawire wait --served --receiver "
+                  "HOST:PORT`",
+                  sender.address);
   }
   const grpc::Status end = stream->Finish();
   if (end.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {

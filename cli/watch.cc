@@ -153,8 +153,8 @@ Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, cons
     const auto model = WaitForModel(lines, daemon, o);
     const Status ended = model.ok() ? Follow(lines, daemon, *model, &seen) : model.status();
     if (!ended.ok() && !IsUnreachable(ended)) return ended;
-    lines.Note(fmt::format("{} {} does not answer any more; waiting for it", Daemon::kName,
-                           daemon.address));
+    lines.Note(
+        fmt::format("{} {} no longer answers; waiting for it", Daemon::kName, daemon.address));
     auto again = dial();
     while (!again.ok()) {
       std::this_thread::sleep_for(kRedialPause);
