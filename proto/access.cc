@@ -102,7 +102,7 @@ class Gate final : public grpc::AuthMetadataProcessor {
     DW_ASSIGN_OR_RETURN(const Principal* who, Find(*table, metadata, connection));
     const Roles allowed = AllowedFor(method);
     if (who->Has(allowed)) return {};
-    if (allowed == 0) return absl::PermissionDeniedError("nobody may call that method");
+    if (allowed == 0) return absl::PermissionDeniedError("no role may call that method");
     return Errorf(StatusCode::kPermissionDenied,
                   "{} may not call {}: that takes the role {}, and {} has {}", who->name, method,
                   security::ToString(allowed), who->name, security::ToString(who->roles));

@@ -44,7 +44,7 @@ class SideParts:
             yield pair
         if found != len(self.names):
             raise Error(f"{os.fspath(self._hf_dir)} has only {found} of the {len(self.names)} "
-                        "tensors any more that it had when the model was registered; register again")
+                        "tensors left that it had when the model was registered; register again")
 
 
 @contextlib.contextmanager

@@ -148,8 +148,8 @@ Status CheckCopies(const mcore::Plan& plan, std::span<const Bytes> tensors) {
         if (!compared.emplace(a, b).second || std::ranges::equal(tensors[a], tensors[b])) continue;
         return Errorf(StatusCode::kFailedPrecondition,
                       "{} and {} are one parameter of the trainer's, and the checkpoint has "
-                      "different values for them: make them equal, or change what config.json says "
-                      "of them (such as tie_word_embeddings)",
+                      "different values for them; make them equal, or change config.json "
+                      "(such as tie_word_embeddings)",
                       plan.layout().tensor(a).name, plan.layout().tensor(b).name);
       }
     }
