@@ -22,7 +22,7 @@ Status Tagged(StatusCode code, std::string message, const char* tag) {
   return status;
 }
 
-// Gives the error of a daemon that does not answer the tool's own exit code.
+// Tags the error of a daemon that does not answer, so that the tool exits with code 3.
 Status ToolsOwn(const Status& s) {
   if (!absl::IsUnavailable(s)) return s;
   Status own = s;

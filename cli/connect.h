@@ -90,7 +90,7 @@ StatusOr<Response> Ask(Daemon& daemon,
   return response;
 }
 
-/// Returns `name`, or if empty the daemon's only model. Of several, the error lists them.
+/// Returns `name`, or if empty the daemon's only model. If there are several, the error lists them.
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
                                   std::chrono::milliseconds timeout);
 StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,

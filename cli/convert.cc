@@ -30,7 +30,7 @@ struct ConvertOptions : Common, JobArguments {
   bool replace = false, unmarked = false, round = false;
 };
 
-/// Copies the tensors that no parameter produces from the checkpoint that --hf names.
+/// Copies from --hf's checkpoint the tensors that no parameter produces.
 Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint, HfDir& to) {
   for (const std::string& name : plan.not_trained()) {
     const size_t i = *plan.layout().Find(name);

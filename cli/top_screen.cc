@@ -78,7 +78,7 @@ struct ReceiverRow {
   size_t depth = 0;  ///< in the tree
 };
 
-// Sorts other bytes first, then other histories, then by versions behind.
+// Returns a sort key: highest for other bytes, then other histories, then versions behind.
 std::tuple<int, uint64_t> Trouble(const Standing& s) {
   switch (s.relation) {
     case Relation::kOtherBytes:

@@ -146,7 +146,7 @@ void SetLimits(grpc::ServerBuilder& builder, const std::shared_ptr<ControlConnec
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kReadAhead);
-  // gRPC compares a compressed message's length with the limit, although it may grow by 1,000.
+  // gRPC checks only a compressed message's length, although it may grow by a factor of 1,000.
   for (const auto compressed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(compressed, false);
   }

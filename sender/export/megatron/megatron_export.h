@@ -76,7 +76,7 @@ class MegatronExport {
                                               std::span<const LiveTensor> live) const;
   StatusOr<GatherInput> InputOf(Collective& collective, bool has_offload, uint32_t rank,
                                 std::span<const LiveTensor> live);
-  /// Copies tensors that no parameter forms from the checkpoint.
+  /// Copies from the checkpoint the tensors that no parameter forms.
   Status CarryOver(TrainerClient::Offload& offload) const;
 
   std::optional<mcore::HfModel> model_;
