@@ -80,8 +80,8 @@ struct RowRange {
 };
 
 /// Returns the boxes of shard `t`, or of its rows `only`; then sources are counted from the first
-/// of these rows. `views[i]` describes tensor i. With `filled` it also returns boxes that are copied
-/// from HF alone. REQUIRES: CheckCut(cut).ok().
+/// of these rows. `views[i]` describes tensor i. With `filled`, boxes that are copied from HF alone
+/// are returned, too. REQUIRES: CheckCut(cut).ok().
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
                             RowRange only = {}, bool filled = false);
 
