@@ -169,8 +169,8 @@ class GpuDiffer {
   /// offsets do not count. Add takes further chunks, numbered on from those before, and allocates
   /// their base. Adopt makes live bytes the base: digests[i] is that of live[i]. DiffLive is a Diff
   /// from the base to the live bytes, which become the base. It returns kArgument and does nothing
-  /// if a chunk's base was never adopted, or was lost in an error. REQUIRES: each chunk once a call;
-  /// all work on the live bytes is complete, and they do not change until the call returns.
+  /// if a chunk's base was never adopted, or was lost in an error. REQUIRES: each chunk once a
+  /// call; all work on the live bytes is complete, and they do not change until the call returns.
   GpuStatus Add(std::span<const GpuChunk> chunks);
   GpuStatus Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests);
   GpuStatus DiffLive(std::span<const GpuLive> live, const GpuEncoded& encoded);
