@@ -160,7 +160,7 @@ class Attachments {
 
   /// Asks receivers (all attached ones when `ids` is empty) to sync. The result is the caller's
   /// wait, which ends when it is dropped; `news` is called, from any thread and without a lock,
-  /// when Look may have something. kNotFound when none is attached.
+  /// when Poll may have something. kNotFound when none is attached.
   StatusOr<std::shared_ptr<SyncCall>> AskSync(const std::string& model,
                                               const std::vector<std::string>& ids, bool force_full,
                                               std::function<void()> news);
@@ -169,7 +169,7 @@ class Attachments {
     bool over = false;  ///< every receiver has committed, failed or gone, and all is told
   };
   /// Does not block. An error: stopping.
-  StatusOr<SyncStep> Look(SyncCall& call) const;
+  StatusOr<SyncStep> Poll(SyncCall& call) const;
 
   struct Change {
     uint64_t serial = 0;  ///< never 0; different for each change

@@ -43,7 +43,7 @@ StatusOr<std::shared_ptr<SyncCall>> Attachments::AskSync(const std::string& mode
   return call;
 }
 
-StatusOr<Attachments::SyncStep> Attachments::Look(SyncCall& call) const {
+StatusOr<Attachments::SyncStep> Attachments::Poll(SyncCall& call) const {
   MutexLock lock(mu_);
   SyncStep step;
   step.tell = call.Take();

@@ -21,7 +21,7 @@ class CommitWait {
     Attachments::Until until = Attachments::Until::kCommitted;
   };
   struct Step {
-    std::optional<Attachments::Census> tell;  ///< set when it is new since the last Look
+    std::optional<Attachments::Census> tell;  ///< set when it is new since the last Poll
     /// `at_least` receivers are attached (Until::kServed: and drive engines), and all of them have
     /// got the version or a later one of the newest one's lineage and epoch so far.
     bool over = false;
@@ -36,7 +36,7 @@ class CommitWait {
 
   /// A rollback makes the new epoch's version the goal where the newest was asked for. A receiver
   /// whose only buffer is being changed counts by what it committed before.
-  StatusOr<Step> Look() {
+  StatusOr<Step> Poll() {
     DW_ASSIGN_OR_RETURN(auto now, Count(version_));
     // Later versions do not move the goal, but where the newest was asked for, another epoch does.
     if (told_ && for_.version == 0 &&

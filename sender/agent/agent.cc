@@ -207,7 +207,7 @@ void Agent::Coming(const Model& model) {
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
   const auto model = Find(name);
   if (!model.ok()) return;
-  const auto seconds = (*model)->publisher().history().Committed(id, pull, UnixNanos());
+  const auto seconds = (*model)->publisher().history().CountCommit(id, pull, UnixNanos());
   if (seconds && stages_) stages_({Stage::kDeliver, *seconds, name});
 }
 

@@ -83,7 +83,7 @@ class Groups : public MemberObserver {
       std::optional<GroupOutcome> outcome;  ///< set when the round has ended, and all is told
     };
     /// Does not block. An error: the model was replaced, or the sender stops.
-    StatusOr<Step> Look();
+    StatusOr<Step> Poll();
 
    private:
     friend class Groups;
@@ -100,7 +100,7 @@ class Groups : public MemberObserver {
   /// Brings `group` to the newest state in one round; a round that is aborted is an outcome and not
   /// an error. With `ids`, `group` is an orchestrator's: it is made of these receivers, or is the
   /// one that has this name and these members already. Without `ids` it is a group of the sender's
-  /// options. `news` is called, from any thread and without a lock, when Look may have something.
+  /// options. `news` is called, from any thread and without a lock, when Poll may have something.
   StatusOr<std::unique_ptr<Wait>> Sync(const std::string& model, const std::string& group,
                                        const std::vector<std::string>& ids,
                                        std::function<void()> news);

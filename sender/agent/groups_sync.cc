@@ -179,7 +179,7 @@ Groups::Wait::~Wait() {
   groups_.Settle();  // the group may be over
 }
 
-StatusOr<Groups::Wait::Step> Groups::Wait::Look() {
+StatusOr<Groups::Wait::Step> Groups::Wait::Poll() {
   MutexLock lock(groups_.mu_);
   const Entry* entry = groups_.Find(model_, number_, group_);
   if (entry == nullptr) {

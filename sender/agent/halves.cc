@@ -137,19 +137,19 @@ bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes byt
 
 // Writers -------------------------------------------------------------------------------------
 
-void Halves::Granted(uint32_t half, Writer writer) {
+void Halves::AddWriter(uint32_t half, Writer writer) {
   MutexLock lock(mu_);
   halves_[half].writers.push_back(std::move(writer));
 }
 
-void Halves::LetGo(uint64_t lease, uint32_t rank) {
+void Halves::EndWriter(uint64_t lease, uint32_t rank) {
   MutexLock lock(mu_);
   for (Half& h : halves_) {
     std::erase_if(h.writers, [&](const Writer& w) { return w.lease == lease && w.rank == rank; });
   }
 }
 
-void Halves::LetGoOf(uint64_t client, uint32_t rank) {
+void Halves::EndWritersOf(uint64_t client, uint32_t rank) {
   if (client == 0) return;
   MutexLock lock(mu_);
   for (Half& h : halves_) {
@@ -157,7 +157,7 @@ void Halves::LetGoOf(uint64_t client, uint32_t rank) {
   }
 }
 
-bool Halves::Suspect(uint32_t half) const {
+bool Halves::NeedsFence(uint32_t half) const {
   MutexLock lock(mu_);
   return IsSuspect(half);
 }

@@ -80,13 +80,13 @@ class Halves {
     uint64_t client = 0;
     std::string publisher;
   };
-  void Granted(uint32_t half, Writer writer);
+  void AddWriter(uint32_t half, Writer writer);
   /// The rank has said that it writes no more under that lease.
-  void LetGo(uint64_t lease, uint32_t rank);
+  void EndWriter(uint64_t lease, uint32_t rank);
   /// The client asks for another grant, so it has dropped those before; `client` 0 is ignored.
-  void LetGoOf(uint64_t client, uint32_t rank);
+  void EndWritersOf(uint64_t client, uint32_t rank);
   /// Whether the half must be fenced before it is granted.
-  bool Suspect(uint32_t half) const;
+  bool NeedsFence(uint32_t half) const;
 
   /// The part of a grace that is left to streams that are cut, to end the frame under way.
   static constexpr std::chrono::milliseconds CutTime(std::chrono::milliseconds grace) {

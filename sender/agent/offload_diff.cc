@@ -91,7 +91,7 @@ std::shared_ptr<PublishJob> OffloadDiff::MakeJob(uint32_t half,
     in.active_root = newest->info.identity.root;
     in.published = newest;
     in.gpu = gpu_.diff().get();
-    in.lost = [this](uint32_t chunk, bool whole) { states_.scrubber().BaseLost(chunk, whole); };
+    in.lost = [this](uint32_t chunk, bool whole) { states_.scrubber().CountLost(chunk, whole); };
     in.changing = [this](uint32_t chunk, Bytes before, bool undoable) {
       states_.KeepChanged(chunk, before, undoable);
     };

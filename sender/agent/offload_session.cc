@@ -82,14 +82,14 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
                 options_.model, r.version, ToString(published.id));
 }
 
-bool OffloadSession::Joins(const OffloadRequest& r) const {
+bool OffloadSession::CanJoin(const OffloadRequest& r) const {
   const bool same =
       r.attempt == 0 ? r.job == now_.job && !r.job.empty() : r.attempt == now_.attempt;
   return phase_ == OffloadPhase::kWriting && now_.version == r.version && now_.world == r.world &&
-         same && !now_.ranks.contains(r.rank) && !Outlived(r);
+         same && !now_.ranks.contains(r.rank) && !OutlivedReadyRank(r);
 }
 
-Status OffloadSession::Missed(const OffloadRequest& r) {
+Status OffloadSession::MissedEnd(const OffloadRequest& r) {
   for (auto e = ended_.rbegin(); e != ended_.rend(); ++e) {
     const bool same = r.attempt == 0 ? r.job == e->job && !r.job.empty() : r.attempt == e->attempt;
     if (e->why.ok() || e->version != r.version || e->world != r.world || !same) continue;
@@ -98,7 +98,7 @@ Status OffloadSession::Missed(const OffloadRequest& r) {
   return absl::OkStatus();
 }
 
-bool OffloadSession::Outlived(const OffloadRequest& r) const {
+bool OffloadSession::OutlivedReadyRank(const OffloadRequest& r) const {
   if (now_.died == 0) return false;
   const auto client = clients_.find(r.client);
   return client == clients_.end() || client->second.came > now_.died;
@@ -132,9 +132,9 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   if (holder == nullptr) return absl::OkStatus();
   std::string_view apart;
   if (r.version == now_.version && r.world == now_.world && !begun) {
-    apart = Outlived(r)      ? ", and of which a ready rank has died"
-            : r.attempt != 0 ? ", under another attempt"
-                             : ", for another job";
+    apart = OutlivedReadyRank(r) ? ", and of which a ready rank has died"
+            : r.attempt != 0     ? ", under another attempt"
+                                 : ", for another job";
   }
   return Errorf(StatusCode::kFailedPrecondition,
                 "model \"{}\": version {} is being offloaded by {}, which began {} ago{}; rank {} "
@@ -153,11 +153,11 @@ StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& requ
   Rank rank{.publisher = request.publisher.substr(0, kMaxPublisher),
             .client = request.client,
             .begun = now};
-  if (Joins(request)) {
+  if (CanJoin(request)) {
     now_.ranks.emplace(request.rank, std::move(rank));
     return Begun{Next::kJoined, now_.lease};
   }
-  DW_RETURN_IF_ERROR(Missed(request));
+  DW_RETURN_IF_ERROR(MissedEnd(request));
   if (phase_ == OffloadPhase::kWriting) {
     DW_RETURN_IF_ERROR(MayTakeOver(request, now));
     (void)End(Errorf(StatusCode::kAborted,
@@ -177,8 +177,8 @@ StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& requ
   return Begun{Next::kDrain, now_.lease};
 }
 
-void OffloadSession::Drained(uint64_t lease, const Status& drained, double waited_seconds,
-                             Time now) {
+void OffloadSession::FinishDrain(uint64_t lease, const Status& drained, double waited_seconds,
+                                 Time now) {
   if (phase_ != OffloadPhase::kDraining || now_.lease != lease) return;
   if (!drained.ok()) {
     (void)End(drained);
@@ -196,7 +196,7 @@ void OffloadSession::Drained(uint64_t lease, const Status& drained, double waite
 
 // Attending -----------------------------------------------------------------------------------
 
-Status OffloadSession::Over(uint64_t lease) const {
+Status OffloadSession::WhyOver(uint64_t lease) const {
   for (const Ended& e : ended_) {
     if (e.lease == lease && !e.why.ok()) return e.why;
   }
@@ -207,7 +207,7 @@ Status OffloadSession::Over(uint64_t lease) const {
 }
 
 Status OffloadSession::Attend(uint64_t lease, uint32_t rank) {
-  if (!writing(lease)) return Over(lease);
+  if (!writing(lease)) return WhyOver(lease);
   const auto it = now_.ranks.find(rank);
   if (it == now_.ranks.end()) {
     return Errorf(StatusCode::kInvalidArgument,
@@ -219,14 +219,14 @@ Status OffloadSession::Attend(uint64_t lease, uint32_t rank) {
   return absl::OkStatus();
 }
 
-StatusOr<bool> OffloadSession::Attended(uint64_t lease, uint32_t rank) const {
+StatusOr<bool> OffloadSession::IsReady(uint64_t lease, uint32_t rank) const {
   if (lease == 0 || now_.lease != lease) {
     for (const Ended& e : ended_) {
       if (e.lease != lease) continue;
       if (!e.why.ok()) return e.why;
       return true;
     }
-    return Over(lease);
+    return WhyOver(lease);
   }
   const auto it = now_.ranks.find(rank);
   return it != now_.ranks.end() && it->second.ready;
@@ -274,7 +274,7 @@ void OffloadSession::ClientGone(uint64_t client, Time now) {
   }
 }
 
-void OffloadSession::Waits(uint64_t lease, int change) {
+void OffloadSession::CountWaiters(uint64_t lease, int change) {
   if (lease != 0 && now_.lease == lease) now_.waiting += static_cast<uint32_t>(change);
 }
 
@@ -283,13 +283,13 @@ void OffloadSession::Waits(uint64_t lease, int change) {
 Status OffloadSession::End(Status why) {
   LogWarn("{} {}", MessageOf(why), ToString(TraceOf(now_.version, now_.attempt)));
   ++abandoned_;
-  if (now_.lease != 0) Remember(why, {});
+  if (now_.lease != 0) RecordEnd(why, {});
   now_ = {};
   phase_ = OffloadPhase::kIdle;
   return why;
 }
 
-void OffloadSession::Remember(Status why, const VersionInfo& info) {
+void OffloadSession::RecordEnd(Status why, const VersionInfo& info) {
   Ended ended{now_.version, now_.lease, std::move(why), info,
               now_.attempt, now_.job,   now_.world,     {}};
   for (const auto& entry : now_.ranks) ended.ranks.insert(entry.first);
@@ -298,7 +298,7 @@ void OffloadSession::Remember(Status why, const VersionInfo& info) {
 }
 
 Status OffloadSession::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
-  if (!writing(lease)) return Over(lease);
+  if (!writing(lease)) return WhyOver(lease);
   (void)End(Errorf(
       StatusCode::kAborted,
       "model \"{}\": the offload of version {} was abandoned by rank {} of {}: {}", options_.model,
@@ -307,8 +307,9 @@ Status OffloadSession::Abandon(uint64_t lease, uint32_t rank, const std::string&
   return absl::OkStatus();
 }
 
-StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const WrittenNotice& n) {
-  if (!writing(lease)) return Over(lease);
+StatusOr<OffloadSession::Final> OffloadSession::MarkWritten(uint64_t lease,
+                                                            const WrittenNotice& n) {
+  if (!writing(lease)) return WhyOver(lease);
   if (!now_.ranks.contains(n.rank)) {
     return Errorf(StatusCode::kInvalidArgument,
                   "model \"{}\", version {}: rank {} says what it has written and has not begun",
@@ -320,8 +321,8 @@ StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const Wr
   return final;
 }
 
-StatusOr<bool> OffloadSession::Ready(const ReadyNotice& n, const Identity& published) {
-  if (!writing(n.lease) || now_.version != n.version) return Over(n.lease);
+StatusOr<bool> OffloadSession::MarkReady(const ReadyNotice& n, const Identity& published) {
+  if (!writing(n.lease) || now_.version != n.version) return WhyOver(n.lease);
   const auto it = now_.ranks.find(n.rank);
   if (n.world != now_.world || it == now_.ranks.end() || it->second.ready) {
     return Errorf(StatusCode::kInvalidArgument,
@@ -345,26 +346,26 @@ std::vector<bool> OffloadSession::unchanged() const {
 
 // The end -------------------------------------------------------------------------------------
 
-void OffloadSession::Published(const VersionInfo& info) {
+void OffloadSession::MarkPublished(const VersionInfo& info) {
   if (phase_ != OffloadPhase::kPublishing) return;
-  if (now_.lease != 0) Remember(absl::OkStatus(), info);
+  if (now_.lease != 0) RecordEnd(absl::OkStatus(), info);
   now_ = {};
   phase_ = OffloadPhase::kIdle;
 }
 
-void OffloadSession::PublishFailed(Status why) {
+void OffloadSession::FailPublish(Status why) {
   if (phase_ == OffloadPhase::kPublishing) (void)End(std::move(why));
 }
 
 Status OffloadSession::MayRollBack(Time now) const {
-  return Undisturbed(now, "roll back when it is done");
+  return CheckUndisturbed(now, "roll back when it is done");
 }
 
 Status OffloadSession::MayUnregister(Time now) const {
-  return Undisturbed(now, "unregister when it is published or abandoned");
+  return CheckUndisturbed(now, "unregister when it is published or abandoned");
 }
 
-Status OffloadSession::Undisturbed(Time now, std::string_view advice) const {
+Status OffloadSession::CheckUndisturbed(Time now, std::string_view advice) const {
   if (phase_ == OffloadPhase::kIdle) return absl::OkStatus();
   const auto* holder = phase_ == OffloadPhase::kWriting ? Holder(now) : nullptr;
   if (phase_ == OffloadPhase::kWriting && holder == nullptr) return absl::OkStatus();

@@ -64,7 +64,7 @@ class OffloadSession {
   /// What the caller of Begin has to do next.
   enum class Next : uint8_t {
     kWait,    ///< wait until the phase changes, then call Begin again
-    kDrain,   ///< get the half ready for new writers, then call Drained
+    kDrain,   ///< get the half ready for new writers, then call FinishDrain
     kJoined,  ///< write: the half is ready
   };
   struct Begun {
@@ -77,19 +77,19 @@ class OffloadSession {
   StatusOr<Begun> Begin(const OffloadRequest& request, const Identity& published, uint64_t drawn,
                         Time now);
   /// kDraining -> kWriting, or -> kIdle when `drained` is an error.
-  void Drained(uint64_t lease, const Status& drained, double waited_seconds, Time now);
+  void FinishDrain(uint64_t lease, const Status& drained, double waited_seconds, Time now);
 
   /// Begins an attendance: the call that a rank keeps open until it is ready.
   Status Attend(uint64_t lease, uint32_t rank);
   /// True: the rank is ready, or the version published. False: neither yet. An error: the offload
   /// is over.
-  StatusOr<bool> Attended(uint64_t lease, uint32_t rank) const;
+  StatusOr<bool> IsReady(uint64_t lease, uint32_t rank) const;
   /// An attendance has ended for whatever reason, or never came. `gone`: its caller went before the
   /// rank was ready, which abandons the offload.
   void EndAttend(uint64_t lease, uint32_t rank, bool gone, Time now);
   /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
   /// held.
-  void Waits(uint64_t lease, int change);
+  void CountWaiters(uint64_t lease, int change);
   /// A client shows that it lives, until ClientGone; the two calls come in pairs. 0 is no client.
   void ClientCame(uint64_t client);
   /// If the client lives no more: the offload that it was about to attend is abandoned, and ranks
@@ -99,16 +99,16 @@ class OffloadSession {
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
   using Final = WrittenTally::Final;
-  StatusOr<Final> Written(uint64_t lease, const WrittenNotice& notice);
+  StatusOr<Final> MarkWritten(uint64_t lease, const WrittenNotice& notice);
   /// True when this was the last rank: kWriting -> kPublishing. An error that concerns more than
   /// this one call has abandoned the offload.
-  StatusOr<bool> Ready(const ReadyNotice& notice, const Identity& published);
+  StatusOr<bool> MarkReady(const ReadyNotice& notice, const Identity& published);
   /// Per tensor, whether the ranks declared it unchanged. REQUIRES: kPublishing.
   std::vector<bool> unchanged() const;
 
   /// kPublishing -> kIdle.
-  void Published(const VersionInfo& info);
-  void PublishFailed(Status why);
+  void MarkPublished(const VersionInfo& info);
+  void FailPublish(Status why);
   /// kIdle -> kPublishing, for a version that no rank writes.
   Status BeginRollback(uint64_t version, uint64_t attempt, Time now);
   /// kFailedPrecondition while somebody holds an offload; an offload that nobody holds is no
@@ -175,12 +175,12 @@ class OffloadSession {
   /// "rank 0 of 2 (python train.py, process 4711 on node7)".
   std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
-  bool Joins(const OffloadRequest& request) const;
+  bool CanJoin(const OffloadRequest& request) const;
   /// The end of an abandoned offload that the request would have joined; OK if there is none, or
   /// the rank knows of it. It is told once, so that it may begin the version anew.
-  Status Missed(const OffloadRequest& request);
+  Status MissedEnd(const OffloadRequest& request);
   /// Whether a ready rank of the present offload had died before the request's client came.
-  bool Outlived(const OffloadRequest& request) const;
+  bool OutlivedReadyRank(const OffloadRequest& request) const;
   Status EndAsGone(const std::map<uint32_t, Rank>::value_type& rank, Time now);
   /// A rank by which the offload counts as held (docs/lifecycle.md, "Who may begin"); null when
   /// there is none.
@@ -188,11 +188,11 @@ class OffloadSession {
   /// The reason why a request that does not join may not end the present offload; OK if it may.
   Status MayTakeOver(const OffloadRequest& request, Time now) const;
   /// kFailedPrecondition, with `advice`, while somebody holds an offload.
-  Status Undisturbed(Time now, std::string_view advice) const;
-  Status Over(uint64_t lease) const;
+  Status CheckUndisturbed(Time now, std::string_view advice) const;
+  Status WhyOver(uint64_t lease) const;
   /// Ends the offload as failed, and returns `why`.
   Status End(Status why);
-  void Remember(Status why, const VersionInfo& info);
+  void RecordEnd(Status why, const VersionInfo& info);
   std::string LateRanks() const;
 
   const Options options_;

@@ -62,13 +62,13 @@ StatusOr<OffloadGrant> Offloads::Begin(const OffloadRequest& request, const Gone
   }
   listeners_.Call();  // an older offload may be over
   // A client that begins anew has dropped what it had begun before.
-  states_.halves().LetGoOf(request.client, request.rank);
+  states_.halves().EndWritersOf(request.client, request.rank);
   if (begun.next == OffloadSession::Next::kDrain) {
     const uint32_t half = states_.InactiveHalf();
     double waited = 0;
     const Status ready = diff_.Prepare(half, &waited);
     MutexLock lock(mu_);
-    session_.Drained(begun.lease, ready, waited, SteadyClock::now());
+    session_.FinishDrain(begun.lease, ready, waited, SteadyClock::now());
     const StateId next = states_.NextState(request.version);
     if (ready.ok()) {
       Identity incoming;
@@ -100,7 +100,7 @@ StatusOr<OffloadGrant> Offloads::Grant(const OffloadRequest& request, uint64_t l
   MutexLock lock(mu_);
   if (!session_.writing(lease)) {
     // Another rank has ended the offload since.
-    const auto over = session_.Attended(lease, request.rank);
+    const auto over = session_.IsReady(lease, request.rank);
     return over.ok() ? Stopping("sender") : over.status();
   }
   if (gone()) {
@@ -110,7 +110,7 @@ StatusOr<OffloadGrant> Offloads::Grant(const OffloadRequest& request, uint64_t l
   }
   Halves& halves = states_.halves();
   const uint32_t half = states_.InactiveHalf();
-  halves.Granted(half, {lease, request.rank, request.client, request.publisher});
+  halves.AddWriter(half, {lease, request.rank, request.client, request.publisher});
   return OffloadGrant{.half_path = halves.path(half),
                       .data_offset = halves.data_offset(),
                       .waited_seconds = session_.waited_seconds(),
@@ -132,7 +132,7 @@ StatusOr<bool> Offloads::IsReady(uint64_t lease, uint32_t rank) const {
 
 StatusOr<bool> Offloads::IsReadyNow(uint64_t lease, uint32_t rank) const {
   if (!stopped_.ok()) return stopped_;
-  return session_.Attended(lease, rank);
+  return session_.IsReady(lease, rank);
 }
 
 void Offloads::EndAttend(uint64_t lease, uint32_t rank) {
@@ -160,7 +160,7 @@ void Offloads::ClientGone(uint64_t client) {
 }
 
 Status Offloads::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
-  states_.halves().LetGo(lease, rank);
+  states_.halves().EndWriter(lease, rank);
   Status done;
   {
     MutexLock lock(mu_);
@@ -175,7 +175,7 @@ Status Offloads::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
   StatusOr<OffloadSession::Final> final;
   {
     MutexLock lock(mu_);
-    final = session_.Written(lease, notice);
+    final = session_.MarkWritten(lease, notice);
     // Under the lock, so that the last rank is not ready before.
     if (final.ok()) diff_.AddPayloads(lease, notice.payloads);
     TidyAfterSession();
@@ -194,7 +194,7 @@ StatusOr<bool> Offloads::MarkReady(const ReadyNotice& notice) {
     MutexLock lock(mu_);
     const TraceId trace = TraceOf(notice.version, session_.attempt());
     const auto granted = session_.granted();
-    last = session_.Ready(notice, Newest());
+    last = session_.MarkReady(notice, Newest());
     if (last.ok() && *last) {
       LogInfo("model {}: {}: written by {}, in {} {}", states_.name(),
               ToString(states_.NextState(notice.version)),
@@ -203,7 +203,7 @@ StatusOr<bool> Offloads::MarkReady(const ReadyNotice& notice) {
     }
     if (last.ok()) diff_.NoteTrainerDiff(notice.diffed_on);
     // Whether or not Ready failed, the rank writes no more.
-    states_.halves().LetGo(notice.lease, notice.rank);
+    states_.halves().EndWriter(notice.lease, notice.rank);
     TidyAfterSession();
   }
   listeners_.Call();
@@ -212,7 +212,7 @@ StatusOr<bool> Offloads::MarkReady(const ReadyNotice& notice) {
 
 void Offloads::CountWaiters(uint64_t lease, int change) {
   MutexLock lock(mu_);
-  session_.Waits(lease, change);
+  session_.CountWaiters(lease, change);
 }
 
 std::optional<StatusOr<VersionInfo>> Offloads::Outcome(uint64_t version, uint64_t lease,
@@ -303,7 +303,7 @@ void Offloads::MarkPublished(std::shared_ptr<Published> state, std::shared_ptr<c
   {
     MutexLock lock(mu_);
     states_.store().Install(std::move(state), std::move(delta));
-    session_.Published(info);
+    session_.MarkPublished(info);
     incoming = diff_.Finish();
     settled = states_.published();
     TidyAfterSession();
@@ -315,7 +315,7 @@ void Offloads::MarkPublished(std::shared_ptr<Published> state, std::shared_ptr<c
 void Offloads::FailPublish(const Status& why) {
   {
     MutexLock lock(mu_);
-    session_.PublishFailed(why);
+    session_.FailPublish(why);
     TidyAfterSession();
   }
   listeners_.Call();

@@ -24,7 +24,7 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
 
   StatusOr<Found> Next(v1::WaitCommittedUpdate* out) override {
     if (over_) return Found::kEnd;
-    DW_ASSIGN_OR_RETURN(const CommitWait::Step step, wait_.Look());
+    DW_ASSIGN_OR_RETURN(const CommitWait::Step step, wait_.Poll());
     over_ = step.over;
     if (!step.tell) return over_ ? Found::kEnd : Found::kNothing;
     out->Clear();
@@ -53,7 +53,7 @@ class SyncSource final : public WatchSource<v1::SyncProgress> {
       : held_(std::move(held)), attachments_(attachments), call_(std::move(call)) {}
 
   StatusOr<Found> Next(v1::SyncProgress* out) override {
-    DW_ASSIGN_OR_RETURN(const Attachments::SyncStep step, attachments_.Look(*call_));
+    DW_ASSIGN_OR_RETURN(const Attachments::SyncStep step, attachments_.Poll(*call_));
     if (!step.tell) return step.over ? Found::kEnd : Found::kNothing;
     const SyncCall::Progress& p = *step.tell;
     out->Clear();
@@ -83,7 +83,7 @@ class GroupSyncSource final : public WatchSource<v1::SyncProgress> {
 
   StatusOr<Found> Next(v1::SyncProgress* out) override {
     if (outcome_) return End();
-    DW_ASSIGN_OR_RETURN(const Groups::Wait::Step step, wait_->Look());
+    DW_ASSIGN_OR_RETURN(const Groups::Wait::Step step, wait_->Poll());
     if (!step.tell && !step.outcome) return Found::kNothing;
     out->Clear();
     if (step.tell) {

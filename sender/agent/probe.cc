@@ -40,7 +40,7 @@ uint64_t Behind(const Identity& held, const Identity& newest, const Model& model
   return whole && !(held.lineage == newest.lineage) ? std::max<uint64_t>(behind, 1) : behind;
 }
 
-Seen Look(const Agent& agent, const Model& model) {
+Seen Observe(const Agent& agent, const Model& model) {
   const std::string& name = model.name();
   Seen seen{.pulls = agent.Pulls(name)};
   const auto published = model.published();
@@ -307,7 +307,7 @@ metrics::Collect Probe(const Agent& agent, PortCounts ports) {
   return [&agent, ports = std::move(ports)] {
     const auto models = agent.Models();
     std::vector<Seen> seen;
-    for (const auto& model : models) seen.push_back(Look(agent, *model));
+    for (const auto& model : models) seen.push_back(Observe(agent, *model));
     std::vector<Sample> samples;
     for (const Row& row : kRows) {
       for (size_t i = 0; i < models.size(); ++i) {

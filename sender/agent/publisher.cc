@@ -133,7 +133,7 @@ std::chrono::nanoseconds Publisher::ScrubSome() {
   if (!offloads_.idle()) return kNothingToScrub;
   const LeasedState leased = states_.Lease();
   if (leased.state == nullptr || states_.chunks().size() == 0) return kNothingToScrub;
-  return TimeAtRate(states_.scrubber().Some(*leased.state), scrub_bytes_per_s_);
+  return TimeAtRate(states_.scrubber().CheckNext(*leased.state), scrub_bytes_per_s_);
 }
 
 }  // namespace deltawire::sender

@@ -13,7 +13,7 @@ constexpr uint64_t kBatchBytes = 256 << 10;
 
 }  // namespace
 
-uint64_t Scrubber::Some(const Published& state) {
+uint64_t Scrubber::CheckNext(const Published& state) {
   const uint32_t n = context_.chunks->size();
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < n && bytes < kBatchBytes; ++i) {
@@ -33,11 +33,11 @@ void Scrubber::Check(const Published& state, uint32_t c) {
   if (context_.backend->digest(*context_.key, now) == (*state.digests)[c]) {
     state.damaged[c] = 0;
   } else {
-    Damaged(state, c);
+    MarkDamaged(state, c);
   }
 }
 
-void Scrubber::Damaged(const Published& state, uint32_t c) {
+void Scrubber::MarkDamaged(const Published& state, uint32_t c) {
   // Before the rebuild, so that from here on nobody sends the chunk or diffs against it.
   const bool known = state.damaged[c].exchange(1) != 0;
   const bool rebuilt = Rebuild(state, c);
@@ -60,7 +60,7 @@ void Scrubber::Damaged(const Published& state, uint32_t c) {
   if (rebuilt) ++repaired_;
 }
 
-void Scrubber::BaseLost(uint32_t c, bool whole) {
+void Scrubber::CountLost(uint32_t c, bool whole) {
   ++mismatches_;
   LogError(
       "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "

@@ -1,6 +1,6 @@
 // Compares a model's memory with its digests. A damaged chunk is taken out of use, and rebuilt from
 // the other half and the newest delta where they suffice. Damage is logged, counted and marked in
-// the published state. Any thread may call any method, but one at a time calls Some.
+// the published state. Any thread may call any method, but one at a time calls CheckNext.
 #pragma once
 
 #include <atomic>
@@ -33,18 +33,18 @@ class Scrubber {
 
   /// Compares the next few chunks, in turn; returns how many bytes it read.
   /// REQUIRES (here and below): the caller holds a lease of state.half.
-  uint64_t Some(const Published& state);
+  uint64_t CheckNext(const Published& state);
   /// Compares one chunk.
   void Check(const Published& state, uint32_t chunk);
 
   /// A publish found that a chunk of the published half lacks its digest; `whole`: the next version
   /// sends the chunk whole.
-  void BaseLost(uint32_t chunk, bool whole);
+  void CountLost(uint32_t chunk, bool whole);
 
   ScrubTotals totals() const { return {bytes_, mismatches_, repaired_}; }
 
  private:
-  void Damaged(const Published& state, uint32_t chunk);
+  void MarkDamaged(const Published& state, uint32_t chunk);
   bool Rebuild(const Published& state, uint32_t chunk);
 
   const Context context_;

@@ -12,8 +12,8 @@ void VersionHistory::Add(const VersionInfo& info) {
   if (entries_.size() > kKept) entries_.pop_front();
 }
 
-std::optional<double> VersionHistory::Committed(const Identity& id, const PullStats& pull,
-                                                int64_t unix_nanos) {
+std::optional<double> VersionHistory::CountCommit(const Identity& id, const PullStats& pull,
+                                                  int64_t unix_nanos) {
   // A receiver of several agents has another lineage and root than each of them, but one trace.
   const TraceId trace = TraceOf(id);
   MutexLock lock(mu_);

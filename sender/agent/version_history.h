@@ -30,7 +30,7 @@ class VersionHistory {
   /// A receiver has just said that it committed `id`, of which this agent may own a part. Returns
   /// the seconds since the version was ready; nullopt where it is not among the last ones, or was
   /// published by an earlier process.
-  std::optional<double> Committed(const Identity& id, const PullStats& pull, int64_t unix_nanos);
+  std::optional<double> CountCommit(const Identity& id, const PullStats& pull, int64_t unix_nanos);
   /// The oldest first.
   std::vector<Entry> recent() const;
 

@@ -65,14 +65,14 @@ class Group {
   }
   /// How often memory is asked for when one member reports news, and a waiter looks.
   uint64_t AskedFor(size_t member) {
-    while (wait_->Look()->tell) {
+    while (wait_->Poll()->tell) {
     }
     ReceiverReport report;
     report.message = "a message that is news";
     const uint64_t before = g_asked;
     attachments_.Report(tokens_[member], report);
-    REQUIRE(wait_->Look()->tell);
-    CHECK(!wait_->Look()->tell);
+    REQUIRE(wait_->Poll()->tell);
+    CHECK(!wait_->Poll()->tell);
     return g_asked - before;
   }
   GroupView view() const { return groups_->views(kModel).front(); }

@@ -108,7 +108,7 @@ class Caller {
     CHECK(Eventually([&] {
       if (std::exchange(looked_, int{told_}) == told_) return false;
       while (!end) {
-        const auto step = wait_->Look();
+        const auto step = wait_->Poll();
         if (!step.ok()) end = step.status();
         if (!step.ok() || (!step->tell && !step->outcome)) break;
         if (step->tell) seen.emplace(step->tell->receiver_id, step->tell->state);
@@ -375,7 +375,7 @@ TEST_CASE("a caller that reads nothing hears that the end of its round is not kn
   }
   Status end;
   for (size_t looks = 0; looks < 10 && end.ok(); ++looks) {
-    const auto step = (*reads_nothing)->Look();
+    const auto step = (*reads_nothing)->Poll();
     if (step.ok()) CHECK_FALSE(step->outcome);
     end = step.status();
   }

@@ -133,19 +133,19 @@ TEST_CASE("the grace includes the time that a reader takes to end when it is cut
 
 TEST_CASE("a half is suspect until all who were granted it have let go") {
   Fixture f;
-  CHECK(!f->Suspect(0));
-  f->Granted(0, {7, 0, 11, "a"});
-  f->Granted(0, {7, 1, 12, "b"});
-  f->Granted(1, {8, 0, 0, ""});
-  CHECK((f->Suspect(0) && f->Suspect(1)));
-  f->LetGo(7, 0);
-  f->LetGo(7, 2);
-  CHECK(f->Suspect(0));
-  f->LetGoOf(12, 0);
-  f->LetGoOf(0, 0);
-  CHECK((f->Suspect(0) && f->Suspect(1)));
-  f->LetGoOf(12, 1);
-  CHECK(!f->Suspect(0));
+  CHECK(!f->NeedsFence(0));
+  f->AddWriter(0, {7, 0, 11, "a"});
+  f->AddWriter(0, {7, 1, 12, "b"});
+  f->AddWriter(1, {8, 0, 0, ""});
+  CHECK((f->NeedsFence(0) && f->NeedsFence(1)));
+  f->EndWriter(7, 0);
+  f->EndWriter(7, 2);
+  CHECK(f->NeedsFence(0));
+  f->EndWritersOf(12, 0);
+  f->EndWritersOf(0, 0);
+  CHECK((f->NeedsFence(0) && f->NeedsFence(1)));
+  f->EndWritersOf(12, 1);
+  CHECK(!f->NeedsFence(0));
 }
 
 TEST_CASE("after a restart the newer whole half is it, and one in writing is suspect") {
@@ -155,7 +155,7 @@ TEST_CASE("after a restart the newer whole half is it, and one in writing is sus
   REQUIRE(f.Restart().ok());
   CHECK(f->Newest() == 1);
   CHECK(f->holds(1).attempt == 102);
-  CHECK((!f->Suspect(0) && !f->Suspect(1)));
+  CHECK((!f->NeedsFence(0) && !f->NeedsFence(1)));
   CHECK(f->Digests(1) == std::vector<uint64_t>(2, 5));
   // Another attempt at version 2 is committed, but the process is killed before the swap. The
   // version was never announced, so half 1 stays the newest.
@@ -169,7 +169,7 @@ TEST_CASE("after a restart the newer whole half is it, and one in writing is sus
   REQUIRE(f.Drain(0).ok());
   f->BeginWrite(0);
   REQUIRE(f.Restart().ok());
-  CHECK((f->Suspect(0) && !f->Suspect(1)));
+  CHECK((f->NeedsFence(0) && !f->NeedsFence(1)));
 }
 
 TEST_CASE("a half that is not the file that was published is refused") {

@@ -50,17 +50,17 @@ class Fixture {
     const auto begun = Ask(request);
     REQUIRE(begun.ok());
     REQUIRE(begun->next != Next::kWait);
-    if (begun->next == Next::kDrain) session_.Drained(begun->lease, absl::OkStatus(), 0, now_);
+    if (begun->next == Next::kDrain) session_.FinishDrain(begun->lease, absl::OkStatus(), 0, now_);
     REQUIRE(session_.Attend(begun->lease, request.rank).ok());
     return begun->lease;
   }
   StatusOr<bool> Ready(uint64_t lease, uint32_t rank = 0, uint32_t world = 1) {
     ReadyNotice notice{session_.version(), rank, world, lease, true, {}, {}};
-    return session_.Ready(notice, published_);
+    return session_.MarkReady(notice, published_);
   }
   Status Count(uint64_t lease, uint32_t rank, std::vector<uint32_t> chunks,
                std::vector<uint32_t> bytes, std::vector<uint32_t>* whole = nullptr) {
-    const auto final = session_.Written(
+    const auto final = session_.MarkWritten(
         lease, {.rank = rank, .chunks = std::move(chunks), .chunk_bytes = std::move(bytes)});
     if (final.ok() && whole != nullptr) *whole = final->chunks;
     return final.status();
@@ -88,7 +88,7 @@ uint64_t Into(Fixture& f, Phase phase) {
   const auto begun = f.Ask(Fixture::Request(5));
   REQUIRE(begun.ok());
   if (phase == Phase::kDraining) return begun->lease;
-  f->Drained(begun->lease, absl::OkStatus(), 0, f.now());
+  f->FinishDrain(begun->lease, absl::OkStatus(), 0, f.now());
   REQUIRE(f->Attend(begun->lease, 0).ok());
   if (phase == Phase::kPublishing) REQUIRE(*f.Ready(begun->lease));
   return begun->lease;
@@ -112,15 +112,15 @@ TEST_CASE("an offload's phases: each event leads from each phase where the table
        [](Fixture& f, uint64_t) { (void)f.Ask(Fixture::Request(5)); },
        {kDraining, kDraining, kDraining, kPublishing}},
       {"drained",
-       [](Fixture& f, uint64_t lease) { f->Drained(lease, absl::OkStatus(), 0, f.now()); },
+       [](Fixture& f, uint64_t lease) { f->FinishDrain(lease, absl::OkStatus(), 0, f.now()); },
        {kIdle, kWriting, kWriting, kPublishing}},
       {"not drained",
        [](Fixture& f, uint64_t lease) {
-         f->Drained(lease, absl::UnavailableError("no"), 0, f.now());
+         f->FinishDrain(lease, absl::UnavailableError("no"), 0, f.now());
        },
        {kIdle, kIdle, kWriting, kPublishing}},
       {"drained, of another lease",
-       [](Fixture& f, uint64_t lease) { f->Drained(lease + 1, absl::OkStatus(), 0, f.now()); },
+       [](Fixture& f, uint64_t lease) { f->FinishDrain(lease + 1, absl::OkStatus(), 0, f.now()); },
        {kIdle, kDraining, kWriting, kPublishing}},
       {"ready",
        [](Fixture& f, uint64_t lease) { (void)f.Ready(lease); },
@@ -141,10 +141,10 @@ TEST_CASE("an offload's phases: each event leads from each phase where the table
        [](Fixture& f, uint64_t) { (void)f->BeginRollback(3, 1, f.now()); },
        {kPublishing, kDraining, kWriting, kPublishing}},
       {"published",
-       [](Fixture& f, uint64_t) { f->Published({}); },
+       [](Fixture& f, uint64_t) { f->MarkPublished({}); },
        {kIdle, kDraining, kWriting, kIdle}},
       {"publish failed",
-       [](Fixture& f, uint64_t) { f->PublishFailed(absl::InternalError("disk")); },
+       [](Fixture& f, uint64_t) { f->FailPublish(absl::InternalError("disk")); },
        {kIdle, kDraining, kWriting, kIdle}},
   };
   for (const Event& event : events) {
@@ -190,7 +190,7 @@ TEST_CASE("without a number nobody is taken for the same client") {
 TEST_CASE("an offload that nobody holds makes way") {
   Fixture f(false, milliseconds(0));
   const auto begun = f.Ask(Fixture::Request(5, 0, 2));
-  f->Drained(begun->lease, absl::OkStatus(), 0, f.now());
+  f->FinishDrain(begun->lease, absl::OkStatus(), 0, f.now());
   // The half has just been granted, so its rank may be about to attend.
   CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(5, 0, 1, "b")).status()));
   SECTION("it never attended") {
@@ -201,9 +201,9 @@ TEST_CASE("an offload that nobody holds makes way") {
     REQUIRE(f->Attend(begun->lease, 0).ok());
     CHECK(!*f.Ready(begun->lease, 0, 2));
     f->EndAttend(begun->lease, 0, false, f.now());
-    f->Waits(begun->lease, 1);
+    f->CountWaiters(begun->lease, 1);
     CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(5, 0, 1, "b")).status()));
-    f->Waits(begun->lease, -1);
+    f->CountWaiters(begun->lease, -1);
     CHECK(f.Ask(Fixture::Request(5, 0, 1, "b"))->next == Next::kDrain);
   }
 }
@@ -235,8 +235,8 @@ TEST_CASE("a rank of the same world joins or goes on to a newer version, or is t
   }
   SECTION("goes on to a newer version") {
     CHECK(f.Begin(Fixture::Request(6, 1, 2)) != lease);
-    CHECK(absl::IsAborted(f->Attended(lease, 0).status()));
-    Says(f->Attended(lease, 0).status(), "rank 1 began version 6");
+    CHECK(absl::IsAborted(f->IsReady(lease, 0).status()));
+    Says(f->IsReady(lease, 0).status(), "rank 1 began version 6");
   }
   SECTION("is late") {
     const Status late = f.Ask(Fixture::Request(4, 1, 2)).status();
@@ -323,9 +323,9 @@ TEST_CASE("a rank whose client dies between its grant and its attendance ends th
   f->ClientGone(one.client, f.now());
   CHECK(f->lease() == lease);
   f->ClientGone(one.client, f.now());
-  if (draining) f->Drained(lease, absl::OkStatus(), 0, f.now());
+  if (draining) f->FinishDrain(lease, absl::OkStatus(), 0, f.now());
   CHECK(f->idle());
-  Says(f->Attended(lease, 0).status(), "rank 1 of 2 has gone before it was ready");
+  Says(f->IsReady(lease, 0).status(), "rank 1 of 2 has gone before it was ready");
 }
 
 TEST_CASE("a part needs an attempt, and may come again under another one") {
@@ -354,7 +354,7 @@ TEST_CASE("a wait answers for its own lease") {
   info.identity.id = {1, 6};
   CHECK(!f->Outcome(6, second, {}).has_value());
   CHECK(*f.Ready(second));
-  f->Published(info);
+  f->MarkPublished(info);
   f.SetPublished({1, 6});
   // A later version is published, but the first lease's version is not.
   const auto failed = f->Outcome(5, first, info);
@@ -399,14 +399,14 @@ TEST_CASE("a chunk is final when the ranks have counted all its bytes") {
     Says(over, "tensor big");
     Says(over, "rank 1 and rank 0");
     CHECK(f->idle());
-    CHECK(f->Attended(lease, 0).status() == over);
+    CHECK(f->IsReady(lease, 0).status() == over);
   }
   SECTION("and it cannot be declared unchanged") {
     ReadyNotice none{5, 0, 2, lease, false, {1, 2}, {0}};
-    CHECK(!*f->Ready(none, f.published()));
+    CHECK(!*f->MarkReady(none, f.published()));
     ReadyNotice same{5, 1, 2, lease, false, {1, 2}, {0}};
     f.SetPublished({1, 4});
-    const Status both = f->Ready(same, f.published()).status();
+    const Status both = f->MarkReady(same, f.published()).status();
     CHECK(absl::IsFailedPrecondition(both));
     Says(both, "big");
   }
@@ -418,7 +418,7 @@ TEST_CASE("what one rank claims alone, no other may count, in either order") {
   f.Begin(Fixture::Request(5, 1, 2));
   const bool count_first = GENERATE(true, false);
   const auto claim = [&] {
-    return f->Written(lease, {.rank = 0, .tensors = {0}, .sole = true}).status();
+    return f->MarkWritten(lease, {.rank = 0, .tensors = {0}, .sole = true}).status();
   };
   const Status first = count_first ? f.Count(lease, 1, {1}, {10}) : claim();
   CHECK(first.ok());
@@ -445,7 +445,7 @@ TEST_CASE("who has not begun writes nothing, whatever its number") {
   const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
   for (const uint32_t rank : {1u, 2u, ~0u}) {
     CAPTURE(rank);
-    const auto written = f->Written(lease, {.rank = rank, .tensors = {0}, .sole = true});
+    const auto written = f->MarkWritten(lease, {.rank = rank, .tensors = {0}, .sole = true});
     CHECK(absl::IsInvalidArgument(written.status()));
     Says(written.status(), "has not begun");
   }
@@ -464,7 +464,7 @@ TEST_CASE("a rollback takes the place of an offload that nobody holds") {
   f.Pass(seconds(10));
   REQUIRE(f->BeginRollback(3, 1, f.now()) == absl::OkStatus());
   CHECK(f->phase() == Phase::kPublishing);
-  CHECK(absl::IsAborted(f->Attended(lease, 0).status()));
+  CHECK(absl::IsAborted(f->IsReady(lease, 0).status()));
 }
 
 TEST_CASE("an offload's time is up: the late ranks are named") {
@@ -476,14 +476,14 @@ TEST_CASE("an offload's time is up: the late ranks are named") {
   CHECK(*f->deadline() == f.now() + milliseconds(500));
   CHECK(!f->Expire(f.now() + milliseconds(499)));
   CHECK(f->Expire(f.now() + milliseconds(500)));
-  const Status why = f->Attended(lease, 0).status();
+  const Status why = f->IsReady(lease, 0).status();
   Says(why, "rank 0 is not ready, rank 2 has not begun");
 }
 
 TEST_CASE("an incomplete version ends, and names what nobody wrote") {
   Fixture f;
   const uint64_t lease = f.Begin(Fixture::Request(5));
-  const Status missing = f->Ready({5, 0, 1, lease, false, {0, 2}, {}}, f.published()).status();
+  const Status missing = f->MarkReady({5, 0, 1, lease, false, {0, 2}, {}}, f.published()).status();
   CHECK(absl::IsFailedPrecondition(missing));
   Says(missing, "1 of 3 tensors");
   Says(missing, "small");
@@ -502,7 +502,7 @@ TEST_CASE("payloads are of chunks that the agent has and that one rank alone wri
     notice.rank = rank;
     notice.sole = alone;
     notice.payloads = {payload};
-    return f->Written(lease, notice);
+    return f->MarkWritten(lease, notice);
   };
   const bool alone = world == 1 || sole;
   const auto noted = give(0, sole, {2, 99, 7});

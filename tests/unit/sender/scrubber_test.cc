@@ -68,7 +68,7 @@ TEST_CASE("scrubber: turn by turn it compares every owned chunk and no other") {
   uint64_t bytes = 0;
   const auto turns = [&](uint64_t until) {
     while (bytes < until) {
-      const uint64_t now = f->Some(*state);
+      const uint64_t now = f->CheckNext(*state);
       REQUIRE(now > 0);
       REQUIRE(now < round);
       bytes += now;
@@ -107,7 +107,7 @@ TEST_CASE("scrubber: a bad chunk is out of use as long as it is bad and counted 
   f.Check(*state, 1);
   CHECK(f.Found(2, 0));
   // Chunks that a publish finds bad are counted too.
-  f->BaseLost(2, GENERATE(false, true));
+  f->CountLost(2, GENERATE(false, true));
   CHECK(f.Found(3, 0));
 }
 

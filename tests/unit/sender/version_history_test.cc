@@ -22,9 +22,9 @@ TEST_CASE("version history: a delivery counts from ready, and the slowest receiv
   Identity whole = Version(7).identity;  // as a receiver of several agents names it
   whole.lineage = {5, 6};
   whole.root = 9;
-  CHECK(history.Committed(whole, {.payload_bytes = 1}, 9 * kSecond).value_or(-1) == Approx(2.0));
-  CHECK(history.Committed(whole, {.payload_bytes = 2}, 12 * kSecond).value_or(-1) == Approx(5.0));
-  CHECK(history.Committed(whole, {.payload_bytes = 3}, 10 * kSecond).value_or(-1) == Approx(3.0));
+  CHECK(history.CountCommit(whole, {.payload_bytes = 1}, 9 * kSecond).value_or(-1) == Approx(2.0));
+  CHECK(history.CountCommit(whole, {.payload_bytes = 2}, 12 * kSecond).value_or(-1) == Approx(5.0));
+  CHECK(history.CountCommit(whole, {.payload_bytes = 3}, 10 * kSecond).value_or(-1) == Approx(3.0));
   const auto recent = history.recent();
   REQUIRE(recent.size() == 2);
   CHECK(recent[0].info.id().version == 7);
@@ -36,12 +36,12 @@ TEST_CASE("version history: a delivery counts from ready, and the slowest receiv
 
 TEST_CASE("version history: what it does not know is no delivery, and time does not run back") {
   VersionHistory history;
-  CHECK_FALSE(history.Committed(Version(7).identity, {}, kSecond).has_value());
+  CHECK_FALSE(history.CountCommit(Version(7).identity, {}, kSecond).has_value());
   history.Add(Version(7));
   Identity again = Version(7).identity;
   again.attempt = 1;  // offloaded again
-  CHECK_FALSE(history.Committed(again, {}, 8 * kSecond).has_value());
-  CHECK(history.Committed(Version(7).identity, {}, 6 * kSecond).value_or(-1) == Approx(0.0));
+  CHECK_FALSE(history.CountCommit(again, {}, 8 * kSecond).has_value());
+  CHECK(history.CountCommit(Version(7).identity, {}, 6 * kSecond).value_or(-1) == Approx(0.0));
 }
 
 TEST_CASE("version history: only the last versions are kept") {
@@ -51,7 +51,7 @@ TEST_CASE("version history: only the last versions are kept") {
   REQUIRE(recent.size() == VersionHistory::kKept);
   CHECK(recent.front().info.id().version == 4);
   CHECK(recent.back().info.id().version == VersionHistory::kKept + 3);
-  CHECK_FALSE(history.Committed(Version(3).identity, {}, kSecond).has_value());
+  CHECK_FALSE(history.CountCommit(Version(3).identity, {}, kSecond).has_value());
 }
 
 }  // namespace

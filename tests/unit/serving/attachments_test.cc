@@ -41,7 +41,7 @@ struct Caller {
   /// What there is to hear now.
   std::vector<ReceiverPhase> Hears() {
     std::vector<ReceiverPhase> phases;
-    for (auto step = a.Look(*call); step.ok(); step = a.Look(*call)) {
+    for (auto step = a.Poll(*call); step.ok(); step = a.Poll(*call)) {
       over = step->over;
       if (!step->tell) break;
       phases.push_back(step->tell->phase);
@@ -661,7 +661,7 @@ TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of t
   a.Stop(Stopping("sender"));
   CHECK(later.told > 0);
   a.Detach(*third);  // its stream ends, too, before the caller looks
-  CHECK(absl::IsUnavailable(a.Look(*later.call).status()));
+  CHECK(absl::IsUnavailable(a.Poll(*later.call).status()));
   CHECK(absl::IsUnavailable(a.AskSync("m", {}, false, [] {}).status()));
   CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
 }

@@ -17,8 +17,8 @@ VersionInfo Version(uint64_t version) {
   return info;
 }
 
-CommitWait::Step Look(CommitWait& wait) {
-  auto step = wait.Look();
+CommitWait::Step Poll(CommitWait& wait) {
+  auto step = wait.Poll();
   REQUIRE(step.ok());
   return *std::move(step);
 }
@@ -26,7 +26,7 @@ CommitWait::Step Look(CommitWait& wait) {
 /// Whether a wait that begins now is over at once.
 bool Over(const Attachments& a, const CommitWait::For& wanted) {
   CommitWait wait(a, "m", wanted);
-  return Look(wait).over;
+  return Poll(wait).over;
 }
 
 }  // namespace
@@ -39,35 +39,35 @@ TEST_CASE("commit wait: it is over when each has committed, and says who has not
   REQUIRE((first.ok() && second.ok()));
   REQUIRE(a.Attach("another", "r3", "p3").ok());
   CommitWait wait(a, "m", {.at_least = 2});
-  auto step = Look(wait);
+  auto step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK_FALSE(step.over);
   CHECK(step.tell->attached == 2);
   CHECK(step.tell->committed == 0);
   CHECK(step.tell->behind == std::vector<std::string>{"r1", "r2"});
-  CHECK_FALSE(Look(wait).tell.has_value());
+  CHECK_FALSE(Poll(wait).tell.has_value());
   a.Report(*first, {.committed = Version(2).identity});
-  step = Look(wait);
+  step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->committed == 1);
   CHECK(step.tell->behind == std::vector<std::string>{"r2"});
   a.Publish("m", Version(3));  // does not move the goal
-  step = Look(wait);
+  step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->newest == Version(3).identity);
   CHECK(step.tell->version == 2);
   a.Report(*first, {.phase = ReceiverPhase::kApplying});  // its only buffer changes
   a.Report(*second, {.committed = Version(1).identity});
-  step = Look(wait);
+  step = Poll(wait);
   CHECK_FALSE(step.tell.has_value());
   CHECK_FALSE(step.over);
   a.Report(*second, {.committed = Version(3).identity});
-  step = Look(wait);
+  step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->committed == 2);
   CHECK(step.over);
   a.Stop(absl::UnavailableError("the sender is stopping"));
-  CHECK(absl::IsUnavailable(wait.Look().status()));
+  CHECK(absl::IsUnavailable(wait.Poll().status()));
 }
 
 TEST_CASE("commit wait: it goes by lineage and epoch, and needs enough receivers") {
@@ -91,14 +91,14 @@ TEST_CASE("commit wait: it goes by lineage and epoch, and needs enough receivers
   back.identity.id.epoch = info.identity.id.epoch + 1;
   a.Report(*token, {.committed = Version(4).identity});
   CommitWait wait(a, "m", {});
-  CHECK_FALSE(Look(wait).over);
+  CHECK_FALSE(Poll(wait).over);
   a.Publish("m", back);
-  const auto step = Look(wait);
+  const auto step = Poll(wait);
   CHECK_FALSE(step.over);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->version == 3);
   a.Report(*token, {.committed = back.identity});
-  CHECK(Look(wait).over);
+  CHECK(Poll(wait).over);
 }
 
 TEST_CASE("commit wait: it knows a part by its attempt, whatever the other parts are") {
@@ -150,7 +150,7 @@ TEST_CASE("commit wait: until versions are served, it goes by engines, and by wh
   a.Report(*driving, {.committed = Version(2).identity, .engines = {.engines = 2}});
   CHECK(Over(a, {}));
   CommitWait wait(a, "m", served);
-  auto step = Look(wait);
+  auto step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->attached == 1);
   CHECK(step.tell->behind == std::vector<std::string>{"driving"});
@@ -159,11 +159,11 @@ TEST_CASE("commit wait: until versions are served, it goes by engines, and by wh
   a.Report(*driving, {.committed = Version(2).identity,
                       .engines = {.engines = 2, .oldest = Version(1).identity}});
   CHECK(std::exchange(news, false));
-  CHECK_FALSE(Look(wait).over);
+  CHECK_FALSE(Poll(wait).over);
   a.Report(*driving, {.committed = Version(2).identity,
                       .engines = {.engines = 2, .oldest = Version(2).identity}});
   CHECK(std::exchange(news, false));
-  step = Look(wait);
+  step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->committed == 1);
   CHECK(step.over);
@@ -184,7 +184,7 @@ TEST_CASE("commit wait: a receiver that does not say what it drives is waited fo
   CHECK(Over(a, served));
   a.Report(*older, {.committed = Version(2).identity, .engines = {.engines = std::nullopt}});
   CommitWait wait(a, "m", served);
-  const auto step = Look(wait);
+  const auto step = Poll(wait);
   CHECK_FALSE(step.over);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->behind == std::vector<std::string>{"older"});
