@@ -20,7 +20,7 @@ constexpr auto kTrainerTimeout = std::chrono::seconds(60);
 
 /// One row: a version's figures from the trainer, the sender and the receivers.
 struct DemoRow {
-  PublishedVersion published;
+  VersionInfo published;
   uint64_t moved_bytes = 0;      // of the last receiver to commit
   double committed_seconds = 0;  // from ready to committed, at that receiver
   double verify_seconds = 0;
@@ -44,7 +44,7 @@ class Show {
   Status Prepare();
   Status Introduce() const;
   Status PublishNext(uint64_t version);
-  StatusOr<DemoRow> Measure(uint64_t version, const PublishedVersion& published);
+  StatusOr<DemoRow> Measure(uint64_t version, const VersionInfo& published);
   Status VerifyBytes(uint64_t version);
   void Print(const DemoRow& row);
   void Summarize() const;
@@ -116,7 +116,7 @@ Status Show::PublishNext(uint64_t version) {
     Progress progress(fmt::format("version {}: training step", version));
     if (version > 1) source_->Step(pool_);
     progress.Stage(fmt::format("version {}: publishing", version));
-    DW_ASSIGN_OR_RETURN(const PublishedVersion published,
+    DW_ASSIGN_OR_RETURN(const VersionInfo published,
                         WriteVersion(*trainer_, source_->content(), version, 0, pool_, progress));
     progress.Stage(fmt::format("version {}: waiting for the commit", version));
     DW_ASSIGN_OR_RETURN(row, Measure(version, published));
@@ -130,7 +130,7 @@ Status Show::PublishNext(uint64_t version) {
   return absl::OkStatus();
 }
 
-StatusOr<DemoRow> Show::Measure(uint64_t version, const PublishedVersion& published) {
+StatusOr<DemoRow> Show::Measure(uint64_t version, const VersionInfo& published) {
   DemoRow row{.published = published};
   for (size_t r = 0; r < daemons_->receivers(); ++r) {
     DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, daemons_->WaitCommit(r, version));
@@ -162,7 +162,7 @@ Status Show::VerifyBytes(uint64_t version) {
 }
 
 void Show::Print(const DemoRow& row) {
-  const PublishedVersion& v = row.published;
+  const VersionInfo& v = row.published;
   const bool whole = rows_.size() == 1;
   const auto ratio = [](uint64_t part, uint64_t all) {
     return Percent(static_cast<double>(part), static_cast<double>(all));

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/publisher.h"
 #include "common/base/human.h"
+#include "proto/convert.h"
 
 namespace deltawire::cli {
 namespace {
@@ -33,22 +34,16 @@ struct PublishOptions : Common {
   std::string inside;
 };
 
-Json VersionJson(const std::string& model, const PublishedVersion& v, double read_seconds) {
-  return {{"model", model},
-          {"id", IdentityJson(v.identity)},
-          {"model_bytes", v.model_bytes},
-          {"delta_bytes", v.delta_bytes},
-          {"full_bytes", v.full_bytes},
-          {"elements", v.elements},
-          {"changed_elements", v.changed_elements},
-          {"trainer_wait_seconds", v.trainer_wait_seconds},
-          {"offload_seconds", v.offload_seconds},
-          {"publish_seconds", v.publish_seconds},
-          {"ready_unix_nanos", v.ready_unix_nanos},
-          {"seconds", read_seconds}};
+Json VersionJson(const std::string& model, const VersionInfo& v, double read_seconds) {
+  v1::VersionInfo message;
+  ToProto(v, &message);
+  Json json = {{"model", model}};
+  json.update(ToJson(message));
+  json["seconds"] = read_seconds;
+  return json;
 }
 
-std::string Describe(const std::string& model, const PublishedVersion& v) {
+std::string Describe(const std::string& model, const VersionInfo& v) {
   const double total = static_cast<double>(v.model_bytes);
   std::string what;
   if (v.delta_bytes == 0 && v.changed_elements == v.elements) {
@@ -160,7 +155,7 @@ Status PublishDirectory(const PublishOptions& o, const Checkpoint& checkpoint, T
                   "sender has",
                   version, to.model));
   const std::shared_ptr<void> done(nullptr, [&notice](void*) { notice.Set(""); });
-  PublishedVersion published;
+  VersionInfo published;
   {
     Progress progress(fmt::format("publish {} version {}", to.model, version));
     DW_ASSIGN_OR_RETURN(

@@ -16,10 +16,10 @@ bool WorthAnotherTry(const Status& s) {
   return s.code() == StatusCode::kUnavailable || s.code() == StatusCode::kAborted;
 }
 
-StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& target,
-                                   const Content& content, uint64_t version, uint64_t attempt,
-                                   const std::vector<uint64_t>& before, ThreadPool& pool,
-                                   Progress& progress) {
+StatusOr<VersionInfo> TryOnce(TrainerClient& client, const PublishTarget& target,
+                              const Content& content, uint64_t version, uint64_t attempt,
+                              const std::vector<uint64_t>& before, ThreadPool& pool,
+                              Progress& progress) {
   DW_ASSIGN_OR_RETURN(
       const Identity published,
       client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
@@ -34,9 +34,9 @@ StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& t
 
 }  // namespace
 
-StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
-                                        uint64_t version, uint64_t attempt, ThreadPool& pool,
-                                        Progress& progress, bool again) {
+StatusOr<VersionInfo> WriteVersion(TrainerClient& client, const Content& content, uint64_t version,
+                                   uint64_t attempt, ThreadPool& pool, Progress& progress,
+                                   bool again) {
   DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version, attempt, again));
   const Layout& layout = *content.layout;
   progress.Set(0, layout.total_bytes());
@@ -62,8 +62,8 @@ StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& co
   return client.WaitPublished(version);
 }
 
-StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
-                                          uint64_t version, ThreadPool& pool, Progress& progress) {
+StatusOr<VersionInfo> PublishVersion(const PublishTarget& target, const Content& content,
+                                     uint64_t version, ThreadPool& pool, Progress& progress) {
   constexpr auto kPause = std::chrono::milliseconds(200);
   const auto deadline = Clock::now() + target.timeout;
   std::vector<uint64_t> before;

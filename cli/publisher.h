@@ -38,16 +38,16 @@ struct PublishTarget {
   std::function<void()> registered = {};
 };
 
-StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
-                                          uint64_t version, ThreadPool& pool, Progress& progress);
+StatusOr<VersionInfo> PublishVersion(const PublishTarget& target, const Content& content,
+                                     uint64_t version, ThreadPool& pool, Progress& progress);
 
 /// Makes one offload with a client that has registered already. With `attempt` 0 the sender draws
 /// the attempt.
-StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
-                                        uint64_t version, uint64_t attempt, ThreadPool& pool,
-                                        Progress& progress, bool again = false);
+StatusOr<VersionInfo> WriteVersion(TrainerClient& client, const Content& content, uint64_t version,
+                                   uint64_t attempt, ThreadPool& pool, Progress& progress,
+                                   bool again = false);
 
 /// Returns the bytes that a receiver one version behind fetches: the delta and the whole chunks.
-inline uint64_t TransferBytes(const PublishedVersion& v) { return v.delta_bytes + v.full_bytes; }
+inline uint64_t TransferBytes(const VersionInfo& v) { return v.delta_bytes + v.full_bytes; }
 
 }  // namespace deltawire::cli

@@ -132,44 +132,16 @@ const FieldDescriptor* DecodeField(size_t form) {
 }  // namespace
 
 void ToProto(const PullStats& stats, v1::PullStats* out) {
-  out->set_chunks_full(stats.chunks_full);
-  out->set_chunks_delta(stats.chunks_delta);
-  out->set_chunks_unchanged(stats.chunks_unchanged);
-  out->set_payload_bytes(stats.payload_bytes);
-  out->set_seconds(stats.seconds);
-  out->set_transfer_seconds(stats.transfer_seconds);
-  out->set_apply_seconds(stats.apply_seconds);
-  out->set_repaired_chunks(stats.repaired_chunks);
+  ToProto<PullStats>(stats, static_cast<google::protobuf::Message*>(out));
   for (size_t form = 0; form < kernels::kForms; ++form) {
     if (const auto* field = ChunksField(form)) {
       out->GetReflection()->SetUInt64(out, field, stats.forms.chunks[form]);
     }
   }
-  out->set_refused_chunks(stats.refused_chunks);
-  out->set_history_chunks(stats.history_chunks);
-  out->set_streams(stats.streams);
-  out->set_round_trip_seconds(stats.round_trip_seconds);
-  out->set_best_bytes_per_s(stats.best_bytes_per_s);
-  out->set_ahead_seconds(stats.ahead_seconds);
-  out->set_ahead_bytes(stats.ahead_bytes);
 }
 
 PullStats FromProto(const v1::PullStats& in) {
-  PullStats stats{.chunks_full = in.chunks_full(),
-                  .chunks_delta = in.chunks_delta(),
-                  .chunks_unchanged = in.chunks_unchanged(),
-                  .payload_bytes = in.payload_bytes(),
-                  .seconds = in.seconds(),
-                  .transfer_seconds = in.transfer_seconds(),
-                  .apply_seconds = in.apply_seconds(),
-                  .repaired_chunks = in.repaired_chunks(),
-                  .refused_chunks = in.refused_chunks(),
-                  .history_chunks = in.history_chunks(),
-                  .streams = in.streams(),
-                  .round_trip_seconds = in.round_trip_seconds(),
-                  .best_bytes_per_s = in.best_bytes_per_s(),
-                  .ahead_seconds = in.ahead_seconds(),
-                  .ahead_bytes = in.ahead_bytes()};
+  auto stats = FromProto<PullStats>(static_cast<const google::protobuf::Message&>(in));
   stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
   uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
   fast = in.chunks_delta();

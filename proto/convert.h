@@ -12,11 +12,13 @@
 #include "common/base/status.h"
 #include "common/delta/codec_choice.h"
 #include "common/delta/pull_stats.h"
+#include "common/delta/version_info.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "proto/deltawire/v1/common.pb.h"
 #include "proto/deltawire/v1/sender.pb.h"
+#include "proto/fields.h"
 
 namespace deltawire {
 
@@ -36,10 +38,6 @@ std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::Sid
 
 void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::ChunkRange>* out);
 std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
-
-void ToProto(const Identity& identity, v1::Identity* out);
-/// A lineage that is not 32 hex digits becomes zero.
-Identity FromProto(const v1::Identity& in);
 
 /// A message has the forms' chunk counts, not their bytes. Here and in SetDecodeSpeeds, a codec's
 /// field is found by the codec's name.

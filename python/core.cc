@@ -15,6 +15,7 @@
 #include "python/control_core.h"
 #include "python/gil.h"
 #include "sender/export/abi/deltawire_export.h"
+#include "sender/export/abi/published_fields.h"
 
 namespace py = pybind11;
 
@@ -224,21 +225,7 @@ class Client : public std::enable_shared_from_this<Client> {
     p.struct_size = sizeof p;
     Run([&] { return dw_wait_published(client_, version, timeout_ms, &p); });
     py::dict result;
-    result["epoch"] = p.epoch;
-    result["version"] = p.version;
-    result["model_bytes"] = p.model_bytes;
-    result["delta_bytes"] = p.delta_bytes;
-    result["full_bytes"] = p.full_bytes;
-    result["elements"] = p.elements;
-    result["changed_elements"] = p.changed_elements;
-    result["trainer_wait_seconds"] = p.trainer_wait_seconds;
-    result["offload_seconds"] = p.offload_seconds;
-    result["publish_seconds"] = p.publish_seconds;
-    result["ready_unix_nanos"] = p.ready_unix_nanos;
-    result["lineage"] = p.lineage;
-    result["root"] = p.root;
-    result["attempt"] = p.attempt;
-    result["published_unix_nanos"] = p.published_unix_nanos;
+    deltawire::ForEachField(p, [&](const char* name, const auto& value) { result[name] = value; });
     return result;
   }
 

@@ -26,7 +26,7 @@ class Ranks {
   }
 
   /// Writes from all ranks at once, each on its own thread.
-  StatusOr<PublishedVersion> Publish(Bytes content) {
+  StatusOr<VersionInfo> Publish(Bytes content) {
     if (version_++ == 0) {
       for (const auto& client : clients_) {
         DW_RETURN_IF_ERROR(client->Register(layout_, {}).status());

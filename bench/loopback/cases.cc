@@ -50,7 +50,7 @@ constexpr unsigned kWord = 2;            // bytes of a changed value in a pair l
 constexpr double kTrainerBytesPerS = 1e9;
 constexpr double kDaemonMiB = 256;  // limit of memory beyond buffers and the log
 
-double BitsPerChange(const PublishedVersion& info) {
+double BitsPerChange(const VersionInfo& info) {
   return static_cast<double>(info.delta_bytes + info.full_bytes) * 8 /
          static_cast<double>(std::max<uint64_t>(1, info.changed_elements));
 }
@@ -110,7 +110,7 @@ Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
   DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster.WaitCommitted());
   DW_ASSIGN_OR_RETURN(const v1::PullStats full, cluster.Sync(true));
-  const PublishedVersion& info = publication.info;
+  const VersionInfo& info = publication.info;
   const v1::PullStats& pull = commit.stats();
   if (full.chunks_delta() != 0 || pull.chunks_full() == full.chunks_full()) {
     return absl::InternalError("a full sync moved deltas, or a delta sync moved everything");

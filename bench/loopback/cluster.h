@@ -27,7 +27,7 @@ struct ClusterOptions {
 
 /// One publish, as the trainer measures it.
 struct Publication {
-  PublishedVersion info;
+  VersionInfo info;
   double begin_seconds = 0;       ///< the call of BeginOffload, with the mapping of a new half
   double write_seconds = 0;       ///< from BeginOffload's return until all tensors are written
   double seconds = 0;             ///< in total

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/format.h"
 
@@ -46,5 +48,28 @@ struct PullStats {
   FormCounts forms;
   friend bool operator==(const PullStats&, const PullStats&) = default;
 };
+
+/// Calls f(name, field) for each field of the API's PullStats but the forms; see proto/fields.h.
+template <typename Stats, typename F>
+requires std::same_as<std::remove_const_t<Stats>, PullStats>
+void ForEachField(Stats& stats, const F& f) {
+#define DW_FIELD(name) f(#name, stats.name);
+  DW_FIELD(chunks_full)
+  DW_FIELD(chunks_delta)
+  DW_FIELD(chunks_unchanged)
+  DW_FIELD(payload_bytes)
+  DW_FIELD(seconds)
+  DW_FIELD(transfer_seconds)
+  DW_FIELD(apply_seconds)
+  DW_FIELD(repaired_chunks)
+  DW_FIELD(refused_chunks)
+  DW_FIELD(history_chunks)
+  DW_FIELD(streams)
+  DW_FIELD(round_trip_seconds)
+  DW_FIELD(best_bytes_per_s)
+  DW_FIELD(ahead_seconds)
+  DW_FIELD(ahead_bytes)
+#undef DW_FIELD
+}
 
 }  // namespace deltawire

@@ -25,9 +25,9 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/delta/pull_stats.h"
+#include "common/delta/version_info.h"
 #include "common/serving/receiver_report.h"
 #include "common/serving/sync_call.h"
-#include "common/serving/version_info.h"
 
 namespace deltawire {
 

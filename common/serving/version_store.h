@@ -17,11 +17,11 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/delta/delta_log.h"
+#include "common/delta/version_info.h"
 #include "common/layout/chunks.h"
 #include "common/layout/layout.h"
 #include "common/serving/encoded_cache.h"
 #include "common/serving/side_file_set.h"
-#include "common/serving/version_info.h"
 #include "common/serving/way_back.h"
 #include "kernels/kernels.h"
 

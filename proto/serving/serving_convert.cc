@@ -16,22 +16,6 @@ std::string Visible(const std::string& text, size_t most) {
 
 }  // namespace
 
-void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
-  ToProto(in.identity, out->mutable_id());
-  out->set_model_bytes(in.model_bytes);
-  out->set_delta_bytes(in.delta_bytes);
-  out->set_full_bytes(in.full_bytes);
-  out->set_elements(in.elements);
-  out->set_changed_elements(in.changed_elements);
-  out->set_trainer_wait_seconds(in.trainer_wait_seconds);
-  out->set_offload_seconds(in.offload_seconds);
-  out->set_publish_seconds(in.publish_seconds);
-  out->set_ready_unix_nanos(in.ready_unix_nanos);
-  out->set_published_unix_nanos(in.published_unix_nanos);
-  out->set_rollback(in.rollback);
-  out->set_side_files_hash(in.side_files_hash);
-}
-
 ReceiverReport FromProto(const v1::ReceiverReport& in) {
   const auto engines = in.has_engines() ? std::optional(in.engines()) : std::nullopt;
   return {.committed = FromProto(in.committed()),

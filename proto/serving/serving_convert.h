@@ -8,7 +8,6 @@
 
 namespace deltawire {
 
-void ToProto(const VersionInfo& in, v1::VersionInfo* out);
 /// Truncates a message of more than kMaxReportMessage bytes.
 ReceiverReport FromProto(const v1::ReceiverReport& in);
 /// Reads the first report. A site or an address that is too long or not text counts as none.

@@ -17,10 +17,10 @@
 #include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
+#include "common/delta/version_info.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
-#include "common/serving/version_info.h"
 #include "sender/agent/written_tally.h"
 
 namespace deltawire::sender {

@@ -10,7 +10,7 @@
 #include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
 #include "common/delta/pull_stats.h"
-#include "common/serving/version_info.h"
+#include "common/delta/version_info.h"
 
 namespace deltawire::sender {
 

@@ -66,7 +66,7 @@ void KillOnce(uint64_t seed) {
     // The kill comes at any step of the offload. The trainer begins it again by itself, without an
     // operator. Restart is called on this thread, since a child dies with the thread that started
     // it.
-    StatusOr<PublishedVersion> published = absl::UnknownError("not yet");
+    StatusOr<VersionInfo> published = absl::UnknownError("not yet");
     std::thread trains([&] { published = trainer.Publish(full ? ++version : version); });
     const uint64_t spins = random() % 10'000'000;
     std::atomic<uint64_t> spun{0};

@@ -56,7 +56,7 @@ TEST_CASE(
       word = word * 0x9e3779b97f4a7c15 + version + at;
       std::memcpy(&content[at], &word, 8);
     }
-    DW_ASSIGN_OR_RETURN(const PublishedVersion published, trainer.Publish(version));
+    DW_ASSIGN_OR_RETURN(const VersionInfo published, trainer.Publish(version));
     // The first one is no delta.
     if (version > 1) (version > kAlone ? beside : alone).push_back(published.publish_seconds);
     return absl::OkStatus();

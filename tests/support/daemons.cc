@@ -254,8 +254,8 @@ void Trainer::Step(double fraction) {
   }
 }
 
-StatusOr<PublishedVersion> Trainer::TryPublish(uint64_t version, const std::vector<size_t>& skip,
-                                               const std::vector<size_t>& unchanged) {
+StatusOr<VersionInfo> Trainer::TryPublish(uint64_t version, const std::vector<size_t>& skip,
+                                          const std::vector<size_t>& unchanged) {
   DW_RETURN_IF_ERROR(
       client_->Register(layout_, {{"config.json", "{\"model_type\": \"test\"}"}}).status());
   DW_ASSIGN_OR_RETURN(auto offload, client_->Begin(version));
@@ -272,7 +272,7 @@ StatusOr<PublishedVersion> Trainer::TryPublish(uint64_t version, const std::vect
   return client_->WaitPublished(version);
 }
 
-StatusOr<PublishedVersion> Trainer::Publish(uint64_t version, std::chrono::milliseconds deadline) {
+StatusOr<VersionInfo> Trainer::Publish(uint64_t version, std::chrono::milliseconds deadline) {
   const auto end = Clock::now() + deadline;
   while (true) {
     auto published = TryPublish(version);

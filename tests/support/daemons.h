@@ -132,11 +132,11 @@ class Trainer {
   /// Changes `fraction` of all elements by small amounts.
   void Step(double fraction = 0.01);
   /// Offloads the present content as `version`; starts over when the sender went away.
-  StatusOr<PublishedVersion> Publish(uint64_t version,
-                                     std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  StatusOr<VersionInfo> Publish(uint64_t version,
+                                std::chrono::milliseconds deadline = std::chrono::seconds(60));
   /// Once, without retries. `skip` tensors are neither written nor declared.
-  StatusOr<PublishedVersion> TryPublish(uint64_t version, const std::vector<size_t>& skip = {},
-                                        const std::vector<size_t>& unchanged = {});
+  StatusOr<VersionInfo> TryPublish(uint64_t version, const std::vector<size_t>& skip = {},
+                                   const std::vector<size_t>& unchanged = {});
   const Layout& layout() const { return layout_; }
   std::vector<std::byte>& content() { return content_; }
   TrainerClient& client() { return *client_; }

@@ -21,7 +21,8 @@ def load() -> dict[str, dict]:
 
 
 def resolve(schema: object, file: str, schemas: dict[str, dict]) -> object:
-    """`schema` without `$ref`: what is named stands there, under what stands beside it."""
+    """`schema` without `$ref`: what is named stands there, under what stands beside it. Properties
+    are those of both."""
     if isinstance(schema, list):
         return [resolve(inner, file, schemas) for inner in schema]
     if not isinstance(schema, dict):
@@ -32,8 +33,12 @@ def resolve(schema: object, file: str, schemas: dict[str, dict]) -> object:
     found = schemas[where or file]
     for step in pointer.strip("/").split("/"):
         found = found[step]
-    beside = {key: inner for key, inner in schema.items() if key != "$ref"}
-    return {**resolve(found, where or file, schemas), **beside}
+    named = resolve(found, where or file, schemas)
+    beside = {key: resolve(inner, file, schemas) for key, inner in schema.items() if key != "$ref"}
+    if "properties" in beside:
+        beside["properties"] = {**named["properties"], **beside["properties"]}
+        beside["required"] = named["required"] + beside["required"]
+    return {**named, **beside}
 
 
 def strict(schema: dict) -> dict:

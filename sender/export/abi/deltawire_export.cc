@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/attempt.h"
+#include "common/delta/version_fields.h"
 #include "sender/export/abi/c_abi.h"
 #include "sender/export/client/half_mapping.h"
 
@@ -397,24 +398,17 @@ int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
   return Guard([&]() -> Status {
     if (client == nullptr) return Invalid("the client is NULL");
     DW_ASSIGN_OR_RETURN(
-        const deltawire::PublishedVersion p,
+        const deltawire::VersionInfo p,
         client->client.WaitPublished(version, std::chrono::milliseconds(timeout_ms)));
     dw_published out{};
     out.epoch = p.identity.id.epoch;
     out.version = p.identity.id.version;
-    out.model_bytes = p.model_bytes;
-    out.delta_bytes = p.delta_bytes;
-    out.full_bytes = p.full_bytes;
-    out.elements = p.elements;
-    out.changed_elements = p.changed_elements;
-    out.trainer_wait_seconds = p.trainer_wait_seconds;
-    out.offload_seconds = p.offload_seconds;
-    out.publish_seconds = p.publish_seconds;
-    out.ready_unix_nanos = p.ready_unix_nanos;
+#define DW_FIELD(name) out.name = p.name;
+    DW_VERSION_FIELDS(DW_FIELD)
+#undef DW_FIELD
     CopyLineage(p.identity, out.lineage);
     out.root = p.identity.root;
     out.attempt = p.identity.attempt;
-    out.published_unix_nanos = p.published_unix_nanos;
     return Fill(out, kPublishedSize, result, "dw_published");
   });
 }

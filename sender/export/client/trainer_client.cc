@@ -446,8 +446,8 @@ void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std
 
 void TrainerClient::SetJob(std::string job) { impl_->job = std::move(job); }
 
-StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
-                                                        std::chrono::milliseconds timeout) {
+StatusOr<VersionInfo> TrainerClient::WaitPublished(uint64_t version,
+                                                   std::chrono::milliseconds timeout) {
   v1::WaitPublishedRequest request;
   request.set_model(impl_->model);
   request.set_version(version);
@@ -474,20 +474,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
   if (absl::IsUnavailable(asked)) asked = ask();
   if (absl::IsAborted(asked) && version == impl_->ready_version) impl_->ready_version = 0;
   DW_RETURN_IF_ERROR(asked);
-  const v1::VersionInfo& info = response.info();
-  PublishedVersion out;
-  out.identity = FromProto(info.id());
-  out.model_bytes = info.model_bytes();
-  out.delta_bytes = info.delta_bytes();
-  out.full_bytes = info.full_bytes();
-  out.elements = info.elements();
-  out.changed_elements = info.changed_elements();
-  out.trainer_wait_seconds = info.trainer_wait_seconds();
-  out.offload_seconds = info.offload_seconds();
-  out.publish_seconds = info.publish_seconds();
-  out.ready_unix_nanos = info.ready_unix_nanos();
-  out.published_unix_nanos = info.published_unix_nanos();
-  return out;
+  return FromProto<VersionInfo>(response.info());
 }
 
 TrainerClient::Offload::Offload(std::unique_ptr<State> state) : state_(std::move(state)) {}

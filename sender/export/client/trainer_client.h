@@ -16,6 +16,7 @@
 #include "common/base/bytes.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
+#include "common/delta/version_info.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
@@ -26,20 +27,6 @@
 namespace deltawire {
 
 class HalfMapping;
-
-struct PublishedVersion {
-  Identity identity;
-  uint64_t model_bytes = 0;
-  uint64_t delta_bytes = 0;
-  uint64_t full_bytes = 0;
-  uint64_t elements = 0;
-  uint64_t changed_elements = 0;
-  double trainer_wait_seconds = 0;
-  double offload_seconds = 0;
-  double publish_seconds = 0;
-  int64_t ready_unix_nanos = 0;
-  int64_t published_unix_nanos = 0;
-};
 
 /// The ranks that write a tensor's bytes. kPart: other ranks may write parts of the tensor, too, so
 /// it is final when all ranks are ready. kWhole: this rank alone, and the bytes are final now (the
@@ -185,8 +172,7 @@ class TrainerClient {
                                            bool again = false);
   /// Waits up to the client's timeout, or `timeout` if given. It asks once more if the connection
   /// breaks. kAborted, with the reason, as soon as this client's offload of `version` is abandoned.
-  StatusOr<PublishedVersion> WaitPublished(uint64_t version,
-                                           std::chrono::milliseconds timeout = {});
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, std::chrono::milliseconds timeout = {});
 
  private:
   struct Impl;

@@ -11,29 +11,53 @@ using google::protobuf::util::MessageDifferencer;
 
 /// A message with a different value in every field. The values are set by reflection, so a field
 /// that is added to the message later is covered without a change here.
-v1::PullStats Numbered(uint64_t first) {
-  v1::PullStats stats;
-  const auto* fields = v1::PullStats::descriptor();
+template <typename Message>
+Message Numbered(uint64_t first) {
+  using google::protobuf::FieldDescriptor;
+  Message message;
+  const auto* const fields = Message::descriptor();
+  const auto* const reflection = message.GetReflection();
   for (int i = 0; i < fields->field_count(); ++i) {
-    const auto* field = fields->field(i);
-    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
-      stats.GetReflection()->SetDouble(&stats, field, static_cast<double>(first + i) / 8);
-    } else if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_UINT32) {
-      stats.GetReflection()->SetUInt32(&stats, field, static_cast<uint32_t>(first + i));
-    } else {
-      stats.GetReflection()->SetUInt64(&stats, field, first + i);
+    const auto* const field = fields->field(i);
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        reflection->SetDouble(&message, field, static_cast<double>(first + i) / 8);
+        break;
+      case FieldDescriptor::CPPTYPE_UINT32:
+        reflection->SetUInt32(&message, field, static_cast<uint32_t>(first + i));
+        break;
+      case FieldDescriptor::CPPTYPE_INT64:
+        reflection->SetInt64(&message, field, static_cast<int64_t>(first + i));
+        break;
+      case FieldDescriptor::CPPTYPE_BOOL:
+        reflection->SetBool(&message, field, true);
+        break;
+      case FieldDescriptor::CPPTYPE_UINT64:
+        reflection->SetUInt64(&message, field, first + i);
+        break;
+      default:
+        REQUIRE(field->name() == "id");
+        ToProto(Identity{.lineage = {1, 2}, .id = {3, 4}, .root = 5, .attempt = 6},
+                static_cast<v1::Identity*>(reflection->MutableMessage(&message, field)));
     }
   }
-  return stats;
+  return message;
 }
 
 TEST_CASE("a pull's figures come back from their struct as they were") {
   for (const uint64_t first : {uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0} - 100}) {
-    const v1::PullStats in = Numbered(first);
+    const v1::PullStats in = Numbered<v1::PullStats>(first);
     v1::PullStats out;
     ToProto(FromProto(in), &out);
     CHECK(MessageDifferencer::Equals(in, out));
   }
+}
+
+TEST_CASE("a version's figures come back from their struct as they were") {
+  const auto in = Numbered<v1::VersionInfo>(1);
+  v1::VersionInfo out;
+  ToProto(FromProto<VersionInfo>(in), &out);
+  CHECK(MessageDifferencer::Equals(in, out));
 }
 
 TEST_CASE("a pull's figures: each of the message is the struct's of that name") {

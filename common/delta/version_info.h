@@ -1,10 +1,12 @@
-// Facts about one publish: the record from which status, events and the demo's table are made.
-// Owner: whoever holds the value. Threads: as any value. Cost: under 200 bytes. Errors: none.
+// The result of one publish, from the publisher to statuses, events, the trainer and the tool.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include "common/base/identity.h"
+#include "common/delta/version_fields.h"
 
 namespace deltawire {
 
@@ -28,7 +30,19 @@ struct VersionInfo {
   StateId id() const { return identity.id; }
 };
 
-/// What one version changed in one tensor.
+/// Calls f(name, field) for each field that the API has; see proto/fields.h.
+template <typename Info, typename F>
+requires std::same_as<std::remove_const_t<Info>, VersionInfo>
+void ForEachField(Info& info, const F& f) {
+  f("id", info.identity);
+#define DW_FIELD(name) f(#name, info.name);
+  DW_VERSION_FIELDS(DW_FIELD)
+#undef DW_FIELD
+  f("rollback", info.rollback);
+  f("side_files_hash", info.side_files_hash);
+}
+
+/// The changes of one version in one tensor.
 struct TensorChange {
   uint64_t changed_elements = 0;
   uint64_t delta_bytes = 0;  ///< encoded, of the chunks that are kept as deltas
