@@ -198,7 +198,7 @@ void Agent::Coming(const Model& model) {
   // published, or the next one is already on its way, a receiver that heard only that it comes no
   // more would take it for given up, and drop what has come of it.
   if (const auto state = model.published(); state != nullptr) {
-    desk_.attachments().Publish(model.name(), deltawire::InfoOf(model, state.get()));
+    desk_.attachments().Publish(model.name(), InfoOf(model, state.get()));
   }
   desk_.attachments().SetIncoming(model.name(),
                                   incoming == nullptr ? IncomingNews{} : incoming->news());

@@ -72,12 +72,8 @@ class Agent : public net::PullSource, public PullHost {
                                                    const net::StreamPeer& peer) override {
     return desk_.Join(hello, peer);
   }
-  using PullCounts = PullDesk::Counts;
-  PullCounts Pulls(const std::string& model) const { return desk_.CountsOf(model); }
-  /// Bulk streams that were turned away since their ticket was not one, or another's.
-  uint64_t streams_refused() const { return desk_.streams_refused(); }
+  const PullDesk& desk() const { return desk_; }
   const CoderRates& coder_rates() const { return coder_rates_; }
-  LinkView LinkTo(const std::string& receiver_id) const { return desk_.LinkTo(receiver_id); }
 
   ModelUsers& users() { return users_; }
   Attachments& attachments() override { return desk_.attachments(); }

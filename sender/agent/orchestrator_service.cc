@@ -174,14 +174,14 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   response->mutable_rate_limits()->set_per_receiver(o.rate_limit_per_receiver);
   for (const auto& model : models) {
     const auto state = model->published();
-    const Agent::PullCounts pulls = agent_.Pulls(model->name());
+    const PullDesk::Counts pulls = agent_.desk().CountsOf(model->name());
     v1::SenderModelStatus* m = response->add_models();
     m->set_model(model->name());
     m->set_fingerprint(model->layout().fingerprint().Hex());
     m->set_tensors(static_cast<uint32_t>(model->layout().size()));
     m->set_chunks(model->chunks().size());
     m->set_model_bytes(model->layout().total_bytes());
-    ToProto(InfoOf(state), m->mutable_newest());
+    ToProto(state == nullptr ? VersionInfo{} : state->info, m->mutable_newest());
     m->set_offloading_version(model->offloads().version());
     m->set_log_bytes(model->store().log_bytes());
     m->set_log_limit_bytes(model->log_limit());
@@ -233,7 +233,7 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     deltawire::ToProto(view.report.engines.oldest, r->mutable_served());
     r->set_engines(view.report.engines.engines.value_or(0));
     tree.Place(view, r);
-    const LinkView link = agent_.LinkTo(view.id);
+    const LinkView link = agent_.desk().LinkTo(view.id);
     r->mutable_link()->set_bytes_per_s(link.bytes_per_s);
     r->mutable_link()->set_round_trip_seconds(link.round_trip_seconds);
     r->mutable_link()->set_sent_again_ratio(link.sent_again_ratio);

@@ -11,7 +11,7 @@ using metrics::Kind;
 using metrics::Sample;
 
 struct Seen {
-  Agent::PullCounts pulls;
+  PullDesk::Counts pulls;
   size_t receivers = 0;
   size_t behind = 0;  // receivers
   size_t not_serving = 0;
@@ -42,7 +42,7 @@ uint64_t Behind(const Identity& held, const Identity& newest, const Model& model
 
 Seen Observe(const Agent& agent, const Model& model) {
   const std::string& name = model.name();
-  Seen seen{.pulls = agent.Pulls(name)};
+  Seen seen{.pulls = agent.desk().CountsOf(name)};
   const auto published = model.published();
   const auto places = agent.assigner().places(name);
   for (const ReceiverView& r : agent.attachments().Receivers(name)) {
@@ -261,7 +261,7 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
               std::vector<Sample>& samples) {
   for (const FormRow& row : kFormRows) {
     for (const auto& model : models) {
-      const FormCounts sent = agent.Pulls(model->name()).sent;
+      const FormCounts sent = agent.desk().CountsOf(model->name()).sent;
       for (size_t i = 0; i < kernels::kForms; ++i) {
         samples.push_back({row.name,
                            row.help,
@@ -297,7 +297,7 @@ void AddPorts(const Agent& agent, const PortCounts& ports, std::vector<Sample>& 
          static_cast<double>(count)});
   };
   refused("limit", ports.beyond_limits());
-  refused("ticket", agent.streams_refused());
+  refused("ticket", agent.desk().streams_refused());
   refused("role", ports.calls_refused());
 }
 

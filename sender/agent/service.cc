@@ -97,7 +97,7 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
   if (!model.ok()) return ToGrpc(model.status());
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
   // Before the first version too, so that a trainer can name what others have to wait for.
-  Identity published = InfoOf((*model)->published()).identity;
+  Identity published = PublishedInfo(**model).identity;
   published.lineage = (*model)->halves().lineage();
   deltawire::ToProto(published, response->mutable_published());
   response->set_data_offset((*model)->halves().data_offset());
@@ -110,7 +110,7 @@ grpc::Status TrainerServiceImpl::ListModels(grpc::ServerContext*, const v1::List
   for (const auto& model : agent_.Models()) {
     v1::RegisteredModel* listed = response->add_models();
     listed->set_model(model->name());
-    deltawire::ToProto(InfoOf(model->published()).identity, listed->mutable_published());
+    deltawire::ToProto(PublishedInfo(*model).identity, listed->mutable_published());
     listed->set_total_bytes(model->layout().total_bytes());
     listed->set_highest_version(model->halves().highest_version());
   }

@@ -100,10 +100,6 @@ std::string_view SyncPhase(const Groups::Progress& member) {
   return ToString(busy ? said : ReceiverPhase::kAsked);
 }
 
-VersionInfo InfoOf(const std::shared_ptr<const Published>& state) {
-  return state == nullptr ? VersionInfo{} : state->info;
-}
-
 std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }

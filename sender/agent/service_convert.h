@@ -43,9 +43,6 @@ class SiteTree {
 /// The phase of a member as a sync shows it.
 std::string_view SyncPhase(const Groups::Progress& member);
 
-/// An empty VersionInfo when `state` is null, that is, nothing is published.
-VersionInfo InfoOf(const std::shared_ptr<const Published>& state);
-
 /// A function that returns whether the caller has gone, for waits that check it now and then.
 std::function<bool()> Gone(grpc::ServerContext* context);
 

@@ -21,7 +21,7 @@ Cell Changed(const VersionInfo& v) {
 }
 
 void ShowNewest(const Model& model, const VersionInfo& v, const Agent& agent, Page& page) {
-  const Agent::PullCounts pulls = agent.Pulls(model.name());
+  const PullDesk::Counts pulls = agent.desk().CountsOf(model.name());
   std::vector<std::pair<std::string, Cell>> facts = {
       {"newest", Cell::Version(v.identity)},
       {"published", Cell::Seconds(std::max(

@@ -434,7 +434,8 @@ void World::CheckPublished() {
 
 void World::SwitchOff() {
   for (const auto& sender : senders_) {
-    if (sender->agent() != nullptr) result_.early += sender->agent()->Pulls(kModel).bytes_ahead;
+    if (sender->agent() != nullptr)
+      result_.early += sender->agent()->desk().CountsOf(kModel).bytes_ahead;
     if (sender->alive()) sender->process->Kill();
   }
   for (const auto& receiver : receivers_) {

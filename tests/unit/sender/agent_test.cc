@@ -104,7 +104,7 @@ TEST_CASE("agent: a pull is cut by its receiver's next one, not by somebody with
   CHECK(absl::IsAlreadyExists(other));
   CHECK(other.message().find("peer1") != std::string::npos);
   CHECK(!cut);
-  CHECK(host.agent().Pulls("m").refused == 1);
+  CHECK(host.agent().desk().CountsOf("m").refused == 1);
   const auto second = host.Open(host.Request("r", "peer1"), cut2);
   CHECK(cut);
   CHECK(!cut2);
@@ -170,7 +170,7 @@ TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
   session->StreamClosed(1, absl::CancelledError("closed"));
   // A ticket that nobody uses expires by itself as well.
   REQUIRE(host.agent().OpenPull(host.Request("r2", "p")).ok());
-  CHECK(Soon([&] { return host.agent().Pulls("m").active == 0; }));
+  CHECK(Soon([&] { return host.agent().desk().CountsOf("m").active == 0; }));
 }
 
 TEST_CASE("agent: pulls are limited, in all and of one peer") {
