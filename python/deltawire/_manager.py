@@ -122,9 +122,10 @@ class WeightManager:
     `world`. Then `register` and `offload_fsdp` are calls of all ranks, and a receiver follows all
     senders. `progress`: is called with a `Progress` for each tensor, on the thread that writes; True:
     shows a bar of tqdm on rank 0, or log lines where tqdm is not installed. Megatron has none.
-    `gpu_base`: a GPU keeps a copy of each whole tensor that this rank writes from it, so that later
-    versions are diffed there and changes alone leave it; of no tensor that would leave less than an
-    eighth of its memory free. False: all bytes leave it (Megatron's and blocks always do).
+    `gpu_base`: True makes a GPU keep a copy of each whole tensor that this rank writes from it, so
+    that later versions are diffed there and only changes leave it. It takes the rank's bytes once
+    more, and stops where less than an eighth of the GPU's memory would stay free. Shards of FSDP2
+    and Megatron always leave whole. Not run on a device.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class WeightManager:
         job: str = "",
         node_ranks: Collection[int] | None = None,
         progress: Wanted = None,
-        gpu_base: bool = True,
+        gpu_base: bool = False,
     ):
         self._endpoint = checked_endpoint(endpoint)
         self._nodes = None if node_ranks is None else Nodes(node_ranks)

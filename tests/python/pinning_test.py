@@ -105,9 +105,10 @@ class PinningTest(unittest.TestCase):
         tied = {"embed.weight": table, "head.weight": table, **on_cuda({"w": torch.randn(5, 7)})}
         extra = {**tied, "w.copy": tied["w"].clone()}
         for given, options, wanted in (
-                (tied, {}, {"embed.weight": False, "w": True}),
-                (tied, {"gpu_base": False}, {"embed.weight": False, "w": False}),
-                (extra, {"ignore_extra": "tied"}, {"embed.weight": False, "w": False})):
+                (tied, {"gpu_base": True}, {"embed.weight": False, "w": True}),
+                (tied, {}, {"embed.weight": False, "w": False}),
+                (extra, {"gpu_base": True, "ignore_extra": "tied"},
+                 {"embed.weight": False, "w": False})):
             with self.subTest(options):
                 model = f"{self.model}-{len(wanted)}-{'-'.join(options)}"
                 manager = deltawire.WeightManager(self.cluster.endpoint, model=model, **options)
