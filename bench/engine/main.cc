@@ -10,13 +10,15 @@
 #include "bench/harness/parallel.h"
 #include "bench/harness/python_script.h"
 #include "bench/loopback/cluster.h"
-#include "common/config/engine_options.h"
 #include "kernels/place_pieces.h"
 #include "receiver/engine_client/engine_weights.h"
 #include "tests/support/eventually.h"
 
 namespace deltawire::bench {
 namespace {
+
+// The plug-ins compare all of an engine's memory over so many versions.
+constexpr uint32_t kCheckEvery = 64;
 
 using engine::Binding;
 using engine::EngineWeights;
@@ -138,8 +140,8 @@ Status Applying(const Options& options, Bench& bench) {
     }));
     for (Rank& rank : ranks) {
       // The plug-ins do this before each prepare. Another part each time would be as cold.
-      const auto part = std::max(1u, chunks.size() / kEngineCheckEvery);
-      const uint32_t first = part * (version++ % kEngineCheckEvery) % (chunks.size() - part + 1);
+      const auto part = std::max(1u, chunks.size() / kCheckEvery);
+      const uint32_t first = part * (version++ % kCheckEvery) % (chunks.size() - part + 1);
       DW_RETURN_IF_ERROR(
           s.Time(rank.name + " check", [&] { return rank.weights->Check(first, part).status(); }));
       DW_RETURN_IF_ERROR(
