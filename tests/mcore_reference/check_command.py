@@ -130,7 +130,7 @@ class Convert(unittest.TestCase):
         case = self.checkpoint("llama", seed)
         self.converts(self.hf, self.out, "--parallel", "tp=8")
         self.assertEqual(len(list(self.out.glob("rank_*"))), 8)
-        self.refuses(FAILED, "say --replace", self.hf, self.out, "--parallel", "tp=2")
+        self.refuses(FAILED, "pass --replace", self.hf, self.out, "--parallel", "tp=2")
         self.assertEqual(len(list(self.out.glob("rank_*"))), 8)
         self.converts(self.hf, self.out, "--parallel", "tp=2", "--replace")
         self.assertEqual(sorted(path.name for path in self.out.glob("rank_*")),

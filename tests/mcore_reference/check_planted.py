@@ -74,7 +74,8 @@ def judge(refusal, problems, says):
         assert says is None, f"not refused (wanted: {says!r}), though the result differs: {problems[0]}"
         return f"seen in the result: {len(problems)} tensors, e.g. {problems[0]}"
     assert says is not None, f"refused, which this entry does not know of: {refusal}"
-    assert says in refusal, f"the refusal does not say {says!r}: {refusal}"
+    told = [says] if isinstance(says, str) else says
+    assert any(text in refusal for text in told), f"the refusal does not say {says!r}: {refusal}"
     lines = refusal.splitlines()
     return "refused: " + " ".join(line.strip() for line in lines[:3] if line.strip())[:260]
 

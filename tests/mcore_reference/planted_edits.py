@@ -430,7 +430,7 @@ plant("the values only filled", "step3p5",
 for name, own in (("heads", lambda m: m.heads), ("attention_groups", lambda m: m.groups)):
     plant(f"sliding layers with the other layers' {name}", "step3p5",
           anywhere("step3p5", f"sliding ? attention_other_setting.num_{'attention_heads' if name == 'heads' else name} : ",
-                   ""), says="in the checkpoint, and",
+                   ""), says=("in the checkpoint, and", "rows cannot be cut into"),
           shows=lambda m, x, own=own: any(own(m.at(i)) != own(m) for i in range(m.layers)))
 plant("experts in every layer", "step3p5", anywhere("step3p5", '"!mtp && moe_layers_enum.has"', '"!mtp"'),
       says="the checkpoint has no such tensor", shows=lambda m, x: any(m.mlp(i) == "dense" for i in range(m.layers)))

@@ -162,7 +162,7 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
   one([](MachineFacts& f) { f.huge_pages = "never"; }, "huge pages", Level::kNote,
       "/dev/shm is mounted with huge=never", "mount -o remount,huge=advise /dev/shm");
   one([](MachineFacts& f) { f.logind_removes = "alice"; }, "logout", Level::kNote,
-      "what alice owns", "enable-linger alice");
+      "the files of alice", "enable-linger alice");
   one([](MachineFacts& f) { f.descriptors = 1024; }, "descriptors", Level::kNote, "1024", "ulimit");
   one([](MachineFacts& f) { f.socket_buffer = 212992; }, "socket buffers", Level::kNote, "213 kB",
       "sysctl");

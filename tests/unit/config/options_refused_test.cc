@@ -113,7 +113,7 @@ TEST_CASE("errors in the file name file, line and key") {
       {"model = true\n", {":1: model: ", "not true"}},
       {"model = []\n", {":1: model: ", "1 required"}},
       {"sender = \"host\"\n", {":1: sender: "}},
-      {"streams = 1\nfollow = true\nstreams = 1\n", {":3: streams: ", "again"}},
+      {"streams = 1\nfollow = true\nstreams = 1\n", {":3: streams: ", "is set twice"}},
   };
   for (const auto& c : cases) {
     CAPTURE(c.content);
