@@ -66,7 +66,7 @@ struct Coder {
   double usual_ratio = 1;
   /// For predictions, which cannot measure: docs/benchmarks.md, machine A.
   ThreadSpeeds usual_speeds{};
-  /// Not tried when the fast payload takes less than this share of the chunk.
+  /// The codec is tried if the fast payload takes at least this share of the chunk.
   double from_share = 0;
 
   size_t limit(size_t chunk_bytes, size_t fast_bytes) const {

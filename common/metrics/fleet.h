@@ -18,7 +18,7 @@ struct FleetMember {
   Identity committed;
   ReceiverPhase phase = ReceiverPhase::kNone;
   uint64_t bytes_done = 0, bytes_total = 0;  ///< of the current pull
-  /// Of its last pull; 0: none yet.
+  /// The last pull's figures; 0: none yet.
   uint64_t payload_bytes = 0, ahead_bytes = 0;
   double seconds = 0, transfer_seconds = 0;
   double attached_seconds = 0;

@@ -75,7 +75,7 @@ class EncodedCache {
     Value value;
     bool busy = false;  ///< another thread is making it
   };
-  /// What Get does if another thread is making the payload.
+  /// Get's way on if another thread is making the payload.
   enum class IfBusy : uint8_t {
     kSkip,  ///< returns `busy`
     kMake,  ///< makes it a second time, for this caller alone

@@ -170,7 +170,7 @@ std::optional<FrameTask> PullPlan::NextPostponed(Work& work, const Published& no
 
 ChunkHistory PullPlan::HistoryOf(uint32_t chunk, const Published& now) const {
   const wire::Have::Entry& have = have_.chunks[chunk];
-  // What came from elsewhere may look back further than what is made here.
+  // A payload from another sender may look back further than those that are made here.
   const size_t limit =
       now.encoded->has_foreign() ? have.depth : std::min<size_t>(terms_.coding.history, have.depth);
   // A chunk at another version than the receiver's committed state did not get there by its

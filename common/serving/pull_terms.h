@@ -40,8 +40,8 @@ struct PullTerms {
   std::shared_ptr<const Published> pinned;
   /// The incoming version whose chunks go out first; null: none.
   std::shared_ptr<IncomingVersion> incoming;
-  /// Of these, while the version is not published, only deltas, and so many bytes of them at most;
-  /// 0: all that comes.
+  /// Until that version is published, only deltas go out, and at most this many bytes of them; 0:
+  /// no limit.
   uint64_t ahead_bytes = 0;
   /// The pull ends at that version, and a newer one does not overtake it. REQUIRES: `incoming`.
   bool ends_at_incoming = false;
@@ -52,7 +52,7 @@ struct PullTerms {
   /// All streams must arrive within this time. Have may arrive later, by as long as it takes at
   /// 64 KiB/s.
   std::chrono::milliseconds ticket_life{30000};
-  /// Of the receiver's pulls together, and of all pulls of its site; null: no limit.
+  /// The rates of the receiver's pulls together, and of all pulls of its site; null: no limit.
   std::shared_ptr<TokenBucket> rate, site_rate;
   std::shared_ptr<Admission> admission;  ///< null: no pull goes before another
   StageObserver stages;                  ///< hears of the pull when it has ended as it should

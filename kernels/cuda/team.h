@@ -2,7 +2,7 @@
 // Team has Each(f), a phase: f(lane) for every lane, then a barrier; PerLane<T>, one value per
 // lane; ExclusiveScan(values), which replaces each value by the Combine of all before it and
 // returns that of all; Share(x), which reads x from shared memory before the next phase changes it.
-// That memory is written only in Each; in that phase no other lane reads a lane's writes.
+// Shared memory is written only in Each; in that phase no other lane reads a lane's writes.
 #pragma once
 
 #include "kernels/cuda/elements.h"

@@ -57,7 +57,7 @@ class Copies:
             key = (*place_in_memory(local), meta.shape, meta.dtype)
             if not (shares and local.numel() and key in by_memory):
                 copied = self._copy(name, local)
-                # Not from_local, which moves what lies on the host to the device of the mesh.
+                # from_local would move a host's copy to the device of the mesh.
                 by_memory[key] = type(tensor)(copied, tensor._spec, requires_grad=False) if (
                     is_shard) else copied
             copies.append((name, by_memory[key]))
@@ -133,7 +133,7 @@ class Offloading:
         self._over = threading.Event()
         self._written: Offloaded | None = None
         self._error: BaseException | None = None
-        # Not a daemon thread: the program's end waits until the version is written or has failed.
+        # As no daemon thread, it keeps the program until the version is written or has failed.
         threading.Thread(target=self._run, name="deltawire-offload").start()
 
     def done(self) -> bool:

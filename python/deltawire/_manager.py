@@ -496,7 +496,7 @@ class WeightManager:
             return self._offload(
                 pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
             )
-        # What is joined is gathered here: the ranks' collectives stay on the thread that trains.
+        # Joined tensors are gathered here: the ranks' collectives stay on the thread that trains.
         named = self._layout.converted(pairs_of(state), ())
         copies, events = self._copies.take(named, True, shards=True)
         return self._begin_background(version, events, lambda: self._offload(

@@ -49,7 +49,7 @@ class StreamWriter:
         seen: set[str] = set()
         firsts = frozenset(layout.tied.values())
         ties = Ties(offload, layout.metas, seen, firsts)
-        # What ties are compared with is read from the sender's memory.
+        # Ties are compared with tensors in the sender's memory, which must be whole there.
         diff = self._gpu_base and not layout.leaves_ties and not layout.compared
         halves = None if has_cuda() else self._halves
         tensors = 0

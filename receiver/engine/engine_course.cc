@@ -620,7 +620,7 @@ bool EngineCourse::StaysPaused() const {
 }
 
 void EngineCourse::Asleep(const EngineAnswer& answer, Time now) {
-  // What a check that has ended has found stays.
+  // The results of checks that have ended stay.
   if (Aims(Aim::kCheck)) EndCheck(answer.why);
   // It was to be paused for good. Sleep holds its requests as well.
   if (Aims(Aim::kCondemn)) Condemn(now);
@@ -668,7 +668,7 @@ void EngineCourse::Lost(bool gone, Time now) {
     ++totals_.failures;
     pause_ = {};
   }
-  // Of a check that has ended, what it found stays.
+  // The results of checks that have ended stay.
   if (Aims(Aim::kCheck)) EndCheck(totals_.error);
   // When it can be reached again, it may be another process.
   attempt_.step.reset();
@@ -716,7 +716,7 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
   }
   if (answer.version.empty()) return;
   if (known_.served.empty()) {
-    // What it names is known from the first probe after the version was given up. An update whose
+    // The first probe after the version was given up tells which version it names. An update whose
     // answer was cut may be done later.
     if (process_.named.empty() || answer.version == VersionName(attempt_.to))
       process_.named = answer.version;

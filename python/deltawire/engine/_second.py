@@ -71,7 +71,7 @@ class _Numbered:
             _, dtype, shape = self.tensors[i]
             number = torch.arange(first + 1, first + 1 + torch.Size(shape).numel())
             digit = (number >> (self.bits * run)) & ((1 << self.bits) - 1)
-            # Of the narrowest type only the lower bits survive, and it has no others.
+            # The narrowest type keeps only the lower bits, and has no others.
             yield self._pair(i, digit.to(INTEGERS[dtype.itemsize]))
 
     def random_bits(self, i: int) -> torch.Tensor:
