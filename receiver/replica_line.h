@@ -37,7 +37,7 @@ class ReplicaLine {
   bool Set(ReceiverPhase phase);
   /// A pull has succeeded.
   void Succeed(ReceiverPhase phase);
-  /// What failed by `cause` is over.
+  /// The failure by `cause` is over.
   void Recover(Cause cause);
   /// The answer to a caller who wants a version while no sender can give one.
   Status WhyNoSender() const;

@@ -27,7 +27,7 @@ class GpuSlot {
   /// Begins to pin the halves' memory after Unpin.
   void PinAnew();
   GpuDiff::Counts counts() const;
-  /// What diffs run on, as GpuDiff::Create says it; empty: no GPU was asked for.
+  /// The place where diffs run, in GpuDiff::Create's words; empty: no GPU was asked for.
   std::string where() const;
 
  private:

@@ -106,7 +106,7 @@ struct Scene {
         trainer(sender.socket(), kModel, 3, seed),
         receiver(root.path(), "r", sender.control(), kModel),
         gpu(sender.socket(), trainer) {}
-  /// What `deltawire status` says of the sender's kernels.
+  /// The kernels line of `deltawire status`.
   std::string Kernels() {
     v1::SenderStatusRequest request;
     v1::SenderStatusResponse response;

@@ -13,7 +13,7 @@ using kernels::GpuDiffer;
 using kernels::GpuLive;
 using kernels::GpuStatus;
 
-// What stays free of a GPU: the trainer's allocator takes memory when it needs it.
+// An eighth of a GPU stays free: the trainer's allocator takes memory when it needs it.
 constexpr uint64_t kFreeShare = 8;
 
 /// Slabs no larger than a small model needs. A multiple of 16, as GpuOptions wants it.

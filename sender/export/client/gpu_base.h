@@ -44,7 +44,7 @@ class GpuBase {
   /// The sender carries the tensor over from the published version.
   void Carry(uint32_t t);
 
-  /// What has diffed this offload's tensors, and why some went whole; empty: Write was not called.
+  /// Says where this offload's tensors were diffed, and why some went whole; empty before Write.
   std::string Describe() const;
 
  private:

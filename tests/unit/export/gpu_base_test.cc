@@ -26,7 +26,7 @@ Layout RandomLayout(Random& random) {
     const uint64_t rows = 1 + random.Below(300), columns = 1 + random.Below(400);
     tensors.push_back({fmt::format("t{}", t), kTypes[random.Below(4)], {rows, columns}});
   }
-  // Of several chunks, with a tail that is no multiple of anything.
+  // Several chunks, with a tail that is no multiple of anything.
   if (random.Chance(0.3)) tensors.push_back({"large", DType::kI8, {(2 << 20) + 1001}});
   return *Layout::Create(std::move(tensors));
 }

@@ -1,4 +1,4 @@
-// Whoever asks for a sync or a check is answered once, by a pull or check that began after the
+// A caller of a sync or a check is answered once, by a pull or check that began after the
 // request.
 #include "receiver/request_queue.h"
 

@@ -1,4 +1,4 @@
-// What is known of a replica's running pull, and its progress.
+// A replica's running pull, and its progress.
 #include "receiver/running_pull.h"
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,4 @@
-// What upkeep is due, and what it finds, on real files.
+// The upkeep that is due, and its findings, on real files.
 #include "receiver/upkeep.h"
 
 #include <catch2/catch.hpp>

@@ -290,7 +290,7 @@ TEST_CASE("in a user namespace, directories of outside are as good as root's") {
     if (!DirLock::Acquire(temp.path() / "link" / "another").ok()) ::_exit(4);
     // But a directory of our own is of our own.
     if (DirLock::Acquire(temp.path() / "real").ok()) ::_exit(5);
-    // What anybody may have made there is not root's.
+    // A file that anybody may have made there is not root's.
     if (DirLock::Acquire(temp.path() / "real" / "theirs" / "model").ok()) ::_exit(6);
     if (DirLock::Acquire(temp.path() / "real" / "link" / "model").ok()) ::_exit(7);
   });
