@@ -9,8 +9,8 @@
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
 #include "common/shm/mapped_file.h"
-#include "receiver/assigned_upstream.h"
-#include "receiver/failover_upstream.h"
+#include "receiver/attach/assigned_upstream.h"
+#include "receiver/attach/failover_upstream.h"
 #include "receiver/grpc_upstream.h"
 
 namespace deltawire::receiver {

@@ -16,7 +16,7 @@
 #include "common/security/credentials.h"
 #include "receiver/engine/engines.h"
 #include "receiver/relay/relay.h"
-#include "receiver/replica.h"
+#include "receiver/replica/replica.h"
 
 namespace deltawire::receiver {
 

@@ -13,7 +13,7 @@
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/dial.h"
-#include "receiver/request_queue.h"
+#include "receiver/replica/request_queue.h"
 
 namespace deltawire::receiver {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/security/credentials.h"
-#include "receiver/upstream.h"
+#include "receiver/attach/upstream.h"
 
 namespace deltawire::receiver {
 

@@ -5,7 +5,7 @@
 #include "common/base/of_this_thread.h"
 #include "common/layout/root.h"
 #include "kernels/format.h"
-#include "sender/agent/publish_job.h"
+#include "sender/agent/diff/publish_job.h"
 
 namespace deltawire::bench {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "bench/harness/buffers.h"
 #include "common/base/human.h"
-#include "sender/agent/groups.h"
+#include "sender/agent/fleet/groups.h"
 
 namespace deltawire::bench {
 

@@ -12,7 +12,7 @@
 #include "common/net/pull_client.h"
 #include "proto/convert.h"
 #include "receiver/grpc_upstream.h"
-#include "receiver/replica.h"
+#include "receiver/replica/replica.h"
 #include "tests/support/eventually.h"
 
 namespace deltawire::bench {

@@ -13,7 +13,7 @@
 #include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/serving/pull_desk.h"
-#include "receiver/downstream.h"
+#include "receiver/buffer/downstream.h"
 #include "receiver/relay/relayed_model.h"
 
 namespace deltawire::receiver {

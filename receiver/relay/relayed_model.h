@@ -12,7 +12,7 @@
 
 #include "common/base/sync.h"
 #include "common/serving/state_source.h"
-#include "receiver/downstream.h"
+#include "receiver/buffer/downstream.h"
 
 namespace deltawire::receiver {
 

@@ -15,7 +15,7 @@
 #include "proto/control_server.h"
 #include "proto/serving/pull_service.h"
 #include "sender/agent/agent.h"
-#include "sender/agent/halves.h"
+#include "sender/agent/halves/halves.h"
 #include "sender/agent/probe.h"
 #include "sender/agent/service.h"
 #include "sender/agent/status_page.h"

@@ -13,9 +13,9 @@
 #include "common/config/options.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
-#include "sender/agent/model_home.h"
-#include "sender/agent/model_states.h"
-#include "sender/agent/offloads.h"
+#include "sender/agent/halves/model_home.h"
+#include "sender/agent/halves/model_states.h"
+#include "sender/agent/offload/offloads.h"
 #include "sender/agent/publisher.h"
 
 namespace deltawire::sender {

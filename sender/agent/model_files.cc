@@ -8,10 +8,10 @@
 
 #include "common/layout/model_dir.h"
 #include "common/shm/dir_lock.h"
-#include "sender/agent/group_file.h"
-#include "sender/agent/halves.h"
-#include "sender/agent/model_home.h"
-#include "sender/agent/side_file_store.h"
+#include "sender/agent/fleet/group_file.h"
+#include "sender/agent/halves/halves.h"
+#include "sender/agent/halves/model_home.h"
+#include "sender/agent/halves/side_file_store.h"
 
 namespace deltawire::sender {
 namespace fs = std::filesystem;

@@ -10,8 +10,8 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/config/options.h"
-#include "sender/agent/model_states.h"
-#include "sender/agent/offloads.h"
+#include "sender/agent/halves/model_states.h"
+#include "sender/agent/offload/offloads.h"
 #include "sender/agent/version_history.h"
 
 namespace deltawire::sender {

@@ -14,8 +14,8 @@
 #include "common/delta/pull_stats.h"
 #include "proto/deltawire/v1/sender.pb.h"
 #include "proto/serving/serving_convert.h"
-#include "sender/agent/assigner.h"
-#include "sender/agent/groups.h"
+#include "sender/agent/fleet/assigner.h"
+#include "sender/agent/fleet/groups.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {

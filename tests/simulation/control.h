@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "receiver/upstream.h"
+#include "receiver/attach/upstream.h"
 #include "tests/simulation/host_node.h"
 #include "tests/simulation/random.h"
 

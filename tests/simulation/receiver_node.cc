@@ -8,7 +8,7 @@
 #include "common/base/checksum.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
-#include "receiver/failover_upstream.h"
+#include "receiver/attach/failover_upstream.h"
 #include "tests/simulation/bulk.h"
 #include "tests/simulation/decided.h"
 #include "tests/simulation/kernel_calls.h"

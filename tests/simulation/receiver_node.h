@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "receiver/relay/relay.h"
-#include "receiver/replica.h"
+#include "receiver/replica/replica.h"
 #include "tests/simulation/control.h"
 #include "tests/simulation/host_node.h"
 #include "tests/simulation/ledger.h"

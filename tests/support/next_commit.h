@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "receiver/replica.h"
+#include "receiver/replica/replica.h"
 #include "tests/support/bell.h"
 
 namespace deltawire::testing {

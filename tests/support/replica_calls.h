@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "common/base/call_end.h"
-#include "receiver/replica.h"
+#include "receiver/replica/replica.h"
 #include "tests/support/bell.h"
 
 namespace deltawire::testing {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "receiver/engine_client/abi/deltawire_engine.h"
-#include "tests/unit/receiver/round_rig.h"
+#include "tests/unit/receiver/pull/round_rig.h"
 
 namespace deltawire::engine::c_abi_engine_test {
 namespace {

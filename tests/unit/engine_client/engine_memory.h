@@ -7,7 +7,7 @@
 
 #include "receiver/engine_client/engine_weights.h"
 #include "tests/support/strided_runs.h"
-#include "tests/unit/receiver/fake_upstream.h"
+#include "tests/unit/receiver/attach/fake_upstream.h"
 
 namespace deltawire::engine {
 

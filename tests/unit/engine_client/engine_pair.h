@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "tests/unit/engine_client/engine_memory.h"
-#include "tests/unit/receiver/round_rig.h"
+#include "tests/unit/receiver/pull/round_rig.h"
 
 namespace deltawire::engine {
 

@@ -139,9 +139,33 @@ ROOMS = {
         ),
         outside=GROUND + MESSAGES,
     ),
+    "sender/agent/halves": Room(
+        "a model's halves on disk: which are leased, scrubbed or free, and its side files",
+        rooms=(BASE, "common/config", "common/layout", "common/delta", "common/shm", "common/serving",
+               "kernels"),
+        outside=GROUND,
+    ),
+    "sender/agent/diff": Room(
+        "one version's diff, on the CPU or a GPU, into an incoming version",
+        rooms=(BASE, "common/config", "common/layout", "common/delta", "common/serving", "kernels"),
+        outside=GROUND,
+    ),
+    "sender/agent/offload": Room(
+        "offloads: which ranks write which half, and what they have written",
+        rooms=("common", "kernels", "sender/agent/diff", "sender/agent/halves"), outside=GROUND,
+    ),
+    "sender/agent/fleet": Room(
+        "which receivers commit together, and whom each of them follows",
+        rooms=(BASE, "common/config", "common/plan", "common/serving"), outside=GROUND,
+    ),
+    # gRPC only here.
     "sender/agent": Room(
-        "the sender's daemon",
-        rooms=("common", "kernels", "proto", "proto/serving"), outside=GROUND + MESSAGES,
+        "the sender's daemon: models, publishing, services",
+        rooms=(
+            "common", "kernels", "proto", "proto/serving", "sender/agent/diff",
+            "sender/agent/fleet", "sender/agent/halves", "sender/agent/offload",
+        ),
+        outside=GROUND + MESSAGES,
     ),
     "sender/export/client": Room(
         "the trainer's side of the sender's socket",
@@ -178,18 +202,41 @@ ROOMS = {
         "the trainer's shared library, with a C ABI",
         rooms=("common", "kernels", "proto/client", "sender/export"), outside=GROUND,
     ),
-    # Never includes the sender.
+    # Never includes the sender. gRPC only here.
     "receiver": Room(
-        "the receiver's daemon",
+        "the receiver's daemon: services, status, and gRPC to senders",
         rooms=(
-            "common", "kernels", "proto", "proto/serving", "receiver/engine", "receiver/relay"
+            "common", "kernels", "proto", "proto/serving", "receiver/attach", "receiver/buffer",
+            "receiver/engine", "receiver/pull", "receiver/relay", "receiver/replica",
         ),
         outside=GROUND + MESSAGES,
     ),
-    # Knows of replicas only what receiver/downstream.h says.
+    "receiver/buffer": Room(
+        "the weight file: its slots, commits, readers and side files",
+        rooms=(BASE, "common/layout", "common/delta", "common/shm", "common/serving", "common/wire",
+               "kernels"),
+        outside=GROUND,
+    ),
+    "receiver/attach": Room(
+        "upstreams: the choice of one, what it announces, and groups",
+        rooms=(BASE, "common/layout", "common/delta", "common/wire"), outside=GROUND,
+    ),
+    "receiver/pull": Room(
+        "one pull: decodes what comes into the buffer, and forwards it",
+        rooms=(
+            BASE, "common/layout", "common/delta", "common/net", "common/serving", "common/wire",
+            "receiver/attach", "receiver/buffer",
+        ),
+        outside=GROUND,
+    ),
+    "receiver/replica": Room(
+        "one model at a receiver: follows, pulls, commits, verifies",
+        rooms=("common", "receiver/attach", "receiver/buffer", "receiver/pull"), outside=GROUND,
+    ),
+    # Knows of replicas only what receiver/buffer/downstream.h says.
     "receiver/relay": Room(
         "serves what replicas have committed",
-        rooms=("common", "kernels", "receiver"), outside=GROUND,
+        rooms=("common", "kernels", "receiver/buffer"), outside=GROUND,
     ),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
     "receiver/engine": Room(

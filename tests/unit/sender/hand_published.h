@@ -14,8 +14,8 @@
 #include "common/base/thread_pool.h"
 #include "common/layout/root.h"
 #include "common/serving/version_store.h"
-#include "sender/agent/halves.h"
-#include "sender/agent/publish_job.h"
+#include "sender/agent/diff/publish_job.h"
+#include "sender/agent/halves/halves.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/kernels/kernel_data.h"
 

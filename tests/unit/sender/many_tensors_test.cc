@@ -8,7 +8,7 @@
 #include "common/base/thread_pool.h"
 #include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
-#include "tests/unit/sender/offload_waits.h"
+#include "tests/unit/sender/offload/offload_waits.h"
 
 namespace deltawire::sender::many_tensors_test {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
-#include "sender/agent/publish_job.h"
+#include "sender/agent/diff/publish_job.h"
 
 namespace deltawire::sender {
 

@@ -1,0 +1,29 @@
+// The upstream of a receiver that lets its sender say whom it follows: the relays that the sender
+// has named, then the sender itself, with the same failover as between addresses that an operator
+// lists. The receiver stays attached to the sender whomever it follows (origin_link.h).
+// Owner: a replica. Threads: as Upstream says. Cost: two threads, and a connection to the sender
+// beside that to the relay. Errors: those of the upstream in use.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "receiver/attach/failover_upstream.h"
+#include "receiver/attach/upstream.h"
+
+namespace deltawire::receiver {
+
+struct AssignedOptions {
+  std::string model;
+  uint64_t seed = 0;   ///< of the random part of pauses
+  uint64_t relay = 0;  ///< this receiver's number as a relay; 0: it serves nobody
+  UpstreamChoice::Times times;
+};
+
+/// `make` dials a relay by its control address.
+std::unique_ptr<Upstream> MakeAssignedUpstream(std::unique_ptr<Upstream> sender,
+                                               FailoverUpstream::Make make,
+                                               const AssignedOptions& options);
+
+}  // namespace deltawire::receiver

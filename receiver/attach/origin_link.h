@@ -1,0 +1,89 @@
+// A receiver's attachment to the sender that assigns its upstream. It stays whichever upstream the
+// receiver follows: the sender lists it, and tells it of the next assignment. Where the receiver
+// follows the sender itself, the same attachment is its upstream (View). An AssignedUpstream owns
+// it. Every method may be called from any thread, and none calls others under a lock but Report.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/checked_mutex.h"
+#include "common/base/sync.h"
+#include "receiver/attach/attachment_keeper.h"
+#include "receiver/attach/upstream.h"
+
+namespace deltawire::receiver {
+
+class OriginLink : private AttachmentKeeper::Owner {
+ public:
+  /// `assigned` is told of each assignment that is another than the one before; it does not block.
+  OriginLink(std::unique_ptr<Upstream> origin, std::string model, uint64_t seed,
+             std::function<void(const Assignment&)> assigned);
+  ~OriginLink() override;
+
+  /// The sender as an upstream. There is one view; it must be destroyed before this.
+  std::unique_ptr<Upstream> View();
+  const std::string& address() const { return origin_->address(); }
+
+  /// Passes on what the replica reports; the first report lets the link attach.
+  void Report(const receiver::Report& report) ABSL_LOCKS_EXCLUDED(mu_);
+  /// `event` is on its way to the replica. If the sender has asked for a sync that is not answered
+  /// yet, and the event's upstream has what the sender had when it asked, the request goes along.
+  void AddRequest(UpstreamEvent& event);
+  /// The replica has forgotten the requests that it was given.
+  void RenewRequests();
+  /// The sender's newest state; nullopt: it is not attached to.
+  std::optional<Identity> Told() const;
+  void Cancel();
+  /// Ends the attachment, and calls nobody from its return on.
+  void Stop();
+
+ private:
+  class SenderView;
+  struct Subscriber {
+    std::function<void(const UpstreamEvent&)> event;
+    std::function<void(const Status&)> ended;
+    uint64_t number = 0;  ///< of the last event
+  };
+  struct Request {
+    uint64_t number = 0;
+    bool force_full = false;
+    Identity newest;  ///< the sender's when it asked
+  };
+
+  // Of the view.
+  void Subscribe(Subscriber subscriber);
+  void Unsubscribe(const Status& why);
+  StatusOr<Identity> Newest();
+
+  receiver::Report MakeReport(size_t upstream) override;
+  void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) override;
+  void OnEnded(size_t upstream, const Status& why) override;
+  void OnTurn() override;
+  /// Tells the subscriber of the last event. The lock is released meanwhile.
+  void Deliver(MutexLock& lock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Whether the sender has said whom to follow, or has had its time for it.
+  bool Decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::unique_ptr<Upstream> origin_;
+  const std::string model_;
+  const std::function<void(const Assignment&)> assigned_;
+  Mutex report_mu_;  // keeps reports in order; before all others
+  mutable CheckedMutex mu_;
+  CondVar cv_;  // for delivering_
+  receiver::Report report_ ABSL_GUARDED_BY(mu_);
+  UpstreamEvent last_ ABSL_GUARDED_BY(mu_);
+  bool heard_ ABSL_GUARDED_BY(mu_) = false;  // last_ is of this attachment
+  Assignment assignment_ ABSL_GUARDED_BY(mu_);
+  bool decided_ ABSL_GUARDED_BY(mu_) = false;  // once, by some event
+  SteadyClock::time_point heard_first_ ABSL_GUARDED_BY(mu_){};
+  std::unique_ptr<Subscriber> subscriber_ ABSL_GUARDED_BY(mu_);
+  bool delivering_ ABSL_GUARDED_BY(mu_) = false;  // a thread calls the subscriber
+  bool greet_ ABSL_GUARDED_BY(mu_) = false;       // the subscriber is new
+  std::deque<Request> requests_ ABSL_GUARDED_BY(mu_), given_ ABSL_GUARDED_BY(mu_);
+  AttachmentKeeper keeper_;
+};
+
+}  // namespace deltawire::receiver

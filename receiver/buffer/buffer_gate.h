@@ -1,0 +1,150 @@
+// The gate between those who read a model's directory and those who change it: engines hold a
+// version while they read it, and an update waits until readers and engines let it begin. It also
+// says which version is committed, and which one engines may load. A Replica owns it, and the
+// update's calls name the Buffer. Public methods may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/base/checked_mutex.h"
+#include "common/base/identity.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "receiver/buffer/buffer.h"
+#include "receiver/buffer/downstream.h"
+
+namespace deltawire::receiver {
+
+class BufferGate {
+ public:
+  struct Options {
+    std::string model;
+    bool unsafe_in_place = false;
+    /// With one file: how long an update waits for its readers if copy_for_reader is set. Then the
+    /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
+    std::chrono::milliseconds reader_grace{10000};
+    bool copy_for_reader = false;
+    Downstream* downstream = nullptr;  ///< serves the committed file; null: none
+  };
+  /// `news` is called, without a lock, when a wait begins or is for other readers.
+  explicit BufferGate(Options options, std::function<void()> news = nullptr)
+      : options_(std::move(options)), news_(std::move(news)) {}
+
+  // Engines (receiver/engine).
+  /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
+  /// that will next change the directory. Set once.
+  void OnReady(std::function<void()> listener) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The version that was committed last, with its delta beside it; empty: none yet.
+  Identity Ready() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// True: the named file stays at `id` until Release or `until`, and its next version waits.
+  /// False: it is not at `id`, or not for long. `reader` is the name that waits() then shows.
+  bool Hold(const Identity& id, const std::string& reader,
+            SteadyClock::time_point until = SteadyClock::time_point::max())
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Release(const std::string& reader) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The running pull.
+  /// The changes that a pull may make before its commit. SetLimit and EndKeepName change it.
+  enum class Limit : uint8_t {
+    kNone,
+    kKeepName,  ///< the only file keeps its name: an agent may still abandon its part
+    kPrepare,   ///< no change that a reader sees: the version waits for its group's word
+  };
+  /// The reason why Touch last failed, since SetLimit.
+  enum class Refusal : uint8_t { kNone, kReader, kCannotPrepare };
+  void SetLimit(Limit limit);
+  /// The version is published, so kKeepName becomes kNone.
+  void EndKeepName();
+  /// The pull is over; refusal() stays.
+  void EndLimit() { limit_ = Limit::kNone; }
+  Limit limit() const { return limit_; }
+  Refusal refusal() const { return refusal_; }
+  /// Makes the buffer ready for a pull to change its first byte, from any of the pull's threads.
+  /// Does not wait: kUnavailable while a reader is in the way.
+  Status Touch(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Waits until no reader keeps the buffer's bytes from being changed. kCancelled: see
+  /// SetYielding.
+  Status WaitWritable(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Waits until no engine holds the directory, and lets no other one hold it until EndChange.
+  Status BeginChange() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndChange(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// A yielding gate ends its waits with kCancelled, unless the weights' name is gone: a half
+  /// updated file could not be loaded at all, so its update goes on.
+  void SetYielding(bool yielding) ABSL_LOCKS_EXCLUDED(mu_);
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The buffer's state.
+  Identity committed() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// Whether an update has taken the weights' name away, and goes on.
+  bool half_updated() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes up a buffer that was recovered: its version is ready, or its update goes on.
+  void TakeUp(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes note of the state that the buffer is in now.
+  void Look(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes note of the committed version alone: a check is no update.
+  void LookAtVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The committed version is about to lose its name, since chunks of it are corrupt. Ends the
+  /// change. REQUIRES: BeginChange.
+  void LoseName() ABSL_LOCKS_EXCLUDED(mu_);
+  /// No version is committed or ready: the directory is gone.
+  void ForgetVersion() ABSL_LOCKS_EXCLUDED(mu_);
+  /// The buffer is gone, too, so that no update goes on.
+  void Forget() ABSL_LOCKS_EXCLUDED(mu_);
+  /// Engines may load the committed version from now on. Calls the listener.
+  void MakeReady() ABSL_LOCKS_EXCLUDED(mu_);
+
+  struct Waits {
+    bool waiting = false;
+    std::string readers;            ///< processes that hold up an update now
+    double seconds = 0, worst = 0;  ///< of all waits, with the present one
+    double ended_seconds = 0;       ///< of those that have ended
+  };
+  Waits waits() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  /// kOpen -> kDraining (an update waits for engines: no other one may hold) -> kChanging
+  /// (BeginChange) -> kOpen (EndChange); kDraining -> kOpen when the wait ends without a change.
+  enum class State : uint8_t { kOpen, kDraining, kChanging };
+
+  /// Buffer::BeginUpdate; also false while an engine holds the only file.
+  StatusOr<bool> BeginUpdate(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  Status TouchForPrepare(Buffer& buffer);
+  bool Interrupted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return stopping_ || (yielding_ && !half_updated_);
+  }
+  void LookUnder(const Buffer& buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Counts the wait that has ended, if one had begun.
+  void EndWait() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The engines that hold the directory.
+  std::string Holders() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Takes the directory from those whose time is over.
+  void DropLateHolders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  const std::function<void()> news_;
+  std::atomic<Limit> limit_{Limit::kNone};
+  std::atomic<Refusal> refusal_{Refusal::kNone};
+  mutable CheckedMutex mu_;
+  CondVar cv_;
+  State state_ ABSL_GUARDED_BY(mu_) = State::kOpen;
+  bool yielding_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  /// Engines that read the directory, and until when.
+  std::multimap<std::string, SteadyClock::time_point> holders_ ABSL_GUARDED_BY(mu_);
+  int updates_begun_ ABSL_GUARDED_BY(mu_) = 0;  // threads that begin to change the only file
+  Identity committed_ ABSL_GUARDED_BY(mu_);
+  bool half_updated_ ABSL_GUARDED_BY(mu_) = false;
+  Identity ready_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> on_ready_ ABSL_GUARDED_BY(mu_);
+  std::string readers_ ABSL_GUARDED_BY(mu_);
+  std::optional<SteadyClock::time_point> waiting_since_ ABSL_GUARDED_BY(mu_);
+  double waited_ ABSL_GUARDED_BY(mu_) = 0, worst_wait_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,132 @@
+// One of the two weight files that a Buffer may have: the file, the lease that shows its readers,
+// and its records in the state file, which say what is known of each chunk. The Buffer owns it.
+// Threads: chunk calls from any, for different chunks; the rest from one. Errors name the file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/identity.h"
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/chunks.h"
+#include "common/layout/layout.h"
+#include "common/shm/buffer_file.h"
+#include "common/shm/file_lease.h"
+#include "common/shm/state_file.h"
+#include "kernels/kernels.h"
+#include "receiver/buffer/served_file.h"
+
+namespace deltawire::receiver {
+
+/// A fast payload that was applied to a chunk since the previous committed state.
+struct AppliedDelta {
+  uint32_t chunk = 0;
+  uint64_t digest_before = 0;
+  uint64_t digest_after = 0;
+  Bytes payload;
+};
+
+/// Calls `f` for each chunk, on `pool`, or in the caller's thread if it is null.
+void ForEachChunk(const ChunkTable& chunks, ThreadPool* pool,
+                  const std::function<void(uint32_t)>& f);
+
+class BufferSlot {
+ public:
+  /// The Buffer's parts and options that both of its slots use.
+  struct Of {
+    const Layout& layout;
+    const ChunkTable& chunks;
+    StateFile& state;
+    const kernels::DigestKey& key;
+    const kernels::Backend& backend;
+    bool huge_pages = true;
+    ThreadPool* pool = nullptr;
+    bool unsafe_in_place = false;  ///< see Buffer::Options
+    bool leases = true;            ///< they work in the directory
+  };
+  BufferSlot(const Of& of, uint32_t index) : of_(of), index_(index) {}
+
+  // The file. REQUIRES, but for the first four: there is one.
+  bool has_file() const { return file_ != nullptr; }
+  bool IsAt(const std::filesystem::path& path) const { return file_ && file_->path() == path; }
+  /// Takes up the file at `path`.
+  Status Open(const std::filesystem::path& path);
+  /// Makes a new file at `path`. kCancelled when `stop` returned true; see BufferOptions.
+  Status Make(const std::filesystem::path& path, const std::function<bool()>& stop);
+  BufferFile& file() const { return *file_; }
+  /// Closes the file, if there is one, and forgets its chunks. Who reads it keeps the mapping.
+  void Forget();
+  /// Forgets the file and removes it from the directory, unless its path leads elsewhere.
+  Status Drop();
+  /// True when the file's path still leads to that file.
+  bool HasItsPath() const;
+  /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put
+  /// back). Whoever knows that name may open the file at any time, so its bytes must not change.
+  bool HasAnotherName() const;
+  /// Remembers when the file was last written, so that IsTouched shows later writes and cuts.
+  void Remember();
+  bool IsTouched() const;
+
+  // Its readers.
+  /// Whether leases can show that nobody has the file open, so that it may be changed.
+  bool Reusable() const;
+  /// Whether nobody else has the file open; then the lease is held.
+  FileLease::Answer TryAlone() {
+    return of_.unsafe_in_place ? FileLease::Answer::kAlone : lease_.Try();
+  }
+  FileLease& lease() { return lease_; }
+  std::shared_ptr<ServedFile> Serve();
+  /// Null: nobody was given the file's present state.
+  const std::shared_ptr<ServedFile>& served() const { return served_; }
+  bool IsRead() const { return served_ != nullptr && served_->read(); }
+  /// False while somebody reads the file as it was served.
+  bool CloseServed();
+
+  // Its records.
+  Identity identity() const { return of_.state.identity(index_); }
+  bool IsWhole() const { return of_.state.phase(index_) == SlotPhase::kWhole; }
+  bool IsWriting() const { return of_.state.phase(index_) == SlotPhase::kWriting; }
+  uint64_t inode() const { return of_.state.inode(index_); }
+  void BeginWrite() {
+    if (!IsWriting()) of_.state.BeginWrite(index_);
+  }
+  void FinishWrite(const Identity& whole) { of_.state.FinishWrite(index_, whole); }
+  bool HasItsRoot() const;
+
+  // Its chunks.
+  bool Knows(uint32_t i) const { return file_ && version(i) != kVersionUnknown; }
+  uint64_t version(uint32_t i) const { return of_.state.chunk_version(index_, i); }
+  uint64_t digest(uint32_t i) const { return of_.state.chunk_digest(index_, i); }
+  MutableBytes bytes(uint32_t i) const {
+    return file_->data().subspan(of_.chunks[i].offset, of_.chunks[i].bytes);
+  }
+  void MarkUnknown(uint32_t i) { of_.state.MarkUnknown(index_, i); }
+  void SetChunk(uint32_t i, uint64_t version, uint64_t digest) {
+    of_.state.SetChunk(index_, i, version, digest);
+  }
+  bool HasItsDigest(uint32_t i) const { return of_.backend.digest(of_.key, bytes(i)) == digest(i); }
+  /// The known chunks without their digest.
+  std::vector<uint32_t> FindCorrupt() const;
+  /// Copies a chunk and checks the copy. kDataLoss: `from` has other bytes than its digest.
+  Status CopyChunk(const BufferSlot& from, uint32_t i);
+  /// Brings a chunk to the state that it has in `from`: by the deltas that start at its bytes, or
+  /// else by a copy.
+  Status CatchUpChunk(const BufferSlot& from, uint32_t i,
+                      std::span<const AppliedDelta* const> deltas);
+
+ private:
+  const Of of_;
+  const uint32_t index_;
+  std::shared_ptr<BufferFile> file_;
+  FileLease lease_;
+  std::shared_ptr<ServedFile> served_;
+  int64_t written_[2] = {0, 0};  // seconds and nanoseconds
+};
+
+}  // namespace deltawire::receiver

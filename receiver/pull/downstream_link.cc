@@ -1,0 +1,38 @@
+#include "receiver/pull/downstream_link.h"
+
+#include <utility>
+
+namespace deltawire::receiver {
+
+DownstreamLink::DownstreamLink(Downstream* downstream, uint64_t payload_limit)
+    : downstream_(downstream) {
+  if (downstream_ != nullptr) {
+    forwarding_ = std::make_unique<Forwarding>(*downstream_, payload_limit);
+  }
+}
+
+void DownstreamLink::Serve(Buffer& buffer, std::shared_ptr<const Delta> delta,
+                           const Identity& from) {
+  if (downstream_ == nullptr) return;
+  auto file = buffer.Serve();
+  serve_again_ =
+      file != nullptr && !downstream_->Committed(buffer, std::move(file), std::move(delta), from);
+}
+
+void DownstreamLink::Distrust(std::span<const uint32_t> chunks) const {
+  if (downstream_ != nullptr && !chunks.empty()) downstream_->Distrusted(chunks);
+}
+
+void DownstreamLink::EndForwarding(const Status& why) {
+  if (forwarding_ != nullptr) forwarding_->End(why);
+}
+
+void DownstreamLink::News(const RelayNews& news) const {
+  if (downstream_ != nullptr) downstream_->News(news);
+}
+
+void DownstreamLink::Drop() {
+  if (downstream_ != nullptr) downstream_->Dropped();
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,44 @@
+// The link from a replica to the Downstream that serves its versions to other receivers, or to
+// none. A Replica owns it; its driving thread alone uses it, except for News.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "common/base/relay_news.h"
+#include "common/delta/delta.h"
+#include "receiver/buffer/buffer.h"
+#include "receiver/buffer/downstream.h"
+#include "receiver/pull/forwarding.h"
+
+namespace deltawire::receiver {
+
+class DownstreamLink {
+ public:
+  /// `downstream`, which outlives this, may be null. `payload_limit`: see IncomingVersion.
+  DownstreamLink(Downstream* downstream, uint64_t payload_limit);
+
+  /// Whether anybody may be served.
+  bool serves() const { return downstream_ != nullptr; }
+  /// Serves a version while it comes; null: nobody is served.
+  Forwarding* forwarding() const { return forwarding_.get(); }
+  /// Serves the committed version, to which `delta` leads from `from`; null: no delta is known.
+  void Serve(Buffer& buffer, std::shared_ptr<const Delta> delta = nullptr,
+             const Identity& from = {});
+  /// Whether the downstream could not take the committed version, and is to be asked again.
+  bool serve_again() const { return serve_again_; }
+  /// Chunks have lost their digest.
+  void Distrust(std::span<const uint32_t> chunks) const;
+  /// A pull has ended: what came of it and was not committed is given up.
+  void EndForwarding(const Status& why);
+  void News(const RelayNews& news) const;
+  void Drop();
+
+ private:
+  Downstream* const downstream_;
+  std::unique_ptr<Forwarding> forwarding_;
+  bool serve_again_ = false;
+};
+
+}  // namespace deltawire::receiver

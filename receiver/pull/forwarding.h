@@ -1,0 +1,71 @@
+// Hands the version that a pull round brings, while it is still coming, to those who serve it on:
+// its name, and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives
+// it. Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
+// while chunks come. Cost: that of an IncomingVersion. Errors: none; a version that is given up
+// ends its pulls.
+#pragma once
+
+#include <memory>
+
+#include "common/net/pull_transport.h"
+#include "common/serving/incoming_version.h"
+#include "receiver/buffer/downstream.h"
+
+namespace deltawire::receiver {
+
+class Forwarding {
+ public:
+  /// `payload_limit`: see IncomingVersion.
+  Forwarding(Downstream& downstream, uint64_t payload_limit)
+      : downstream_(downstream), payload_limit_(payload_limit) {}
+  ~Forwarding() { End(absl::AbortedError("the receiver ends")); }
+  Forwarding(const Forwarding&) = delete;
+
+  /// A pull of `target` begins; the receiver holds what `base` names. `whole`: the agents that send
+  /// the parts have epochs of their own, and the version goes on under the whole's.
+  void Open(const Buffer& buffer, const Identity& target, wire::Have base, bool whole);
+  /// The upstream has granted the pull. `ends_at` is where it ends if nothing overtakes it, and
+  /// empty where the upstream does not say.
+  void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
+  /// The pull has named the history that is kept here.
+  void Names(const std::vector<StateId>& history);
+  /// Whether somebody was there to take the version when its pull began.
+  bool waited_for() const { return waited_for_; }
+  /// Gives the version up, if there is one that has not been committed and served by now.
+  void End(const Status& why);
+
+  // Of one chunk.
+  void Begins(const wire::FrameHeader& header) {
+    if (incoming_ != nullptr) incoming_->Begins(GoingOn(header));
+  }
+  void Came(IncomingVersion::Piece piece) {
+    if (incoming_ == nullptr) return;
+    piece.header = GoingOn(piece.header);
+    incoming_->Add(std::move(piece));
+  }
+
+  /// Whether the chunks that came, with those that were there, are all of the version of `end`.
+  bool MakesUp(const net::PullEnd& end) const {
+    return incoming_ != nullptr && incoming_->MakesUp(end);
+  }
+  /// All of the version has come. REQUIRES: MakesUp(end). `side_files`: those that `end` names, or
+  /// those of its parts if it is made of several agents', since such an end names none.
+  void Complete(net::PullEnd end, std::vector<SideFile> side_files);
+
+ private:
+  wire::FrameHeader GoingOn(wire::FrameHeader header) const {
+    if (whole_) header.epoch = incoming_->identity().id.epoch;
+    return header;
+  }
+
+  Downstream& downstream_;
+  const uint64_t payload_limit_;
+  const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();
+  uint32_t history_ = 0;  // deltas that the upstream asked for last
+  wire::Have base_;
+  bool waited_for_ = false;
+  bool whole_ = false;
+  std::shared_ptr<IncomingVersion> incoming_;  // null: nothing is forwarded
+};
+
+}  // namespace deltawire::receiver

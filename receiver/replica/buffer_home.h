@@ -1,0 +1,68 @@
+// A model's directory at a receiver: its lock, its buffer, the sink that pulls into it, and the
+// delta files beside it. It makes the buffer for a sender's layout, and anew where the directory
+// was removed. A Replica owns it; its driving thread alone uses it. Errors name the directory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/delta/coder_rates.h"
+#include "common/shm/dir_lock.h"
+#include "receiver/attach/upstream.h"
+#include "receiver/buffer/buffer.h"
+#include "receiver/buffer/buffer_gate.h"
+#include "receiver/buffer/delta_files.h"
+#include "receiver/pull/pull_sink.h"
+#include "receiver/replica/replica_options.h"
+
+namespace deltawire::receiver {
+
+class BufferHome {
+ public:
+  /// Locks the directory and takes up the buffer that it holds, if it holds one. kAlreadyExists
+  /// names another owner of the directory.
+  static StatusOr<std::unique_ptr<BufferHome>> Open(const ReplicaOptions& options, ThreadPool& pool,
+                                                    CoderRates& rates);
+
+  /// Null: there is none yet.
+  Buffer* buffer() const { return buffer_.get(); }
+  /// Null until Make.
+  PullSink* sink() const { return sink_.get(); }
+  /// Counts the buffers that this process has made.
+  uint64_t number() const { return number_; }
+  /// False once somebody removed or moved the directory, or its state file.
+  bool IsInPlace() const;
+  /// Whether the buffer has to go: its directory is gone, or `layout` is another one. Removes its
+  /// files from where the directory was.
+  bool IsStale(const Layout& layout) const;
+  /// Destroys the buffer.
+  void Drop();
+  /// Makes what is missing for `description`, whose layout it takes. `stop`, called from any
+  /// thread, ends the reading of the first bytes. Returns true if the sink is new.
+  StatusOr<bool> Make(ModelDescription& description, BufferGate& gate,
+                      const std::function<bool()>& stop);
+  /// The reason for the number of weight files. REQUIRES: a buffer.
+  std::string WhyBuffers() const;
+  /// Keeps what the last pull applied as a file for engines.
+  void LeaveDelta();
+
+ private:
+  BufferHome(const ReplicaOptions& options, ThreadPool& pool, CoderRates& rates, DirLock lock);
+  Buffer::Options BufferOptions() const;
+  void TakeFirstBytes(const std::function<bool()>& stop);
+
+  const ReplicaOptions options_;
+  ThreadPool& pool_;
+  CoderRates& rates_;
+  std::shared_ptr<DirLock> lock_;
+  std::unique_ptr<Buffer> buffer_;
+  std::unique_ptr<PullSink> sink_;  // of buffer_
+  DeltaFiles delta_files_;
+  uint64_t number_ = 0;
+};
+
+}  // namespace deltawire::receiver

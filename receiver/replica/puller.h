@@ -1,0 +1,162 @@
+// The pulls of one model: rounds to a target until one commits it, or has it ready for a group's
+// word. A Replica owns it. Pull, Commit, DropPrepared and the other calls without a lock are for
+// the driving thread; those that exclude mu_ are for any. An error leaves what has come for the
+// next pull.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "common/base/checked_mutex.h"
+#include "common/base/identity.h"
+#include "common/base/receiver_phase.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/delta/pull_stats.h"
+#include "receiver/attach/follower.h"
+#include "receiver/buffer/buffer_gate.h"
+#include "receiver/pull/downstream_link.h"
+#include "receiver/pull/pull_round.h"
+#include "receiver/pull/replica_history.h"
+#include "receiver/pull/running_pull.h"
+#include "receiver/replica/agent_links.h"
+#include "receiver/replica/buffer_home.h"
+#include "receiver/replica/commit_log.h"
+#include "receiver/replica/replica_options.h"
+#include "receiver/replica/upkeep.h"
+
+namespace deltawire::receiver {
+
+/// Sums over the committed pulls of this process, unless a field says otherwise.
+struct PullTotals {
+  uint64_t commits = 0;
+  uint64_t bytes_received = 0;
+  uint64_t repaired_chunks = 0;
+  uint64_t refused_chunks = 0;
+  uint64_t root_mismatches = 0;  ///< pulls whose chunks were not the state that the sender named
+  FormCounts forms;
+  PullStats last_pull;
+  size_t history_deltas = 0;  ///< kept now
+  uint64_t history_bytes = 0;
+};
+
+class Puller {
+ public:
+  /// Its methods are called by the driving thread or, OnProgress, by those of a round, without a
+  /// lock.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    /// Whether the round to `target` may go on, which Cancel and Told reach from now on. Returns
+    /// the bytes that it is expected to bring; kCancelled: it may not.
+    virtual StatusOr<uint64_t> MayPull(const Follower::Target& target) = 0;
+    virtual void OnPhase(ReceiverPhase phase) = 0;
+    virtual void OnProgress() = 0;
+    /// A round has committed what its agents sent.
+    virtual void OnCommit(const std::vector<PullRound::Result>& results) = 0;
+  };
+  /// The objects that pulls work with. They outlive the puller.
+  struct Env {
+    const ReplicaOptions& options;
+    BufferHome& home;
+    BufferGate& gate;
+    CommitLog& commits;
+    DownstreamLink& downstream;
+    AgentLinks& links;
+    Upkeep& upkeep;
+    ThreadPool& pool;
+    CoderRates& rates;
+    Owner& owner;
+  };
+  Puller(const Env& env, TransportFactory transport)
+      : env_(env),
+        transport_(std::move(transport)),
+        history_(env.options.history_bytes, env.options.served_delta_bytes),
+        side_files_(env.links.size()),
+        pull_(env.links.size()) {}
+
+  struct Wish {
+    bool force_full = false;  ///< every chunk comes whole, and the state may be an older one
+    bool hold = false;        ///< make the target ready for a group's word, and commit nothing
+  };
+  /// Pulls `target`. After OK it is committed, or prepared if `wish` says to hold it. REQUIRES:
+  /// nothing is prepared.
+  Status Pull(const Follower::Target& target, const Wish& wish) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Commits what is prepared. REQUIRES: prepared().
+  Status Commit() ABSL_LOCKS_EXCLUDED(mu_);
+  /// The chunks of it that came stay in the buffer, and staged, as after a pull that broke off.
+  void DropPrepared();
+  bool prepared() const { return prepared_.has_value(); }
+  /// REQUIRES: prepared().
+  Identity prepared_version() const { return prepared_->round->whole(); }
+  /// The upstream's fault in the last round; kCancelled: it had none. See Upstream::PullEnded.
+  const Status& fault() const { return fault_; }
+
+  /// The parts of the unwritten version of which something has come; empty: there is none.
+  const std::vector<Identity>& unwritten_parts() const { return unwritten_.parts; }
+  /// Discards what has come of an unwritten version, unless `next` is that version.
+  void DiscardUnwritten(const Identity& next = {});
+  void TakeSideFiles(size_t agent, uint64_t hash, std::vector<SideFile> files) {
+    side_files_.Put(agent, hash, std::move(files));
+  }
+  /// The buffer is gone: forgets what led to its bytes.
+  void ForgetBuffer() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The running pull.
+  RunningPull running() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// The agents have published what is pulled unwritten.
+  void MarkPublished() ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
+  /// Ends a pull of an unwritten version: it could take long, and a caller wants the buffer.
+  void CancelUnwritten() ABSL_LOCKS_EXCLUDED(mu_);
+
+  /// The next pull checks this chunk, and fetches it whole if it lacks its digest. False: it will
+  /// do so already.
+  bool AddCorrupt(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
+  bool has_corrupt() const ABSL_LOCKS_EXCLUDED(mu_);
+  PullTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Prepared {
+    std::shared_ptr<PullRound> round;
+    SteadyClock::time_point began;
+  };
+  Status RunRound(const Follower::Target& target, const Wish& wish) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<PullRound> MakeRound(const Follower::Target& target, const Wish& wish)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  /// Marks the corrupt chunks unknown in the buffer.
+  Status WithdrawCorrupt() ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes the round's steps until it is done, or prepared if it is to hold.
+  Status Drive(PullRound& round, bool hold) ABSL_LOCKS_EXCLUDED(mu_);
+  void Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteCommit(const PullRound& round, SteadyClock::time_point began) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnProgress(size_t agent, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Logs that `target` is of another lineage than what is held, once for each lineage.
+  void SayNewLineage(const Identity& target);
+  Buffer& buffer() const { return *env_.home.buffer(); }
+
+  const Env env_;
+  const TransportFactory transport_;
+  ReplicaHistory history_;
+  SideFileCache side_files_;
+  Follower::Target unwritten_;  // of which something has come; no parts: none
+  std::optional<Prepared> prepared_;
+  Status fault_;
+  Hash128 lineage_;            // of the last pull; zero: there was none
+  int root_mismatches_ = 0;    // consecutive ones
+  double waited_before_ = 0;   // for readers, when the pull began
+  uint64_t committed_in_ = 0;  // BufferHome::number at the last commit
+
+  mutable CheckedMutex mu_;
+  RunningPull pull_ ABSL_GUARDED_BY(mu_);
+  PullTotals totals_ ABSL_GUARDED_BY(mu_);
+  std::set<uint32_t> corrupt_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace deltawire::receiver

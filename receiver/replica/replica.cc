@@ -1,0 +1,920 @@
+#include "receiver/replica/replica.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <set>
+
+#include "common/base/call_end.h"
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/sync.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Clock = SteadyClock;
+
+constexpr std::chrono::milliseconds kUnregisteredPause{200};
+
+std::vector<Upstream*> Pointers(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
+  std::vector<Upstream*> pointers;
+  for (const auto& u : upstreams) pointers.push_back(u.get());
+  return pointers;
+}
+
+std::vector<std::string> Addresses(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
+  std::vector<std::string> addresses;
+  for (const auto& u : upstreams) addresses.push_back(u->address());
+  return addresses;
+}
+
+// After so many failed pulls in a row the bytes of the next one are no sign of progress.
+constexpr uint32_t kFailuresInProgress = 3;
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
+                                                  std::vector<std::unique_ptr<Upstream>> upstreams,
+                                                  TransportFactory transport, ThreadPool& pool,
+                                                  CoderRates& rates) {
+  DW_ASSIGN_OR_RETURN(std::unique_ptr<BufferHome> home, BufferHome::Open(options, pool, rates));
+  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
+                                               pool, rates, std::move(home)));
+  replica->keeper_.Start();
+  replica->thread_ = Thread([raw = replica.get()] { raw->Run(); });
+  return replica;
+}
+
+Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
+                 TransportFactory transport, ThreadPool& pool, CoderRates& rates,
+                 std::unique_ptr<BufferHome> home)
+    : options_(options),
+      agents_(upstreams.size()),
+      gate_({.model = options.model,
+             .unsafe_in_place = options.unsafe_in_place,
+             .reader_grace = options.reader_grace,
+             .copy_for_reader = options.copy_for_reader,
+             .downstream = options.downstream},
+            [this] { requests_.Notify(); }),
+      requests_(commits_),
+      home_(std::move(home)),
+      downstream_(options.downstream, options.served_delta_bytes),
+      links_(Pointers(upstreams)),
+      upkeep_({.model = options.model,
+               .scrub_bytes_per_s = options.scrub_bytes_per_s,
+               .serves = options.downstream != nullptr}),
+      puller_({.options = options_,
+               .home = *home_,
+               .gate = gate_,
+               .commits = commits_,
+               .downstream = downstream_,
+               .links = links_,
+               .upkeep = upkeep_,
+               .pool = pool,
+               .rates = rates,
+               .owner = *this},
+              std::move(transport)),
+      random_(options.seed),
+      verifier_(options.model, requests_, pool),
+      follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
+      line_(options.model),
+      keeper_(options.model, Pointers(upstreams), options.seed, *this) {
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    agents_[i].upstream = std::move(upstreams[i]);
+    agents_[i].view.address = agents_[i].upstream->address();
+  }
+  if (home_->buffer() == nullptr) return;
+  gate_.TakeUp(buffer());
+  const Identity committed = buffer().committed();
+  last_whole_ = buffer().last_whole();
+  status_.model_bytes = buffer().layout().total_bytes();
+  status_.fingerprint = buffer().layout().fingerprint().Hex();
+  if (committed.empty()) {
+    LogInfo("model {}: taken up in the middle of an update", options_.model);
+    return;
+  }
+  commits_.TakeUp(committed);
+  LogInfo("model {}: taken up at {} {}", options_.model, DescribeFully(committed),
+          ToString(TraceOf(committed)));
+}
+
+Replica::~Replica() {
+  Stop();
+  Join();
+  for (AgentLink& agent : agents_) agent.upstream->Detach();
+  // A thread of an upstream may still tell that the attachment has ended: it is joined here, while
+  // what it calls lives.
+  for (AgentLink& agent : agents_) agent.upstream.reset();
+}
+
+void Replica::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    cv_.notify_all();
+  }
+  keeper_.Stop();
+  gate_.Stop();
+  commits_.Notify();
+  requests_.Stop();
+  puller_.Cancel();
+  for (AgentLink& agent : agents_) agent.upstream->Cancel();
+}
+
+void Replica::Join() {
+  keeper_.Join();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Replica::Run() {
+  if (home_->buffer() != nullptr) downstream_.Serve(buffer());
+  MutexLock lock(mu_);
+  while (!stopping_) {
+    auto again = Clock::time_point::max();
+    if (DoNext(&again)) {
+      // What was done may be what somebody waits for.
+      lock.unlock();
+      requests_.Notify();
+      lock.lock();
+      continue;
+    }
+    if (again == Clock::time_point::max()) {
+      cv_.wait(lock);
+    } else {
+      cv_.wait_for(lock, std::max<Clock::duration>(again - Clock::now(), Clock::duration(0)));
+    }
+  }
+  Answer(requests_.Take(), Stopping("receiver"));
+}
+
+bool Replica::DoNext(Clock::time_point* again) {
+  if (home_->buffer() != nullptr && !describe_) {
+    mu_.unlock();  // the file system may be slow
+    const bool there = home_->IsInPlace();
+    mu_.lock();
+    if (stopping_) return true;
+    if (!there && !describe_) LoseDirectory();
+  }
+  const auto now = Clock::now();
+  if (!follower_.attached()) {
+    if (!requests_.wants_pull()) return DoUpkeep(now, again) || VerifySome();
+    Answer(requests_.Take(), line_.WhyNoSender());
+    return true;
+  }
+  if (describe_) {
+    *again = describe_at_;
+    if (now < describe_at_ && !requests_.wants_pull()) return VerifySome();
+    Describe();
+    return true;
+  }
+  const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
+  if (between_pulls && VerifySome()) return true;
+  if (requests_.wants_pull()) {
+    Pull({});
+    return true;
+  }
+  auto [what, choice] = NextPlan(now);
+  if (what == GroupMember::Do::kDrop) {
+    DropPrepared();
+    return true;
+  }
+  if (what == GroupMember::Do::kCommit) {
+    CommitPrepared();
+    return true;
+  }
+  if (follower_.GivenUp(puller_.unwritten_parts())) {
+    DiscardUnwritten();
+    return true;
+  }
+  // What the trainer still writes can wait until the hidden file is where its deltas begin.
+  if (choice.pull && choice.target.unwritten() && upkeep_.MayCatchUp(UpkeepSituation(), now)) {
+    RunUpkeep(Upkeep::Task::kCatchUp);
+    return true;
+  }
+  if (choice.pull) {
+    Pull(std::move(choice.target), what == GroupMember::Do::kPrepare);
+    return true;
+  }
+  Rest(choice.why);
+  if (GroupReport answer = member_.report(Situation()); answered_ != answer) {
+    answered_ = std::move(answer);
+    cv_.notify_all();
+    mu_.unlock();
+    SendAll();
+    mu_.lock();
+    return true;
+  }
+  *again = choice.again;
+  return DoUpkeep(now, again) || VerifySome();
+}
+
+void Replica::Rest(const std::string& why) {
+  if (line_.Rest(why, RestingPhase())) answered_.reset();
+}
+
+ReceiverPhase Replica::RestingPhase() const {
+  if (paused_) return ReceiverPhase::kPaused;
+  if (puller_.prepared()) return ReceiverPhase::kPrepared;
+  return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
+}
+
+void Replica::Describe() {
+  describe_ = false;
+  DropPrepared();  // the buffer may be replaced
+  mu_.unlock();
+  auto descriptions = links_.Describe(options_.model, options_.allow_code_files);
+  const Status described = descriptions.status();
+  const Status prepared = descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : described;
+  mu_.lock();
+  if (prepared.ok()) {
+    describe_backoff_.Reset();
+    const bool over = line_.phase() == ReceiverPhase::kFailed ||
+                      line_.phase() == ReceiverPhase::kWaitingForVersion;
+    if (over) line_.Set(ReceiverPhase::kStarting);
+    // The directory that was lost came back before it was made anew, so its version is ready again.
+    if (gate_.Ready().empty() && !gate_.committed().empty()) {
+      mu_.unlock();
+      gate_.MakeReady();
+      mu_.lock();
+    }
+    return;
+  }
+  describe_ = true;
+  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
+  // starting.
+  const auto longest = absl::IsNotFound(described) ? kUnregisteredPause : Backoff::kLongest;
+  describe_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                    describe_backoff_.Next(random_, longest));
+  // A file of this machine that is not found is no wait.
+  if (AsksToWait(described)) {
+    line_.Wait(std::string(MessageOf(described)), LevelOfWait(described));
+  } else {
+    line_.Fail(prepared);
+  }
+  Answer(requests_.Take(), prepared);
+}
+
+Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
+  {
+    MutexLock lock(mu_);
+    using_buffer_ = true;
+  }
+  const Status made = MakeBuffer(descriptions.front());
+  MutexLock lock(mu_);
+  using_buffer_ = false;
+  cv_.notify_all();
+  DW_RETURN_IF_ERROR(made);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    AgentLink& agent = agents_[i];
+    ModelDescription& d = descriptions[i];
+    links_.SetPart(i, d.owned);
+    agent.view.owned_bytes = d.owned.bytes(buffer().chunks());
+    agent.view.owned = std::move(d.owned);
+    agent.described = d.lineage;
+    puller_.TakeSideFiles(i, d.side_files_hash, std::move(d.side_files));
+  }
+  gate_.Look(buffer());
+  status_.model_bytes = buffer().layout().total_bytes();
+  status_.fingerprint = buffer().layout().fingerprint().Hex();
+  return absl::OkStatus();
+}
+
+Status Replica::MakeBuffer(ModelDescription& description) {
+  if (home_->IsStale(description.layout)) DropBuffer();
+  DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] {
+    MutexLock lock(mu_);
+    return stopping_;
+  }));
+  if (!opened) return absl::OkStatus();
+  upkeep_.Look(buffer());
+  MutexLock lock(mu_);
+  status_.buffers = buffer().buffers();
+  status_.buffers_why = home_->WhyBuffers();
+  return absl::OkStatus();
+}
+
+void Replica::DropBuffer() {
+  downstream_.Drop();
+  {
+    MutexLock lock(mu_);
+    status_.fingerprint.clear();
+  }
+  home_->Drop();
+  puller_.ForgetBuffer();
+  MutexLock lock(mu_);
+  gate_.Forget();
+  last_whole_ = {};
+}
+
+void Replica::LoseDirectory() {
+  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
+                    "{} was removed or moved by another process; making it anew{}",
+                    options_.directory.native(),
+                    options_.follow && !paused_ ? " and pulling the model whole"
+                                                : ", and the next sync pulls the model whole"));
+  describe_ = true;
+  describe_at_ = Clock::now();
+  gate_.ForgetVersion();
+}
+
+Follower::Situation Replica::Situation() const {
+  return {.committed = gate_.committed(),
+          .last_whole = last_whole_,
+          .paused = paused_ && !gate_.half_updated(),
+          .requested = requests_.wants_pull(),
+          .suspects = puller_.has_corrupt(),
+          .checking = requests_.wants_check(),
+          .member = member_.bound(),
+          .one_file = status_.buffers == 1};
+}
+
+LogLevel Replica::LevelOfWait(const Status& why) const {
+  const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
+  return lost ? LogLevel::kWarn : LogLevel::kInfo;
+}
+
+void Replica::SetPauseEnds(bool paused, bool requested) {
+  paused_ = paused;
+  round_requested_ = requested;
+  gate_.SetYielding(paused && !requested);
+}
+
+ReceiverPhase Replica::ShownPhase() const {
+  return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : line_.phase();
+}
+
+ReplicaStatus Replica::status() const {
+  MutexLock lock(mu_);
+  ReplicaStatus s = status_;
+  s.lost_attachments = keeper_.lost();
+  s.following = options_.follow && !paused_;
+  s.committed = gate_.committed();
+  static_cast<PullTotals&>(s) = puller_.totals();
+  const RunningPull pull = puller_.running();
+  s.bytes_done = pull.bytes_done();
+  s.bytes_total = pull.bytes_expected();
+  s.phase = ShownPhase();
+  s.message = line_.message();
+  const BufferGate::Waits waits = gate_.waits();
+  s.readers = waits.readers;
+  s.reader_wait_seconds = waits.seconds;
+  s.worst_reader_wait_seconds = waits.worst;
+  s.attached = follower_.attached();
+  if (const auto common = follower_.Common()) s.newest = common->whole;
+  s.group = member_.group();
+  s.prepared = member_.prepared();
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    AgentView view = agents_[i].view;
+    view.newest = follower_.newest(i);
+    view.attached = follower_.attached(i);
+    view.in_use = agents_[i].upstream->in_use();
+    // A relay that is behind would hide how far behind this receiver is.
+    const auto told = agents_[i].upstream->sender_newest();
+    if (agents_.size() == 1 && told && IsLater(*told, s.newest)) s.newest = *told;
+    s.agents.push_back(std::move(view));
+  }
+  return s;
+}
+
+StatusOr<uint64_t> Replica::AskSync(bool force_full) {
+  uint64_t request = 0;
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return Stopping("receiver");
+    if (!follower_.attached()) {
+      return line_.WhyNoSender();
+    }
+    request = requests_.AddSync(force_full);
+    cv_.notify_all();
+  }
+  puller_.CancelUnwritten();
+  return request;
+}
+
+void Replica::SetPaused(bool paused) {
+  bool ends = false;
+  {
+    MutexLock lock(mu_);
+    SetPauseEnds(paused, round_requested_);
+    cv_.notify_all();
+    // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
+    // and is made again if it fails: a half-updated file could not be loaded at all.
+    ends = paused && !round_requested_ && !gate_.committed().empty();
+  }
+  if (ends) puller_.Cancel();
+}
+
+bool Replica::Settled() const {
+  MutexLock lock(mu_);
+  return stopping_ || !(using_buffer_ || PauseWaits());
+}
+
+StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
+  MutexLock lock(mu_);
+  if (stopping_) return Stopping("receiver");
+  return commits_.After(seen);
+}
+
+void Replica::Pull(Follower::Target target, bool hold) {
+  const RequestQueue::Batch batch = requests_.Take();
+  if (batch.empty() && target.parts.empty()) return;  // the only caller has just gone
+  DropPrepared();                                     // a round uses the buffer
+  SetPauseEnds(paused_, !batch.empty());
+  hold = hold && batch.empty();
+  using_buffer_ = true;
+  mu_.unlock();
+  gate_.SetLimit(BufferGate::Limit::kNone);
+  Status pulled;
+  if (!batch.empty()) {
+    auto asked = AskNewest(batch.force_full);
+    pulled = asked.status();
+    if (asked.ok()) target = std::move(*asked);
+  }
+  if (pulled.ok()) {
+    pulled = puller_.Pull(target, {.force_full = batch.force_full, .hold = hold});
+  }
+  mu_.lock();
+  if (puller_.prepared()) member_.Prepared(puller_.prepared_version(), target.incoming);
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  const bool reached = hold || !IsLater(target.whole, gate_.committed());
+  // A version that does not come after all is not the upstream's failure, nor one of this pull.
+  // Nor is one that a member cannot make ready: it says so when its group asks for it.
+  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || CannotPrepare();
+  const bool withdrawn = target.incoming && !paused && !pulled.ok() && ended;
+  if (withdrawn) {
+    LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
+  }
+  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(target);
+  if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
+  if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
+  NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
+  Answer(batch, pulled);
+  AfterPull(pulled.ok() && !hold);
+  slice_due_ = true;
+}
+
+void Replica::AfterPull(bool committed) {
+  const MutexUnlock unlocked(mu_);
+  SendAll();
+  TellNews();
+  if (!committed) return;
+  home_->LeaveDelta();
+  gate_.MakeReady();
+}
+
+void Replica::NoteEnd(const Status& pulled, const Identity& target) {
+  using_buffer_ = false;
+  last_whole_ = buffer().last_whole();
+  // A pull that a pause ended has not failed.
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
+  if (pulled.ok()) {
+    line_.Succeed(RestingPhase());
+  } else if (paused) {
+    line_.Set(ReceiverPhase::kPaused);
+  } else {
+    ++status_.pull_failures;
+    // The upstream asks to pull again: what was pulled is not there any more, or makes way.
+    const auto level = absl::IsAborted(pulled) ? LogLevel::kInfo : LogLevel::kWarn;
+    line_.Fail(pulled, ReplicaLine::Cause::kOther, TraceOf(target), level);
+    // The sender may have another layout or part now, or no longer have the model.
+    const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
+    if (other && !CannotPrepare()) describe_ = true;
+  }
+  answered_ = member_.report(Situation());
+  cv_.notify_all();
+}
+
+void Replica::TellNews() {
+  if (!downstream_.serves()) return;
+  RelayNews news;
+  {
+    MutexLock lock(mu_);
+    news = upstream_news_;
+    const RunningPull pull = puller_.running();
+    if (pull.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
+      news.fetching = pull.target();
+      news.fetched_bytes = pull.bytes_done();
+      news.applying = ShownPhase() == ReceiverPhase::kApplying;
+    }
+  }
+  downstream_.News(news);
+}
+
+StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
+  {
+    MutexLock lock(mu_);
+    if (member_.bound()) {
+      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(Situation()));
+      return Follower::Exactly(goal);
+    }
+  }
+  // Several agents are asked now: their last events may be older than a publish that the caller of
+  // Sync knows of. A single sender's pull ends at its newest state in any case.
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    {
+      MutexLock lock(mu_);
+      if (agents_.size() == 1 && !follower_.newest(i).empty()) break;
+    }
+    DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
+    MutexLock lock(mu_);
+    follower_.Learn(i, newest);
+  }
+  MutexLock lock(mu_);
+  Follower::Situation situation = Situation();
+  situation.requested = true;
+  Follower::Choice choice = follower_.Next(situation, Clock::now());
+  const bool older = IsLater(situation.held(), choice.target.whole);
+  if (choice.pull && (or_older || !older)) return std::move(choice.target);
+  return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
+}
+
+StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
+  MutexLock lock(mu_);
+  if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
+  if (target.unwritten() && (requests_.wants_pull() || requests_.wants_check())) {
+    return absl::CancelledError("somebody asks for something else first");
+  }
+  // The agents that have published their parts since the target was chosen.
+  const auto round = puller_.running().round();
+  for (const size_t agent : target.awaited) {
+    if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
+  }
+  uint64_t bytes = 0;
+  for (const AgentLink& agent : agents_) bytes += agent.delta_bytes;
+  return bytes;
+}
+
+void Replica::OnPhase(ReceiverPhase phase) {
+  {
+    MutexLock lock(mu_);
+    if (!line_.Set(phase)) return;
+  }
+  OnProgress();
+}
+
+void Replica::OnProgress() {
+  SendAll();
+  TellNews();
+}
+
+void Replica::OnCommit(const std::vector<PullRound::Result>& results) {
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (IsLater(results[i].end, follower_.newest(i))) follower_.Learn(i, results[i].end);
+  }
+}
+
+void Replica::DiscardUnwritten() {
+  using_buffer_ = true;
+  mu_.unlock();
+  puller_.DiscardUnwritten();
+  mu_.lock();
+  using_buffer_ = false;
+  cv_.notify_all();
+}
+
+bool Replica::UnwrittenIsOver() const {
+  MutexLock lock(mu_);
+  const RunningPull pull = puller_.running();
+  if (!pull.early()) return false;
+  if (agents_.size() > 1) {
+    // An agent that is behind the others' incoming version may publish one between first.
+    const auto common = follower_.Common();
+    const bool overtaken = common && IsLater(common->whole, Situation().held());
+    return overtaken || follower_.GivenUp(pull.parts());
+  }
+  const GroupMember::Choice group = member_.Next(Situation());
+  if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
+  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull.target(), group.goal);
+  return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
+}
+
+Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
+  GroupMember::Choice group = member_.Next(Situation());
+  Plan plan{.what = group.what, .choice = {}};
+  switch (group.what) {
+    case GroupMember::Do::kFollow:
+      plan.choice = follower_.Next(Situation(), now);
+      break;
+    case GroupMember::Do::kPrepare:
+    case GroupMember::Do::kPull:
+      if (follower_.attached()) plan.choice = follower_.Towards(group.goal, now);
+      break;
+    case GroupMember::Do::kHold:
+      if (group.idle) plan.choice = follower_.Ahead(Situation(), now);
+      if (plan.choice.pull) plan.what = GroupMember::Do::kPrepare;
+      plan.choice.why = std::move(group.why);
+      break;
+    case GroupMember::Do::kCommit:
+    case GroupMember::Do::kDrop:
+      plan.choice.why = std::move(group.why);
+      break;
+  }
+  return plan;
+}
+
+void Replica::DropPrepared() {
+  if (!puller_.prepared()) return;
+  puller_.DropPrepared();
+  member_.NotPrepared();
+  cv_.notify_all();
+}
+
+void Replica::CommitPrepared() {
+  const Identity target = member_.prepared();
+  SetPauseEnds(paused_, false);
+  using_buffer_ = true;
+  mu_.unlock();
+  const Status ended = puller_.Commit();
+  mu_.lock();
+  if (ended.ok()) member_.Committed();
+  member_.NotPrepared();
+  // If it failed, the group's state is pulled as by a member that comes back.
+  const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
+  if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
+  NoteEnd(ended, target);
+  AfterPull(ended.ok());
+}
+
+void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {
+  if (pulled.ok()) {
+    if (!hold) member_.Committed();
+    return;
+  }
+  if (hold && CannotPrepare()) return member_.Refuse(std::string(MessageOf(pulled)));
+  // The fault is kCancelled when no byte that the sender sent was at fault, as when it refused to
+  // open the pull.
+  member_.Failed(target, pulled, absl::IsCancelled(puller_.fault()));
+}
+
+uint64_t Replica::AskCheck(bool repair) {
+  uint64_t request = 0;
+  {
+    MutexLock lock(mu_);
+    request = requests_.AddCheck(repair);
+    cv_.notify_all();
+  }
+  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
+  puller_.CancelUnwritten();
+  return request;
+}
+
+bool Replica::VerifySome() {
+  if (!requests_.wants_check()) return false;
+  std::vector<uint32_t> corrupt;
+  {
+    const MutexUnlock unlocked(mu_);
+    corrupt = verifier_.Slice(*home_);
+  }
+  for (const uint32_t chunk : corrupt) puller_.AddCorrupt(chunk);
+  return true;
+}
+
+void Replica::Doubt(const std::vector<uint32_t>& chunks) {
+  for (const uint32_t c : chunks) {
+    if (!puller_.AddCorrupt(c)) continue;
+    ++status_.scrub_mismatches;
+    LogError(
+        "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
+        "{}",
+        options_.model, ToString(gate_.committed()), c,
+        buffer().layout().tensor(buffer().chunks()[c].tensor).name,
+        options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole",
+        ToString(TraceOf(gate_.committed())));
+  }
+}
+
+void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
+  MutexLock lock(mu_);
+  if (fingerprint != status_.fingerprint || !puller_.AddCorrupt(chunk)) return;
+  ++status_.scrub_mismatches;
+  cv_.notify_all();
+}
+
+Upkeep::Situation Replica::UpkeepSituation() const {
+  return {.committed = !gate_.committed().empty(),
+          .paused = paused_,
+          .prepared = puller_.prepared(),
+          .corrupt = puller_.has_corrupt(),
+          .verifying = requests_.wants_check()};
+}
+
+bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
+  if (home_->buffer() == nullptr) return false;
+  const Upkeep::Choice next = upkeep_.Next(buffer(), UpkeepSituation(), now);
+  *again = std::min(*again, next.again);
+  if (next.task == Upkeep::Task::kNothing) return false;
+  RunUpkeep(next.task);
+  return true;
+}
+
+void Replica::RunUpkeep(Upkeep::Task task) {
+  using_buffer_ = task != Upkeep::Task::kScrub;
+  mu_.unlock();
+  const bool spare = task == Upkeep::Task::kMakeSpare;
+  const Upkeep::Outcome done =
+      upkeep_.Run(task, buffer(), home_->sink(), [this, spare] { return IsWanted(spare); });
+  if (task == Upkeep::Task::kCheck) {
+    const StatusOr<Buffer::Health>& health = done.health;
+    // A file that was put back may be another one.
+    if (health.ok() && (downstream_.serve_again() || !health->put_back.empty())) {
+      downstream_.Serve(buffer());
+    }
+    if (health.ok()) downstream_.Distrust(health->bad_chunks);
+    downstream_.Distrust(buffer().TakeLost());
+  }
+  mu_.lock();
+  using_buffer_ = false;
+  cv_.notify_all();
+  status_.scrubbed_bytes += done.scrubbed_bytes;
+  Doubt(done.corrupt);
+  if (task == Upkeep::Task::kCheck) NoteCheck(done.health);
+}
+
+void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
+  gate_.LookAtVersion(buffer());
+  if (!health.ok()) {
+    return line_.Fail(health.status(), ReplicaLine::Cause::kCheck);
+  }
+  line_.Recover(ReplicaLine::Cause::kCheck);
+  for (const std::string& name : health->put_back) {
+    ++status_.files_put_back;
+    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+  }
+  if (health->bad_chunks.empty()) return;
+  status_.scrub_mismatches += health->bad_chunks.size();
+  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
+           options_.model, health->bad_chunks.size(), options_.directory.native());
+}
+
+bool Replica::IsWanted(bool incoming) const {
+  MutexLock lock(mu_);
+  if (stopping_ || paused_ || requests_.wants_pull() || describe_) return true;
+  if (requests_.wants_check()) return true;
+  const Follower::Choice next = NextPlan(Clock::now()).choice;
+  return next.pull && (incoming || !next.target.unwritten());
+}
+
+bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
+  // The same state may come by another attempt, which is news.
+  const auto same = [](const Identity& x, const Identity& y) {
+    return x == y && x.attempt == y.attempt;
+  };
+  return b.sync_request == 0 && same(a.newest, b.newest) && a.delta_bytes == b.delta_bytes &&
+         a.relay == b.relay && a.group == b.group && same(a.group.prepare, b.group.prepare) &&
+         same(a.group.commit, b.group.commit) && a.assignment == b.assignment &&
+         a.incoming == b.incoming && same(a.incoming.version, b.incoming.version) &&
+         same(a.incoming.base, b.incoming.base);
+}
+
+Report Replica::MakeReport(size_t /*agent*/) {
+  MutexLock lock(mu_);
+  Report r;
+  r.committed = gate_.committed();
+  r.phase = ShownPhase();
+  const RunningPull pull = puller_.running();
+  r.bytes_done = pull.bytes_done();
+  r.bytes_total = pull.bytes_expected();
+  r.message = line_.message();
+  r.last_pull = puller_.totals().last_pull;
+  r.group = member_.report(Situation());
+  r.engines = engines_;
+  return r;
+}
+
+bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
+  const std::vector<uint64_t>& path = event.relay.path;
+  if (options_.relay_number == 0 || std::ranges::count(path, options_.relay_number) == 0) {
+    return true;
+  }
+  // Without its events the attachment counts as silent, and is made anew until this ends.
+  MutexLock lock(mu_);
+  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
+                    "{} gets its versions from this relay: a circle of relays; name the sender, "
+                    "or a relay nearer to it",
+                    agents_[agent].view.address),
+             ReplicaLine::Cause::kConnection);
+  cv_.notify_all();
+  return false;
+}
+
+void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  if (!TakeEvent(agent, attachment, event)) return;
+  if (event.sync_request != 0 || UnwrittenIsOver()) puller_.CancelUnwritten();
+  TellNews();
+}
+
+bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  MutexLock lock(mu_);
+  AgentLink& a = agents_[agent];
+  if (!keeper_.IsCurrent(agent, attachment)) return false;
+  const Identity before = follower_.newest(agent);
+  const Identity before_coming = follower_.incoming(agent);
+  follower_.Event(agent, event);
+  if (!a.heard) {
+    a.ended.clear();
+    LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
+  }
+  if (agents_.size() == 1) upstream_news_ = event.relay;
+  if (agents_.size() == 1) member_.Told(event.group);
+  a.delta_bytes = event.delta_bytes;
+  const RunningPull pull = puller_.running();
+  if (!event.newest.empty()) {
+    const TraceId trace = TraceOf(event.newest);
+    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) {
+      commits_.Heard(event.newest, Clock::now());
+    }
+    // A new lineage may come with another layout or part, for which a pull would be refused; so the
+    // agent must be asked for them first.
+    if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
+    a.described = event.newest.lineage;
+    if (pull.early() && follower_.Published(pull.parts())) puller_.MarkPublished();
+  }
+  if (const Identity& coming = event.incoming.version; !coming.empty()) {
+    if (!(TraceOf(coming) == TraceOf(before_coming))) commits_.Heard(coming, Clock::now());
+  }
+  if (pull.early() && follower_.Has(agent, pull.parts()[agent])) pull.round()->Told(agent);
+  if (event.sync_request != 0) {
+    requests_.AddRemote({agent, event.sync_request, event.force_full});
+  }
+  // A beat that says what the one before said comes every second and changes nothing, except that
+  // it brings back an incoming version that the follower had given up.
+  const bool restored = !(before_coming == event.incoming.version);
+  if (!a.heard || restored || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  a.heard = event;
+  return true;
+}
+
+void Replica::OnEnded(size_t agent, const Status& why) {
+  std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
+  MutexLock lock(mu_);
+  AgentLink& a = agents_[agent];
+  if (const RunningPull pull = puller_.running(); pull.awaits_agents()) waits = pull.round();
+  const bool was_attached = follower_.attached(agent);
+  a.heard.reset();
+  follower_.Ended(agent);
+  requests_.DropRemote(agent);
+  upstream_news_ = {};
+  if (stopping_) return;
+  NoteEnded(a, was_attached, why);
+  cv_.notify_all();
+  lock.unlock();
+  if (waits != nullptr) waits->Cancel();
+}
+
+void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
+  const std::string& address = a.view.address;
+  std::string_view reason = MessageOf(why);
+  if (const std::string context = fmt::format("sender {}: Attach: ", address);
+      reason.starts_with(context)) {
+    reason.remove_prefix(context.size());
+  }
+  // Each agent's end is logged once, also where several agents are away and end by turns.
+  const auto said = [&a](const std::string& text) { return std::exchange(a.ended, text) == text; };
+  // An attachment that is aborted later was taken by another receiver of the same id: no wait.
+  const bool taken = was_attached && absl::IsAborted(why);
+  if (AsksToWait(why) && !taken) {
+    const std::string text = fmt::format("sender {}: {}", address, reason);
+    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
+  }
+  const std::string text =
+      was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)
+                   : fmt::format("cannot attach to sender {}: {}", address, reason);
+  // This end cancels the attachment to an upstream that it leaves for another one.
+  const auto level = absl::IsCancelled(why) ? LogLevel::kInfo : LogLevel::kWarn;
+  if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
+  line_.Show(text, ReplicaLine::Cause::kConnection);
+}
+
+void Replica::SetEngines(const EnginesServe& engines) {
+  {
+    MutexLock lock(mu_);
+    if (stopping_ || engines_ == engines) return;
+    engines_ = engines;
+  }
+  SendAll();
+}
+
+void Replica::SendAll() {
+  for (size_t i = 0; i < agents_.size(); ++i) keeper_.Send(i);
+  requests_.Notify();
+}
+
+void Replica::Answer(const RequestQueue::Batch& batch, const Status& status) {
+  const std::vector<RequestQueue::Remote> remote = requests_.Answer(batch, status);
+  cv_.notify_all();
+  if (remote.empty()) return;
+  mu_.unlock();
+  for (const RequestQueue::Remote& r : remote) {
+    keeper_.Send(r.agent, [&](Report& report) {
+      report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
+      report.message = std::string(MessageOf(status));
+      report.sync_request = r.number;
+    });
+  }
+  mu_.lock();
+}
+
+}  // namespace deltawire::receiver

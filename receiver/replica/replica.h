@@ -1,0 +1,289 @@
+// One model on an inference node: keeps its Buffer in step with the sender, or with agents that
+// each own a part. Follower decides what to do, RequestQueue knows who waits, Puller pulls, on one
+// thread; AttachmentKeeper has another, so that no pull silences it. The Daemon owns it. Public
+// methods may be called from any thread. Errors are shown in status() until the next success;
+// verified chunks of a broken pull are not fetched again.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/checked_mutex.h"
+#include "common/base/log.h"
+#include "common/base/receiver_phase.h"
+#include "common/base/stages.h"
+#include "common/base/sync.h"
+#include "common/base/thread_pool.h"
+#include "common/base/trace.h"
+#include "common/delta/coder_rates.h"
+#include "common/delta/pull_stats.h"
+#include "receiver/attach/attachment_keeper.h"
+#include "receiver/attach/follower.h"
+#include "receiver/attach/group_member.h"
+#include "receiver/attach/upstream.h"
+#include "receiver/buffer/buffer.h"
+#include "receiver/buffer/buffer_gate.h"
+#include "receiver/buffer/downstream.h"
+#include "receiver/pull/downstream_link.h"
+#include "receiver/replica/agent_links.h"
+#include "receiver/replica/buffer_home.h"
+#include "receiver/replica/commit_log.h"
+#include "receiver/replica/puller.h"
+#include "receiver/replica/replica_line.h"
+#include "receiver/replica/replica_options.h"
+#include "receiver/replica/request_queue.h"
+#include "receiver/replica/upkeep.h"
+#include "receiver/replica/verifier.h"
+
+namespace deltawire::receiver {
+
+/// One agent of the trainer, as the replica sees it.
+struct AgentView {
+  std::string address;
+  Identity newest;
+  Coverage owned;
+  uint64_t owned_bytes = 0;
+  bool attached = false;
+  std::string in_use;  ///< of several addresses the one that is used now
+};
+
+struct ReplicaStatus : PullTotals {
+  bool attached = false;  ///< attached to every agent
+  bool following = false;
+  Identity committed;
+  Identity newest;  ///< newest state that all agents have published; epoch 0: none
+  ReceiverPhase phase = ReceiverPhase::kNone;
+  std::string message;  ///< the last failure, or what is waited for
+  uint64_t model_bytes = 0;
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  uint64_t pull_failures = 0;     ///< pulls that failed, and are tried again
+  uint64_t lost_attachments = 0;  ///< attachments ended because of silence or lost events
+  uint64_t scrubbed_bytes = 0;
+  uint64_t scrub_mismatches = 0;
+  uint64_t files_put_back = 0;  ///< weights and side files that somebody removed or changed
+  uint32_t buffers = 0;
+  std::string buffers_why;
+  std::string readers;  ///< processes that hold up an update now
+  double reader_wait_seconds = 0, worst_reader_wait_seconds = 0;
+  std::string fingerprint;
+  std::vector<AgentView> agents;
+  std::string group;  ///< that it is a member of; empty: of none
+  Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
+};
+
+class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
+ public:
+  /// Locks the directory, takes up the buffer that it holds, and starts both threads.
+  /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
+  /// agent of a trainer with several; `transport` makes the transport of each pull.
+  static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
+                                                  std::vector<std::unique_ptr<Upstream>> upstreams,
+                                                  TransportFactory transport, ThreadPool& pool,
+                                                  CoderRates& rates);
+  ~Replica() override;
+
+  const ReplicaOptions& options() const { return options_; }
+  ReplicaStatus status() const;
+  /// The commits of this process. A commit taken up at the start has serial 1.
+  CommitLog& commits() { return commits_; }
+  const CommitLog& commits() const { return commits_; }
+
+  // Requests of callers, which take no thread of theirs.
+  /// Where they get their answers, by the number of the request.
+  RequestQueue& requests() { return requests_; }
+  /// Asks for the newest version. The answer waits at most for a pull that already runs and one of
+  /// its own.
+  StatusOr<uint64_t> AskSync(bool force_full);
+  /// Asks to compare every chunk with its digest; with `repair` a sync then fetches corrupt ones.
+  /// The driving thread works in slices, so that a pull waits for one slice at most; all who wait
+  /// when it begins share one pass.
+  uint64_t AskCheck(bool repair);
+  /// Pausing ends a pull that follows. If one has begun to change the only weight file, it goes on
+  /// to the commit, however many pulls that takes; Settled tells when.
+  void SetPaused(bool paused);
+  /// Whether nothing is being changed while this is paused.
+  bool Settled() const;
+
+  /// The last commit, if its serial is above `seen`. Does not block. An error: the replica stops.
+  /// CommitLog::OnCommit says when it may have something.
+  StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
+
+  /// For engines that read the directory (receiver/engine).
+  BufferGate& gate() { return gate_; }
+  /// Sets what reports say of the engines from now on, and sends one if that is news.
+  void SetEngines(const EnginesServe& engines);
+
+  /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
+  /// than its digest, and it has lost its digest here: the next pull fetches it.
+  void Suspect(const std::string& fingerprint, uint32_t chunk);
+
+  void Stop();
+  /// After Stop: waits until both threads have ended. The destructor does so, too.
+  void Join();
+
+ private:
+  struct AgentLink {
+    std::unique_ptr<Upstream> upstream;
+    // Under mu_.
+    AgentView view;
+    Hash128 described;                   // the lineage at the last description; zero: not known
+    uint64_t delta_bytes = 0;            // of the agent's newest version
+    std::optional<UpstreamEvent> heard;  // the last of the attachment
+    std::string ended;  // why the last attachment ended, as it was logged; "": attached since
+  };
+
+  Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
+          TransportFactory transport, ThreadPool& pool, CoderRates& rates,
+          std::unique_ptr<BufferHome> home);
+
+  // The driving thread. Only this thread uses the members that are not under mu_.
+  void Run();
+  /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
+  bool DoNext(SteadyClock::time_point* again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Nothing is to be pulled: takes note of `why`, what is waited for.
+  void Rest(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The phase while nothing is pulled.
+  ReceiverPhase RestingPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Describe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status PrepareBuffer(std::vector<ModelDescription> descriptions) ABSL_LOCKS_EXCLUDED(mu_);
+  Status MakeBuffer(ModelDescription& description) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Destroys the buffer and forgets what is known of it.
+  void DropBuffer() ABSL_LOCKS_EXCLUDED(mu_);
+  /// Shows that the directory is gone, and asks for a new buffer.
+  void LoseDirectory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Pulls.
+  /// `hold`: makes the target ready for a group's word, and commits nothing.
+  void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// `or_older`: also a state that is older than what is held.
+  StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Whether the agents have abandoned the version of a pull that began before its publish (the
+  /// pull from a single agent ends by itself), or its group wants something else.
+  bool UnwrittenIsOver() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// Discards what has come of an unwritten version.
+  void DiscardUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StatusOr<uint64_t> MayPull(const Follower::Target& target) override;
+  void OnPhase(ReceiverPhase phase) override;
+  void OnProgress() override;
+  void OnCommit(const std::vector<PullRound::Result>& results) override;
+  /// Tells of what a pull, or the commit of what was prepared, came to.
+  void NoteEnd(const Status& pulled, const Identity& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Tells of the end of a pull or commit, and then does what nobody waits for.
+  void AfterPull(bool committed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Tells the downstream what goes on here and above.
+  void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
+  // As a member of a group.
+  struct Plan {
+    GroupMember::Do what = GroupMember::Do::kFollow;
+    Follower::Choice choice;
+  };
+  /// Chooses what is done next, if nobody asks for a sync.
+  Plan NextPlan(SteadyClock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Whether the pull would have to change bytes that a reader sees before its group's word.
+  bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
+  /// Takes note of how a pull of `target` for the group ended.
+  void NoteForGroup(const Status& pulled, const Identity& target, bool hold)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Checks of memory and files.
+  bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Does `task` without the lock, and takes note of what it found.
+  void RunUpkeep(Upkeep::Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteCheck(const StatusOr<Buffer::Health>& health) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Upkeep::Situation UpkeepSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Whether something else is to be done first: also an incoming version, if `incoming`.
+  bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
+  /// Takes a slice of a check that callers wait for; false: nobody waits for one.
+  bool VerifySome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Attachments.
+  Report MakeReport(size_t agent) override;
+  /// Refuses the events of a relay that gets its versions from this daemon.
+  bool Accepts(size_t agent, const UpstreamEvent& event) override;
+  void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) override;
+  /// False: the event is of an attachment that has ended.
+  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnded(size_t agent, const Status& why) override;
+  /// Logs and shows why the attachment to `a` ended, or was refused.
+  void NoteEnded(AgentLink& a, bool was_attached, const Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  /// The phase, or the wait for readers that holds it up.
+  ReceiverPhase ShownPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
+  void Answer(const RequestQueue::Batch& batch, const Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
+  LogLevel LevelOfWait(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The next pull checks these chunks again, and fetches the bad ones whole.
+  void Doubt(const std::vector<uint32_t>& chunks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Follower::Situation Situation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Whether what runs for the sake of following must end. A pull that has taken the weights' name
+  /// away goes on.
+  bool PauseEndsIt() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return paused_ && !round_requested_ && !gate_.half_updated();
+  }
+  bool PauseWaits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return paused_ && gate_.half_updated() && options_.follow;
+  }
+  /// Sets what a pause ends, for the next pull too.
+  void SetPauseEnds(bool paused, bool requested) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// REQUIRES: there is one.
+  Buffer& buffer() const { return *home_->buffer(); }
+
+  const ReplicaOptions options_;
+  std::vector<AgentLink> agents_;  // the number of agents is fixed
+
+  // With locks of their own.
+  BufferGate gate_;
+  CommitLog commits_;
+  RequestQueue requests_;
+
+  // Used by the driving thread only.
+  const std::unique_ptr<BufferHome> home_;
+  DownstreamLink downstream_;
+  AgentLinks links_;
+  Upkeep upkeep_;
+  Puller puller_;  // has a lock, too
+  std::mt19937_64 random_;
+  Backoff describe_backoff_;
+  Verifier verifier_;
+  bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
+  SteadyClock::time_point describe_at_{};
+
+  mutable CheckedMutex mu_;
+  /// Notified when a member below changes.
+  mutable CondVar cv_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  EnginesServe engines_ ABSL_GUARDED_BY(mu_);
+  /// The agents are to be asked for layout and part before the next pull.
+  bool describe_ ABSL_GUARDED_BY(mu_) = true;
+  Follower follower_ ABSL_GUARDED_BY(mu_);
+  GroupMember member_ ABSL_GUARDED_BY(mu_);
+  /// The last answer to the sender since the phase changed.
+  std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
+  Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
+  ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
+  ReplicaLine line_ ABSL_GUARDED_BY(mu_);
+  uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
+  RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
+  bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull
+  /// A pull, upkeep or a replacement uses the buffer, or will.
+  bool using_buffer_ ABSL_GUARDED_BY(mu_) = false;
+  AttachmentKeeper keeper_;
+  Thread thread_;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,604 @@
+#include "sender/agent/fleet/groups.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "absl/cleanup/cleanup.h"
+#include "common/base/call_end.h"
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/model_name.h"
+#include "common/base/trace.h"
+
+namespace deltawire::sender {
+namespace {
+
+// How many outcomes of a group are kept for calls that wait.
+constexpr size_t kMostEnded = 64;
+
+/// An answer to a round of an earlier process must not count for a round of this process, so the
+/// first round has a random number. It leaves room to count upwards, and stays below 2^53, up to
+/// which every reader of JSON keeps integers exact.
+uint64_t FirstRound() {
+  uint32_t drawn = 0;
+  if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) {
+    drawn = static_cast<uint32_t>(UnixNanos() >> 10);
+  }
+  return uint64_t{drawn} * 100'000 + 1;
+}
+
+bool SameMembers(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  return std::set<std::string>(a.begin(), a.end()) == std::set<std::string>(b.begin(), b.end());
+}
+
+}  // namespace
+
+Groups::Groups(GroupsOptions options, Attachments& attachments)
+    : options_(std::move(options)), attachments_(attachments) {
+  attachments_.SetMemberObserver(this);
+  thread_ = Thread([this] { KeepTime(); });
+}
+
+Groups::~Groups() {
+  Stop(Stopping("sender"));
+  thread_.join();
+  attachments_.SetMemberObserver(nullptr);
+}
+
+void Groups::Stop(const Status& why) {
+  MutexLock lock(mu_);
+  stopped_.Update(why);
+  cv_.notify_all();
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) TakeNews(entry);
+  }
+  CallWaiters();
+}
+
+// Models and events ------------------------------------------------------------------------------
+
+void Groups::Adopt(const std::string& name, const std::filesystem::path& directory,
+                   const Hash128& lineage, bool whole) {
+  const auto file = directory / kGroupFileName;
+  auto kept = ReadGroupFile(file);
+  if (!kept.ok()) {
+    LogError(
+        "model {}: {}: what its groups decided is lost; their members stay where they are "
+        "until the next round",
+        name, MessageOf(kept.status()));
+    kept = KeptGroups{};
+  }
+  if (!(kept->lineage == lineage)) kept->groups.clear();
+  MutexLock lock(mu_);
+  OfModel& model = models_[name];
+  for (auto& [group, entry] : model.groups) TakeNews(entry);
+  model = {.file = file,
+           .lineage = lineage,
+           .whole = whole,
+           .number = next_number_++,
+           .newest = {},
+           .groups = {},
+           .told = std::move(model.told)};
+  for (const GroupOptions& group : options_.groups) {
+    if (!group.model.empty() && group.model != name) continue;
+    if (!whole) {
+      LogWarn("model {}: group {} is ignored: this agent publishes a part of the model", name,
+              group.name);
+      continue;
+    }
+    const auto known = std::ranges::find(kept->groups, group.name, &KeptGroup::name);
+    AddGroup(model, StandingTraits(group),
+             known == kept->groups.end() ? GroupDecision{} : known->decision);
+    model.groups.at(group.name).kept = known != kept->groups.end();
+  }
+  for (const KeptGroup& group : kept->groups) {
+    if (group.standing || model.groups.contains(group.name)) continue;
+    GroupCourse::Traits traits{.name = group.name,
+                               .members = group.members,
+                               .standing = false,
+                               .timeout = options_.timeout};
+    AddGroup(model, std::move(traits), group.decision);
+    model.groups.at(group.name).kept = true;
+  }
+  Settle();
+}
+
+void Groups::Forget(const std::string& name) {
+  MutexLock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  // An entry without groups, so that its words are taken back before it goes.
+  if (model->second.groups.empty()) {
+    models_.erase(model);
+    return;
+  }
+  for (auto& [group, entry] : model->second.groups) TakeNews(entry);
+  model->second.groups.clear();
+  model->second.whole = false;
+  model->second.number = next_number_++;
+  Settle();
+}
+
+GroupCourse::Traits Groups::StandingTraits(const GroupOptions& group) const {
+  return {.name = group.name,
+          .members = group.members,
+          .standing = true,
+          .every_version = options_.every_version,
+          .skip_absent = options_.skip_absent,
+          .timeout = options_.timeout};
+}
+
+void Groups::AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last) {
+  const std::string name = traits.name;
+  Entry& entry = model.groups[name];
+  entry.number = next_number_++;
+  entry.course =
+      std::make_unique<GroupCourse>(std::move(traits), last, FirstRound(), SteadyClock::now());
+}
+
+void Groups::Published(const std::string& name, const Identity& newest) {
+  MutexLock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end() || IsLater(model->second.newest, newest)) return;
+  model->second.newest = newest;
+  for (auto& [group, entry] : model->second.groups) {
+    entry.course->Published(newest, SteadyClock::now());
+  }
+  Settle();
+}
+
+void Groups::Reported(const std::string& name, const std::string& id,
+                      const ReceiverReport& report) {
+  MutexLock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  for (auto& [group, entry] : model->second.groups) {
+    if (!entry.course->has(id)) continue;
+    entry.course->Reported(id, report.committed, report.group, report.message, SteadyClock::now());
+    entry.reports[id] = report;
+    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
+  }
+  Settle();
+}
+
+void Groups::Detached(const std::string& name, const std::string& id) {
+  MutexLock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  for (auto& [group, entry] : model->second.groups) {
+    if (!entry.course->has(id)) continue;
+    entry.course->Detached(id, SteadyClock::now());
+    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
+  }
+  Settle();
+}
+
+void Groups::KeepTime() {
+  MutexLock lock(mu_);
+  while (stopped_.ok()) {
+    const auto now = SteadyClock::now();
+    const Time next = NextTick(now);
+    if (next > now) {
+      const uint64_t changes = changes_;
+      const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return changes_ != changes || !stopped_.ok();
+      };
+      if (next == Time::max()) {
+        cv_.wait(lock, changed);
+      } else {
+        cv_.wait_until(lock, next, changed);
+      }
+      continue;
+    }
+    for (auto& [name, model] : models_) {
+      for (auto& [group, entry] : model.groups) entry.course->Tick(now);
+    }
+    Settle();
+  }
+}
+
+Groups::Time Groups::NextTick(Time now) const {
+  Time next = Time::max();
+  for (const auto& [name, model] : models_) {
+    for (const auto& [group, entry] : model.groups) {
+      next = std::min(next, entry.course->NextTick(now));
+    }
+  }
+  return next;
+}
+
+// What follows from events -----------------------------------------------------------------------
+
+void Groups::NoteChange() {
+  ++changes_;
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) {
+      if (entry.waiters == 0) continue;
+      bool news = NoteShown(entry);
+      const GroupOutcome& last = entry.course->last();
+      if (last.round != 0) news = entry.ended.emplace(last.round, last).second || news;
+      if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
+      if (news) TakeNews(entry);
+    }
+  }
+  cv_.notify_all();
+}
+
+void Groups::Settle() {
+  NoteChange();
+  again_ = true;
+  CallWaiters();
+  if (settling_) return;
+  settling_ = true;
+  // Also when an exception passes, so that the next event settles.
+  const absl::Cleanup settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { settling_ = false; };
+  while (std::exchange(again_, false) && stopped_.ok()) {
+    const bool wrote = WriteSome();
+    const bool told = TellSome();
+    const bool dropped = DropSome();
+    again_ = again_ || wrote || told || dropped;
+    CallWaiters();
+  }
+}
+
+KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
+  KeptGroups kept{.lineage = model.lineage, .groups = {}};
+  for (const auto& [name, entry] : model.groups) {
+    const GroupCourse& course = *entry.course;
+    GroupDecision decision = course.decision();
+    if (deciding) decision = course.to_write().value_or(decision);
+    if (decision.state.empty()) continue;
+    kept.groups.push_back({name, course.traits().standing, course.traits().members, decision});
+  }
+  return kept;
+}
+
+bool Groups::WriteSome() {
+  for (auto& [name, model] : models_) {
+    std::vector<std::string> deciding;
+    for (const auto& [group, entry] : model.groups) {
+      if (entry.course->to_write()) deciding.push_back(group);
+    }
+    if (deciding.empty()) continue;
+    const std::string of = name;
+    const uint64_t number = model.number;
+    const KeptGroups kept = Kept(model, /*deciding=*/true);
+    const auto file = model.file;
+    Status written;
+    {
+      const MutexUnlock unlocked(mu_);
+      written = WriteGroupFile(file, kept);
+    }
+    for (const std::string& group : deciding) {
+      Entry* entry = Find(of, number, group);
+      if (entry == nullptr) continue;
+      GroupCourse& course = *entry->course;
+      if (written.ok()) {
+        LogInfo("model {}: group {}: round {}: {} members commit {} {}", of, group, course.round(),
+                course.traits().members.size(), ToString(course.target()),
+                ToString(TraceOf(course.target())));
+        course.Written(SteadyClock::now());
+        entry->kept = true;
+      } else {
+        course.NotWritten(written, SteadyClock::now());
+      }
+    }
+    NoteChange();
+    return true;
+  }
+  return false;
+}
+
+Groups::Told Groups::WordsByGroup(const OfModel& model) {
+  Told told;
+  for (const auto& [name, entry] : model.groups) told[name] = {entry.number, entry.course->word()};
+  return told;
+}
+
+std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
+  std::map<std::string, GroupWord> words;
+  for (const auto& [name, entry] : model.groups) {
+    const GroupWord word = entry.course->word();
+    for (const std::string& id : entry.course->traits().members) words[id] = word;
+  }
+  return words;
+}
+
+bool Groups::TellSome() {
+  for (auto it = models_.begin(); it != models_.end(); ++it) {
+    OfModel& model = it->second;
+    Told now = WordsByGroup(model);
+    if (now == model.told) continue;
+    auto words = Words(model);
+    model.told = std::move(now);
+    const std::string name = it->first;
+    if (model.groups.empty() && !model.whole) models_.erase(it);  // a model that was forgotten
+    absl::Cleanup tell_again = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      if (const auto known = models_.find(name); known != models_.end()) known->second.told.clear();
+    };
+    {
+      const MutexUnlock unlocked(mu_);
+      attachments_.SetWords(name, std::move(words));
+    }
+    std::move(tell_again).Cancel();
+    return true;
+  }
+  return false;
+}
+
+bool Groups::DropSome() {
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) {
+      if (entry.waiters > 0 || !entry.course->over()) continue;
+      const bool kept = entry.kept;
+      model.groups.erase(group);
+      if (!kept) return true;
+      const KeptGroups left = Kept(model, /*deciding=*/false);
+      const auto file = model.file;
+      const std::string of = name;
+      const MutexUnlock unlocked(mu_);
+      // If this fails, the next start finds a group that is over, and drops it then.
+      const Status written = WriteGroupFile(file, left);
+      if (!written.ok()) LogWarn("model {}: {}", of, MessageOf(written));
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<GroupView> Groups::views(const std::string& name) const {
+  MutexLock lock(mu_);
+  std::vector<GroupView> views;
+  const auto model = models_.find(name);
+  if (model == models_.end()) return views;
+  for (const auto& [group, entry] : model->second.groups) {
+    const GroupCourse& course = *entry.course;
+    GroupView& view = views.emplace_back();
+    view.name = group;
+    view.standing = course.traits().standing;
+    view.phase = course.phase();
+    view.round = course.round();
+    view.target = course.target();
+    view.committed = course.decision().state;
+    view.last = course.last();
+    view.commits = course.commits();
+    view.aborts = course.aborts();
+    for (const std::string& id : course.traits().members) {
+      view.members.push_back({id, course.state(id), course.message(id)});
+    }
+  }
+  return views;
+}
+
+// Waits ---------------------------------------------------------------------------------------
+
+Groups::Entry* Groups::Find(const std::string& name, uint64_t number, const std::string& group) {
+  const auto model = models_.find(name);
+  if (model == models_.end() || model->second.number != number) return nullptr;
+  const auto entry = model->second.groups.find(group);
+  return entry == model->second.groups.end() ? nullptr : &entry->second;
+}
+
+Status Groups::CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
+                            const std::vector<std::string>& ids) const {
+  DW_RETURN_IF_ERROR(CheckGroupName(group));
+  if (ids.size() > kMostMembers) {
+    return Errorf(StatusCode::kInvalidArgument, "group \"{}\": {} members; name at most {}", group,
+                  ids.size(), kMostMembers);
+  }
+  for (const std::string& id : ids) {
+    DW_RETURN_IF_ERROR(CheckReceiverId(id));
+    // The file has one line for each member, so an id must not contain a line's end.
+    const auto control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
+    if (std::any_of(id.begin(), id.end(), control)) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "group \"{}\": a receiver id has control "
+                    "characters",
+                    group);
+    }
+    for (const auto& [other, entry] : model.groups) {
+      const GroupCourse& course = *entry.course;
+      const bool busy = course.traits().standing || course.phase() != GroupCourse::Phase::kIdle ||
+                        entry.waiters > 0;
+      if (other == group || !busy || !course.has(id)) continue;
+      return Errorf(
+          StatusCode::kFailedPrecondition,
+          "model \"{}\": receiver \"{}\" is a member of group \"{}\"; sync that group, or "
+          "leave the receiver out",
+          name, id, other);
+    }
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& model,
+                                           const std::string& group,
+                                           const std::vector<std::string>& ids) {
+  const auto known = model.groups.find(group);
+  if (known != model.groups.end()) {
+    Entry& entry = known->second;
+    if (ids.empty() || SameMembers(ids, entry.course->traits().members)) return &entry;
+    if (entry.course->traits().standing || entry.waiters > 0 ||
+        entry.course->phase() != GroupCourse::Phase::kIdle) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\": group \"{}\" has other members ({}); use another name", name,
+                    group, fmt::join(entry.course->traits().members, ", "));
+    }
+  } else if (ids.empty()) {
+    std::string names;
+    for (const auto& [other, entry] : model.groups) names += (names.empty() ? "" : ", ") + other;
+    return Errorf(StatusCode::kNotFound,
+                  "model \"{}\": no group \"{}\" (there are: {}); name it by --group in the "
+                  "sender's options, or name its receivers with --id",
+                  name, group, names.empty() ? "none" : names);
+  }
+  DW_RETURN_IF_ERROR(CheckMembers(name, model, group, ids));
+  std::set<std::string> members(ids.begin(), ids.end());
+  // A receiver has one group. So groups of orchestrators that have no round and that share a member
+  // with the new one go; their other members reach what was decided by themselves.
+  std::vector<std::string> give_way;
+  for (const auto& [other, entry] : model.groups) {
+    const auto takes = [&course = *entry.course](const std::string& id) { return course.has(id); };
+    if (other == group || std::any_of(members.begin(), members.end(), takes)) {
+      give_way.push_back(other);
+    }
+  }
+  for (const std::string& other : give_way) model.groups.erase(other);
+  const auto named = std::ranges::count_if(
+      model.groups, [](const auto& e) { return !e.second.course->traits().standing; });
+  if (static_cast<size_t>(named) >= kMostNamed) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} groups wait for members that have not committed; use one of "
+                  "their names, or their members, again",
+                  name, named);
+  }
+  AddGroup(model,
+           {.name = group,
+            .members = {members.begin(), members.end()},
+            .standing = false,
+            .skip_absent = options_.skip_absent,
+            .timeout = options_.timeout},
+           GroupDecision{});
+  return &model.groups.at(group);
+}
+
+// Waiting ----------------------------------------------------------------------------------------
+
+Groups::Progress Groups::ProgressOf(const Entry& entry, size_t member) {
+  const GroupCourse& course = *entry.course;
+  const std::string& id = course.traits().members[member];
+  Progress p{.receiver_id = id,
+             .state = course.state(id),
+             .target = course.target().empty() ? course.decision().state : course.target(),
+             .message = course.message(id),
+             .report = {}};
+  if (const auto said = entry.reports.find(id); said != entry.reports.end()) {
+    p.report = said->second;
+  }
+  return p;
+}
+
+bool Groups::NoteShownOf(Entry& entry, size_t member) {
+  const Progress p = ProgressOf(entry, member);
+  std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
+                                 p.report.bytes_done, p.message);
+  Shown& shown = entry.shown[member];
+  if (shown.text == text) return false;
+  entry.changes.erase(shown.serial);
+  shown = {std::move(text), ++shown_};
+  entry.changes[shown.serial] = member;
+  return true;
+}
+
+bool Groups::NoteShown(Entry& entry) {
+  bool changed = false;
+  const std::vector<size_t> touched = std::exchange(entry.touched, {});
+  if (std::exchange(entry.all_seen, entry.course->all_changed()) != entry.course->all_changed()) {
+    entry.shown.resize(entry.course->traits().members.size());
+    for (size_t i = 0; i < entry.shown.size(); ++i) changed = NoteShownOf(entry, i) || changed;
+    return changed;
+  }
+  for (const size_t i : touched) changed = NoteShownOf(entry, i) || changed;
+  return changed;
+}
+
+void Groups::TakeNews(Entry& entry) {
+  due_.insert(due_.end(), entry.news.begin(), entry.news.end());
+}
+
+void Groups::CallWaiters() {
+  if (due_.empty()) return;
+  const News due = std::exchange(due_, {});
+  const MutexUnlock unlocked(mu_);
+  for (const auto& one : due) {
+    if (const auto news = one.lock()) (*news)();
+  }
+}
+
+Groups::Wait::Wait(Groups& groups, std::string model, uint64_t number, std::string group,
+                   uint64_t round, std::function<void()> news)
+    : groups_(groups),
+      model_(std::move(model)),
+      number_(number),
+      group_(std::move(group)),
+      round_(round),
+      news_(std::make_shared<const std::function<void()>>(std::move(news))) {}
+
+Groups::Wait::~Wait() {
+  MutexLock lock(groups_.mu_);
+  Entry* entry = groups_.Find(model_, number_, group_);
+  if (entry == nullptr || --entry->waiters > 0) return;
+  entry->news.clear();
+  entry->shown.clear();
+  entry->changes.clear();
+  entry->touched.clear();
+  entry->all_seen = ~uint64_t{0};
+  entry->ended.clear();
+  groups_.Settle();  // the group may be over
+}
+
+StatusOr<Groups::Wait::Step> Groups::Wait::Poll() {
+  MutexLock lock(groups_.mu_);
+  const Entry* entry = groups_.Find(model_, number_, group_);
+  if (entry == nullptr) {
+    return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", model_);
+  }
+  Step step;
+  if (const auto next = entry->changes.upper_bound(told_); next != entry->changes.end()) {
+    told_ = next->first;
+    step.tell = ProgressOf(*entry, next->second);
+    return step;
+  }
+  if (const auto ended = entry->ended.find(round_); ended != entry->ended.end()) {
+    step.outcome = ended->second;
+  } else if (!entry->ended.empty() && round_ < entry->ended.begin()->first) {
+    // This caller has read nothing while so many rounds ended that its own was dropped.
+    return Errorf(StatusCode::kAborted,
+                  "group \"{}\" of model \"{}\": how round {} ended is not known any more; see the "
+                  "group's status",
+                  group_, model_, round_);
+  } else {
+    DW_RETURN_IF_ERROR(groups_.stopped_);
+  }
+  return step;
+}
+
+StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
+                                                     const std::string& group,
+                                                     const std::vector<std::string>& ids,
+                                                     std::function<void()> news) {
+  MutexLock lock(mu_);
+  DW_RETURN_IF_ERROR(stopped_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) {
+    return Errorf(StatusCode::kNotFound, "no model \"{}\" is registered with this sender", name);
+  }
+  if (!model->second.whole) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": this agent publishes a part of it, and a group needs a sender of "
+                  "the whole",
+                  name);
+  }
+  if (model->second.newest.empty()) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
+  }
+  DW_ASSIGN_OR_RETURN(Entry * entry, FindGroup(name, model->second, group, ids));
+  const auto now = SteadyClock::now();
+  // Under the lock: one that was here before it, and has gone since, would never count as away.
+  for (const ReceiverView& view : attachments_.Receivers(name)) {
+    entry->course->Attached(view.id, now);
+  }
+  DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
+  std::unique_ptr<Wait> wait(
+      new Wait(*this, name, model->second.number, group, entry->course->round(), std::move(news)));
+  ++entry->waiters;
+  std::erase_if(entry->news, [](const auto& one) { return one.expired(); });
+  entry->news.push_back(wait->news_);
+  Settle();
+  return wait;
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,196 @@
+// The groups of this sender's models. Members' reports, published versions and the time drive each
+// group's state machine (GroupCourse). Groups writes its decisions to disk, and hands its words to
+// the attachments, which tell the members. A thread of its own keeps the time. While Groups holds
+// its lock, it asks the attachments which receivers are there, and calls nothing else.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/checked_mutex.h"
+#include "common/base/sync.h"
+#include "common/config/group_options.h"
+#include "common/serving/attachments.h"
+#include "sender/agent/fleet/group_course.h"
+#include "sender/agent/fleet/group_file.h"
+
+namespace deltawire::sender {
+
+struct GroupsOptions {
+  std::vector<GroupOptions> groups;
+  bool every_version = false;
+  bool skip_absent = false;
+  std::chrono::milliseconds timeout{120000};
+};
+
+struct GroupView {
+  struct Member {
+    std::string id;
+    GroupMemberState state = GroupMemberState::kAway;
+    std::string message;
+  };
+  std::string name;
+  bool standing = true;
+  GroupCourse::Phase phase = GroupCourse::Phase::kIdle;
+  uint64_t round = 0;
+  Identity target, committed;
+  std::vector<Member> members;
+  GroupOutcome last;
+  uint64_t commits = 0, aborts = 0;
+};
+
+class Groups : public MemberObserver {
+ public:
+  /// Bound on the groups of one model that orchestrators made and that are not over.
+  static constexpr size_t kMostNamed = 64;
+  static constexpr size_t kMostMembers = 4096;
+
+  /// `attachments` outlives this, and has this as its observer.
+  Groups(GroupsOptions options, Attachments& attachments);
+  ~Groups() override;
+
+  /// Takes up a model that was registered, with the decisions that an earlier process may have left
+  /// in its directory. `whole`: this agent publishes the whole model; one that publishes a part of
+  /// it has no groups.
+  void Adopt(const std::string& model, const std::filesystem::path& directory,
+             const Hash128& lineage, bool whole);
+  void Forget(const std::string& model);
+  void Published(const std::string& model, const Identity& newest);
+
+  void Reported(const std::string& model, const std::string& id,
+                const ReceiverReport& report) override;
+  void Detached(const std::string& model, const std::string& id) override;
+
+  struct Progress {
+    std::string receiver_id;
+    GroupMemberState state = GroupMemberState::kAway;
+    Identity target;
+    std::string message;
+    ReceiverReport report;
+  };
+  /// A caller's wait for the end of one round; the round goes on when it is dropped. Owner: the
+  /// caller; the Groups outlive it. Threads: one at a time.
+  class Wait {
+   public:
+    ~Wait();
+    struct Step {
+      std::optional<Progress> tell;         ///< a change of one member
+      std::optional<GroupOutcome> outcome;  ///< set when the round has ended, and all is told
+    };
+    /// Does not block. An error: the model was replaced, or the sender stops.
+    StatusOr<Step> Poll();
+
+   private:
+    friend class Groups;
+    Wait(Groups& groups, std::string model, uint64_t number, std::string group, uint64_t round,
+         std::function<void()> news);
+    Groups& groups_;
+    const std::string model_;
+    const uint64_t number_;
+    const std::string group_;
+    const uint64_t round_;
+    const std::shared_ptr<const std::function<void()>> news_;
+    uint64_t told_ = 0;  // the serial of the last change that was told
+  };
+  /// Brings `group` to the newest state in one round; a round that is aborted is an outcome and not
+  /// an error. With `ids`, `group` is an orchestrator's: it is made of these receivers, or is the
+  /// one that has this name and these members already. Without `ids` it is a group of the sender's
+  /// options. `news` is called, from any thread and without a lock, when Poll may have something.
+  StatusOr<std::unique_ptr<Wait>> Sync(const std::string& model, const std::string& group,
+                                       const std::vector<std::string>& ids,
+                                       std::function<void()> news);
+
+  std::vector<GroupView> views(const std::string& model) const;
+
+  void Stop(const Status& why);
+
+ private:
+  using Time = SteadyClock::time_point;
+  using News = std::vector<std::weak_ptr<const std::function<void()>>>;
+  /// What waiters are told of a member, as text, and a number that is new whenever it changes.
+  struct Shown {
+    std::string text;
+    uint64_t serial = 0;
+  };
+  struct Entry {
+    std::unique_ptr<GroupCourse> course;
+    uint64_t number = 0;                            // of the course, among all
+    bool kept = false;                              // whether the file has it
+    std::map<std::string, ReceiverReport> reports;  // the last ones, by member
+    // While there are waiters:
+    size_t waiters = 0;
+    News news;                               // theirs
+    std::vector<Shown> shown;                // by member
+    std::map<uint64_t, size_t> changes;      // the members of `shown`, by serial
+    std::vector<size_t> touched;             // members whose `shown` may have changed
+    uint64_t all_seen = ~uint64_t{0};        // the course's all_changed when `shown` was made
+    std::map<uint64_t, GroupOutcome> ended;  // by round
+  };
+  /// The members' word of each group, with the group's number, which tells the members.
+  using Told = std::map<std::string, std::pair<uint64_t, GroupWord>>;
+  struct OfModel {
+    std::filesystem::path file;
+    Hash128 lineage;
+    bool whole = true;
+    uint64_t number = 0;  // differs for each Adopt, so that a waiter notices a replaced model
+    Identity newest;
+    std::map<std::string, Entry> groups;
+    Told told;
+  };
+
+  void AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  GroupCourse::Traits StandingTraits(const GroupOptions& group) const;
+  /// Finds the group that a call of `Sync` names. An orchestrator's group that is new is made.
+  StatusOr<Entry*> FindGroup(const std::string& name, OfModel& model, const std::string& group,
+                             const std::vector<std::string>& ids)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
+                      const std::vector<std::string>& ids) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Entry* Find(const std::string& model, uint64_t number, const std::string& group)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static Progress ProgressOf(const Entry& entry, size_t member);
+  /// Whether what waiters are told of members has changed.
+  bool NoteShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool NoteShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Calls the waiters that have news; the lock is released meanwhile.
+  void CallWaiters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Time NextTick(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// What the file shall hold. `deciding`: including decisions that are about to be made.
+  static KeptGroups Kept(const OfModel& model, bool deciding);
+  static Told WordsByGroup(const OfModel& model);
+  std::map<std::string, GroupWord> Words(const OfModel& model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Takes note of what is news for waiters, and keeps for them how rounds ended.
+  void NoteChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Writes decisions, tells words that changed, and drops groups that are over, until nothing of
+  /// that is left. The lock is released meanwhile. One thread at a time does this; what other
+  /// threads bring up meanwhile is left to it.
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WriteSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool TellSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool DropSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KeepTime();
+
+  const GroupsOptions options_;
+  Attachments& attachments_;
+  mutable CheckedMutex mu_;
+  CondVar cv_;
+  Status stopped_ ABSL_GUARDED_BY(mu_);
+  bool settling_ ABSL_GUARDED_BY(mu_) = false;
+  bool again_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;  // of models and of courses
+  uint64_t changes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t shown_ ABSL_GUARDED_BY(mu_) = 0;  // the last serial of a Shown
+  News due_ ABSL_GUARDED_BY(mu_);            // waiters to be called
+  std::map<std::string, OfModel> models_ ABSL_GUARDED_BY(mu_);
+  Thread thread_;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,82 @@
+// A model's directory: its layout, the chunks that this agent publishes, both halves, their state
+// file and the side files, held by a DirLock for as long as this lives. Everything but the halves
+// and the side files is fixed when it is made. The agent's Model owns it. Errors name the
+// directory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/config/options.h"
+#include "common/delta/version_info.h"
+#include "common/layout/chunks.h"
+#include "common/layout/coverage.h"
+#include "common/layout/layout.h"
+#include "common/shm/dir_lock.h"
+#include "kernels/kernels.h"
+#include "sender/agent/halves/halves.h"
+#include "sender/agent/halves/side_file_store.h"
+
+namespace deltawire::sender {
+
+class ModelHome {
+ public:
+  // Entries of the directory, beside the halves, their state (halves.h) and the groups' file.
+  static constexpr const char* kOwnedName = ".deltawire.owned";
+  static constexpr const char* kSideDir = "side";
+
+  /// Makes the directory and both halves for a new model, and draws its lineage. `owned`: the
+  /// chunks of the layout that this agent publishes; only these take memory.
+  static StatusOr<std::unique_ptr<ModelHome>> Create(std::string name, std::filesystem::path dir,
+                                                     Layout layout, Coverage owned,
+                                                     std::vector<SideFile> side_files,
+                                                     const SenderOptions& options,
+                                                     ThreadPool& pool);
+  /// Opens the directory that an earlier process left. kNotFound when `dir` is no model's.
+  static StatusOr<std::unique_ptr<ModelHome>> Open(std::string name, std::filesystem::path dir,
+                                                   const SenderOptions& options, ThreadPool& pool);
+
+  const std::string& name() const { return name_; }
+  const std::filesystem::path& directory() const { return dir_; }
+  const Layout& layout() const { return *layout_; }
+  const ChunkTable& chunks() const { return *chunks_; }
+  const Coverage& owned() const { return *owned_; }
+  const kernels::DigestKey& key() const { return *key_; }
+  uint64_t owned_bytes() const { return owned_bytes_; }
+  uint64_t owned_elements() const { return owned_elements_; }
+  Halves& halves() const { return *halves_; }
+  SideFileStore& side_files() const { return *side_files_; }
+
+  static SideFileStore::Use UseOf(uint32_t half) {
+    return half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
+  }
+  /// False if the files are not in the directory any more, so that a process that opens them by
+  /// name finds none, or others.
+  bool IsInPlace() const;
+
+ private:
+  ModelHome(std::string name, std::filesystem::path dir, DirLock lock)
+      : name_(std::move(name)), dir_(std::move(dir)), lock_(std::move(lock)) {}
+  void SetLayout(std::unique_ptr<const Layout> layout, ChunkTable chunks, Coverage owned);
+  Halves::Context HalvesContext(const SenderOptions& options, ThreadPool& pool) const;
+
+  const std::string name_;
+  const std::filesystem::path dir_;
+  DirLock lock_;
+  std::unique_ptr<const Layout> layout_;
+  std::unique_ptr<const ChunkTable> chunks_;
+  std::unique_ptr<const Coverage> owned_;
+  std::optional<kernels::DigestKey> key_;
+  uint64_t owned_bytes_ = 0;
+  uint64_t owned_elements_ = 0;
+  std::unique_ptr<SideFileStore> side_files_;
+  std::unique_ptr<Halves> halves_;
+};
+
+}  // namespace deltawire::sender

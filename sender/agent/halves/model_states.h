@@ -1,0 +1,91 @@
+// The published states of one model on the trainer's node, and their bytes: the StateSource that
+// pulls take them from. It costs two halves, the delta log and 16 bytes per chunk. The Agent and
+// pulls share it, and any thread may call any method. Errors name the model and the version.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/serving/state_source.h"
+#include "kernels/kernels.h"
+#include "sender/agent/halves/halves.h"
+#include "sender/agent/halves/model_home.h"
+#include "sender/agent/halves/scrubber.h"
+
+namespace deltawire::sender {
+
+class ModelStates : public StateSource {
+ public:
+  ModelStates(std::unique_ptr<const ModelHome> home, uint64_t delta_log_bytes, ThreadPool& pool);
+
+  const std::string& name() const override { return home_->name(); }
+  const Layout& layout() const override { return home_->layout(); }
+  const ChunkTable& chunks() const override { return home_->chunks(); }
+  /// The chunks that this agent publishes. All others are holes in both halves: never read, diffed,
+  /// sent or counted.
+  const Coverage& owned() const override { return home_->owned(); }
+  uint64_t owned_bytes() const override { return home_->owned_bytes(); }
+  ThreadPool& pool() override { return pool_; }
+  const kernels::DigestKey& key() const override { return home_->key(); }
+  const kernels::Backend& backend() const override { return backend_; }
+  std::shared_ptr<const SideFileSet> side_files() const override;
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
+  std::shared_ptr<const Published> published() const override { return store_.newest(); }
+  LeasedState Lease() override;
+  Bytes half(uint32_t i) const override { return std::as_const(home_->halves()).data(i); }
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override {
+    return store_.At(id);
+  }
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override {
+    return home_->halves().Lease(half, id);
+  }
+  void Recheck(uint32_t chunk) override;
+  void CountPull(int change) override { pulls_ += change; }
+  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
+    return store_.Pin(state);
+  }
+  uint64_t log_limit() const override { return store_.log_limit(); }
+
+  /// Publishes the version that an earlier process had published, and keeps the version before it
+  /// if its half is whole.
+  Status Restore();
+  /// The half that the next version is written to.
+  uint32_t InactiveHalf() const;
+  /// The state under which `version` will be published. Only at an agent that owns a part may the
+  /// published number come again in the same epoch; elsewhere that, as a rollback, begins the next.
+  StateId NextState(uint64_t version) const;
+  /// The version that is being made changes a chunk, whose bytes in the newest state are `before`.
+  void KeepChanged(uint32_t chunk, Bytes before, bool undoable) {
+    store_.Changing(chunk, before, undoable, pulls_ > 0);
+  }
+  /// Fills the half with the bytes of `target`. kDataLoss if a chunk has lost its digest.
+  Status UndoInto(uint32_t half, const Published& newest, const Identity& target);
+  uint64_t damaged_chunks() const;  ///< of the published version
+  /// Sets the side files of the next version.
+  Status SetSideFiles(std::vector<SideFile> files);
+
+  const ModelHome& home() const { return *home_; }
+  Halves& halves() const { return home_->halves(); }
+  VersionStore& store() { return store_; }
+  const VersionStore& store() const { return store_; }
+  Scrubber& scrubber() { return scrubber_; }
+  const Scrubber& scrubber() const { return scrubber_; }
+
+ private:
+  StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
+  Status CheckUndamaged(const Published& newest, uint64_t version) const;
+
+  const std::unique_ptr<const ModelHome> home_;
+  const kernels::Backend& backend_;
+  ThreadPool& pool_;
+  std::atomic<int> pulls_{0};  // that may yet pin the newest state
+  VersionStore store_;
+  Scrubber scrubber_;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,97 @@
+#include "sender/agent/halves/scrubber.h"
+
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/trace.h"
+
+namespace deltawire::sender {
+namespace {
+
+// Small chunks are compared in batches, since each pause costs a wake-up.
+constexpr uint64_t kBatchBytes = 256 << 10;
+
+}  // namespace
+
+uint64_t Scrubber::CheckNext(const Published& state) {
+  const uint32_t n = context_.chunks->size();
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < n && bytes < kBatchBytes; ++i) {
+    const uint32_t c = next_++ % n;
+    if (!context_.owned->contains(c)) continue;
+    bytes += (*context_.chunks)[c].bytes;
+    Check(state, c);
+  }
+  if (n > 0) next_ %= n;
+  return bytes;
+}
+
+void Scrubber::Check(const Published& state, uint32_t c) {
+  const Chunk& chunk = (*context_.chunks)[c];
+  const Bytes now = std::as_const(halves_).data(state.half).subspan(chunk.offset, chunk.bytes);
+  bytes_ += now.size();
+  if (context_.backend->digest(*context_.key, now) == (*state.digests)[c]) {
+    state.damaged[c] = 0;
+  } else {
+    MarkDamaged(state, c);
+  }
+}
+
+void Scrubber::MarkDamaged(const Published& state, uint32_t c) {
+  // Before the rebuild, so that from here on nobody sends the chunk or diffs against it.
+  const bool known = state.damaged[c].exchange(1) != 0;
+  const bool rebuilt = Rebuild(state, c);
+  const std::string& tensor = context_.layout->tensor((*context_.chunks)[c].tensor).name;
+  if (rebuilt) {
+    LogError(
+        "model {}: {}: chunk {} of tensor {} had lost its digest; rebuilt from the "
+        "version before (check this machine's memory) {}",
+        context_.model, ToString(state.info.id()), c, tensor,
+        ToString(TraceOf(state.info.identity)));
+  } else if (!known) {
+    LogError(
+        "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
+        "more until a version in which the trainer writes that tensor (check this machine's "
+        "memory) {}",
+        context_.model, ToString(state.info.id()), c, tensor,
+        ToString(TraceOf(state.info.identity)));
+  }
+  if (!known) ++mismatches_;
+  if (rebuilt) ++repaired_;
+}
+
+void Scrubber::CountLost(uint32_t c, bool whole) {
+  ++mismatches_;
+  LogError(
+      "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "
+      "(check this machine's memory)",
+      context_.model, c, context_.layout->tensor((*context_.chunks)[c].tensor).name,
+      whole ? "that version brings it whole"
+            : "carried over as it is, it is not sent until the trainer writes that tensor");
+}
+
+bool Scrubber::Rebuild(const Published& now, uint32_t c) {
+  if (now.log.empty() || now.log.back()->to() != now.info.id()) return false;
+  const ChunkDelta* delta = now.log.back()->Find(c);
+  if (delta != nullptr && delta->full) return false;
+  const Chunk& place = (*context_.chunks)[c];
+  const uint32_t other = 1 - now.half;
+  const Identity before = halves_.holds(other);
+  if (before.id != now.log.back()->from()) return false;
+  const auto lease = halves_.Lease(other, before);
+  if (lease == nullptr) return false;
+  const Bytes old = std::as_const(halves_).data(other).subspan(place.offset, place.bytes);
+  std::vector<std::byte> bytes(old.begin(), old.end());
+  if (delta != nullptr) {
+    uint64_t ignored = 0;
+    const auto applied = context_.backend->decode_apply(
+        *context_.key, delta->payload, bytes, place.width, delta->digest_before, &ignored);
+    if (applied != kernels::DecodeStatus::kOk) return false;
+  }
+  if (context_.backend->digest(*context_.key, bytes) != (*now.digests)[c]) return false;
+  if (!halves_.Patch(now.half, now.info.identity, place.offset, bytes)) return false;
+  now.damaged[c] = 0;
+  return true;
+}
+
+}  // namespace deltawire::sender

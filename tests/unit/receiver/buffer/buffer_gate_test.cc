@@ -1,0 +1,93 @@
+// The gate between engines that hold a version and updates that change it, on real files.
+#include "receiver/buffer/buffer_gate.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/receiver/buffer/buffer_rig.h"
+
+namespace deltawire::receiver::buffer_gate_test {
+namespace {
+
+using Limit = BufferGate::Limit;
+using Refusal = BufferGate::Refusal;
+
+struct Setup : BufferRig {
+  explicit Setup(uint32_t buffers = 1) : BufferRig({.buffers = buffers, .huge_pages = false}) {
+    REQUIRE(Update(1).ok());
+    gate.TakeUp(*buffer);
+  }
+  Identity one() const { return At(*buffer, 1); }
+
+  int news = 0;
+  BufferGate gate{{.model = "m"}, [this] { ++news; }};
+};
+
+}  // namespace
+
+TEST_CASE("gate: an update of the only file waits for an engine that holds it") {
+  Setup s;
+  CHECK(s.gate.Ready() == s.one());
+  CHECK_FALSE(s.gate.Hold(BufferRig::At(*s.buffer, 2), "engine"));
+  REQUIRE(s.gate.Hold(s.one(), "engine"));
+  CHECK(absl::IsUnavailable(s.gate.Touch(*s.buffer)));
+  CHECK(s.gate.refusal() == Refusal::kReader);
+  CHECK(s.gate.committed() == s.one());
+  // A wait yields at once where it may, and tells of itself.
+  s.gate.SetYielding(true);
+  CHECK(absl::IsCancelled(s.gate.WaitWritable(*s.buffer)));
+  CHECK(s.news == 1);
+  CHECK(absl::IsCancelled(s.gate.BeginChange()));
+  CHECK_FALSE(s.gate.waits().waiting);
+  CHECK(s.gate.waits().readers.empty());
+  s.gate.Release("engine");
+  s.gate.SetLimit(Limit::kNone);
+  CHECK(s.gate.Touch(*s.buffer).ok());
+  CHECK(s.gate.refusal() == Refusal::kNone);
+  CHECK(s.gate.committed().empty());
+  CHECK(s.gate.half_updated());
+  CHECK_FALSE(s.gate.Hold(s.one(), "engine"));
+}
+
+TEST_CASE("gate: a hold ends at its time, and none begins while a change runs") {
+  Setup s;
+  REQUIRE(s.gate.Hold(s.one(), "late", SteadyClock::now()));
+  REQUIRE(s.gate.BeginChange().ok());
+  CHECK_FALSE(s.gate.Hold(s.one(), "engine"));
+  s.gate.EndChange(*s.buffer);
+  CHECK(s.gate.Hold(s.one(), "engine"));
+}
+
+TEST_CASE("gate: what is prepared changes nothing that a reader sees") {
+  Setup one(1), two(2);
+  one.gate.SetLimit(Limit::kPrepare);
+  CHECK(absl::IsFailedPrecondition(one.gate.Touch(*one.buffer)));
+  CHECK(one.gate.refusal() == Refusal::kCannotPrepare);
+  two.gate.SetLimit(Limit::kPrepare);
+  CHECK(two.gate.Touch(*two.buffer).ok());
+  CHECK(two.gate.committed() == two.one());
+}
+
+TEST_CASE("gate: the only file keeps its name until the version is published") {
+  Setup s;
+  s.gate.SetLimit(Limit::kKeepName);
+  CHECK(absl::IsAborted(s.gate.Touch(*s.buffer)));
+  s.gate.EndKeepName();
+  CHECK(s.gate.Touch(*s.buffer).ok());
+}
+
+TEST_CASE("gate: engines are told of a version once it is ready") {
+  Setup s;
+  int told = 0;
+  s.gate.OnReady([&] { ++told; });
+  CHECK(told == 1);
+  REQUIRE(s.Update(2).ok());
+  s.gate.Look(*s.buffer);
+  CHECK(s.gate.Ready() == s.one());
+  s.gate.MakeReady();
+  CHECK(told == 2);
+  CHECK(s.gate.Ready() == BufferRig::At(*s.buffer, 2));
+  s.gate.Forget();
+  CHECK(s.gate.Ready().empty());
+}
+
+}  // namespace deltawire::receiver::buffer_gate_test

@@ -1,0 +1,88 @@
+// The upkeep that is due, and its findings, on real files.
+#include "receiver/replica/upkeep.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/receiver/buffer/buffer_rig.h"
+
+namespace deltawire::receiver::upkeep_test {
+namespace {
+
+using Task = Upkeep::Task;
+
+bool Never() { return false; }
+
+}  // namespace
+
+TEST_CASE("upkeep: files are checked every second, and scrubbing waits for those who verify") {
+  BufferRig rig({.buffers = 1, .huge_pages = false});
+  REQUIRE(rig.Update(1).ok());
+  Upkeep upkeep({.model = "m", .scrub_bytes_per_s = 1 << 20});
+  const Upkeep::Situation idle{.committed = true};
+  const auto start = SteadyClock::now();
+  REQUIRE(upkeep.Next(*rig.buffer, idle, start).task == Task::kCheck);
+  CHECK(upkeep.Run(Task::kCheck, *rig.buffer, nullptr, Never).health->put_back.empty());
+  CHECK(upkeep.Next(*rig.buffer, {.committed = true, .verifying = true}, start).task ==
+        Task::kNothing);
+  REQUIRE(upkeep.Next(*rig.buffer, idle, start).task == Task::kScrub);
+  const Upkeep::Outcome scrubbed = upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
+  CHECK(scrubbed.scrubbed_bytes == rig.buffer->layout().total_bytes());
+  CHECK(scrubbed.corrupt.empty());
+  const auto again = upkeep.Next(*rig.buffer, {.committed = true, .verifying = true}, start).again;
+  CHECK(again > start);
+  CHECK(upkeep.Next(*rig.buffer, idle, again).task == Task::kCheck);
+}
+
+TEST_CASE("upkeep: a scrub finds a chunk that has lost its digest") {
+  BufferRig rig({.buffers = 1, .huge_pages = false});
+  REQUIRE(rig.Update(1).ok());
+  const_cast<std::byte&>(rig.buffer->base(1)[17]) ^= std::byte{4};
+  Upkeep upkeep({.model = "m", .scrub_bytes_per_s = 1 << 20});
+  CHECK(upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never).corrupt == std::vector<uint32_t>{1});
+}
+
+TEST_CASE("upkeep: the second file is made before the first version, unless paused or failed") {
+  BufferRig rig({.buffers = 2, .huge_pages = false});
+  Upkeep upkeep({.model = "m"});
+  const auto start = SteadyClock::now();
+  if (!rig.buffer->lacks_spare()) return;  // no leases here
+  CHECK(upkeep.Next(*rig.buffer, {.paused = true}, start).task == Task::kNothing);
+  REQUIRE(upkeep.Next(*rig.buffer, {}, start).task == Task::kMakeSpare);
+  (void)upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, [] { return true; });
+  if (rig.buffer->lacks_spare()) {
+    CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
+    const auto again = upkeep.Next(*rig.buffer, {}, start).again;
+    CHECK(again > start);
+    REQUIRE(upkeep.Next(*rig.buffer, {}, again).task == Task::kMakeSpare);
+    (void)upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, Never);
+  }
+  CHECK_FALSE(rig.buffer->lacks_spare());
+  CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
+}
+
+TEST_CASE("upkeep: the hidden file is brought up after a commit, and after those who are served") {
+  for (const bool serves : {false, true}) {
+    CAPTURE(serves);
+    BufferRig rig({.buffers = 2, .huge_pages = false});
+    BufferGate gate({.model = "m"});
+    CoderRates rates;
+    PullSink sink(*rig.buffer, gate, 1 << 20, rates);
+    REQUIRE(rig.Update(1).ok());
+    if (!rig.buffer->catches_up()) return;  // no leases here
+    Upkeep upkeep({.model = "m", .serves = serves});
+    (void)upkeep.Run(Task::kCheck, *rig.buffer, &sink, Never);
+    const auto before = SteadyClock::now();
+    upkeep.Committed(*rig.buffer);
+    const Upkeep::Situation idle{.committed = true};
+    CHECK_FALSE(upkeep.MayCatchUp(idle, before - std::chrono::milliseconds(1)));
+    const auto after = SteadyClock::now() + std::chrono::milliseconds(100);
+    CHECK_FALSE(upkeep.MayCatchUp({.committed = true, .corrupt = true}, after));
+    CHECK_FALSE(upkeep.MayCatchUp({.committed = true, .paused = true}, after));
+    CHECK(upkeep.MayCatchUp(idle, after));
+    if (serves) CHECK_FALSE(upkeep.MayCatchUp(idle, before + std::chrono::milliseconds(99)));
+    CHECK(upkeep.Run(Task::kCatchUp, *rig.buffer, &sink, Never).corrupt.empty());
+    CHECK_FALSE(upkeep.MayCatchUp(idle, after + std::chrono::hours(1)));
+  }
+}
+
+}  // namespace deltawire::receiver::upkeep_test
