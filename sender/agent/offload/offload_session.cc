@@ -17,7 +17,7 @@ constexpr size_t kEndedKept = 64;
 constexpr size_t kMaxReason = 1024;
 constexpr size_t kMaxPublisher = 256;
 constexpr size_t kMaxJob = 256;
-constexpr size_t kNamed = 5;  // ranks that a message names
+constexpr size_t kNamedRanks = 5;  // ranks that a message names
 
 }  // namespace
 
@@ -411,11 +411,11 @@ std::string OffloadSession::LateRanks() const {
   for (uint32_t rank = 0; rank < now_.world; ++rank) {
     const auto it = now_.ranks.find(rank);
     if (it != now_.ranks.end() && it->second.ready) continue;
-    if (late++ >= kNamed) continue;
+    if (late++ >= kNamedRanks) continue;
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                         it != now_.ranks.end() ? "is not ready" : "has not begun");
   }
-  return late > kNamed ? fmt::format("{}, and {} more", text, late - kNamed) : text;
+  return late > kNamedRanks ? fmt::format("{}, and {} more", text, late - kNamedRanks) : text;
 }
 
 std::optional<StatusOr<VersionInfo>> OffloadSession::Outcome(uint64_t version, uint64_t lease,

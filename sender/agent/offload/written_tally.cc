@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint8_t kWritten = 1;
 constexpr uint8_t kUnchanged = 2;
-constexpr uint8_t kEarly = 4;  // parts may have been diffed already
-constexpr size_t kNamed = 5;   // tensors that a message names
+constexpr uint8_t kEarly = 4;        // parts may have been diffed already
+constexpr size_t kNamedTensors = 5;  // tensors that a message names
 
 }  // namespace
 
@@ -157,7 +157,7 @@ Status WrittenTally::CheckComplete(const Identity& published) const {
   std::string missing, both;
   size_t n_missing = 0, n_both = 0;
   const auto note = [&](std::string& list, size_t& count, size_t t) {
-    if (count++ < kNamed)
+    if (count++ < kNamedTensors)
       list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
   };
   for (size_t t = 0; t < layout_.size(); ++t) {
@@ -174,13 +174,14 @@ Status WrittenTally::CheckComplete(const Identity& published) const {
                   "model \"{}\", version {}: {} of {} tensors were neither written nor (with a "
                   "version to carry over from) declared unchanged: {}{}; {} stays published",
                   offload_.model, offload_.version, n_missing, layout_.size(), missing,
-                  n_missing > kNamed ? ", ..." : "", ToString(published.id));
+                  n_missing > kNamedTensors ? ", ..." : "", ToString(published.id));
   }
   if (n_both > 0) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "model \"{}\", version {}: {} tensors were both written and declared unchanged, "
                   "by one rank or two: {}{}",
-                  offload_.model, offload_.version, n_both, both, n_both > kNamed ? ", ..." : "");
+                  offload_.model, offload_.version, n_both, both,
+                  n_both > kNamedTensors ? ", ..." : "");
   }
   return absl::OkStatus();
 }
