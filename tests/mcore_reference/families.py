@@ -13,7 +13,8 @@ FAMILIES = [
     "hy_v3", "exaone_moe", "olmoe", "ernie4_5", "ernie4_5_moe", "mistral3", "starcoder2", "granite",
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
     "minimax_m3_vl", "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text",
-    "qwen3_omni_moe",
+    "qwen3_omni_moe", "sarvam_mla", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4",
+    "mimo_v2_flash", "falcon_h1", "deepseek_v4", "exaone4_5",
 ]
 
 ARCHITECTURES = {
@@ -41,6 +42,12 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "llama4": "Llama4ForConditionalGeneration",
     "mimo": "MiMoForCausalLM", "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
+    "sarvam_mla": "SarvamMLAForCausalLM", "qwen2_audio": "Qwen2AudioForConditionalGeneration",
+    "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration", "qwen3_asr": "Qwen3ASRForConditionalGeneration",
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration", "step3p7": "Step3p7ForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration", "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "exaone4_5": "Exaone4_5_ForConditionalGeneration",
+    "falcon_h1": "FalconH1ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM",
     "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration", "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM", "granite4_h": "GraniteMoeHybridForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -74,9 +81,10 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("qwen3_omni_moe", "minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_TIED_ONLY = ("gemma4_text", "gemma", "gemma2", "gemma3_text", "gemma3")
-_NEVER_TIED = ("qwen3_omni_moe", "minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
+_NESTED = ("exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4",
+           "qwen3_omni_moe", "minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_TIED_ONLY = ("gemma4", "gemma4_text", "gemma", "gemma2", "gemma3_text", "gemma3")
+_NEVER_TIED = ("mimo_v2_flash", "deepseek_v4", "sarvam_mla", "glm4v_moe", "step3p7", "qwen3_omni_moe", "minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
                "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h",
                "step3p5", "llama_nemotron")
 
@@ -107,12 +115,17 @@ def _nest(family, c, rng):
     if family.startswith("qwen3") and rng.random() < 0.5:
         c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
     vision = {}
-    if family == "qwen3_omni_moe":
+    if family in ("qwen3_omni_moe", "qwen2_5_omni", "qwen3_asr"):
         return {**top, "thinker_config": {"text_config": c}}
     if family.startswith("qwen3"):
         vision = _tower(rng) | {"out_hidden_size": c["hidden_size"]}
         if family.startswith("qwen3_5"):
             del vision["deepstack_visual_indexes"]
+    elif family == "exaone4_5":
+        vision = _tower(rng) | {"out_hidden_size": c["hidden_size"], "num_heads": rng.choice([12, 24, 24]),
+                                "num_key_value_heads": 12, "hidden_size": 24 * rng.choice([1, 2])}
+        for key in ("deepstack_visual_indexes", "num_position_embeddings"):
+            del vision[key]
     elif family == "gemma3":
         vision = {"hidden_size": rng.choice([6, 10, 14])}
     return {**top, "text_config": c, "vision_config": vision}
@@ -341,6 +354,11 @@ def _kimi_k2(c, rng):
     c["num_nextn_predict_layers"] = 0
 
 
+def _sarvam_mla(c, rng):
+    _moonlight(c, rng)
+    c["num_experts"], c["num_shared_experts"] = c.pop("n_routed_experts"), c.pop("n_shared_experts")
+
+
 def _dsa(c, rng):
     _deepseek_v3(c, rng)
     c["index_n_heads"], c["index_head_dim"], c["index_topk"] = rng.choice([2, 4]), rng.choice([6, 8]), 4
@@ -403,6 +421,59 @@ def _glm4_moe(c, rng):
     c["num_nextn_predict_layers"] = rng.choice([0, 1])
 
 
+def _glm4v_moe(c, rng):
+    _glm4_moe(c, rng)
+    del c["num_nextn_predict_layers"]
+
+
+def _mimo_v2_flash(c, rng):
+    groups, layers = c["num_key_value_heads"], c["num_hidden_layers"]
+    c["v_head_dim"] = rng.choice([2, 5, 8])
+    c["n_routed_experts"], c["num_experts_per_tok"] = _moe_sizes(c, rng), 2
+    c["num_nextn_predict_layers"] = rng.choice([0, 0, 1, 2, 3])  # the published config lacks it
+    sliding = [int(rng.random() < 0.6) for _ in range(layers - 1)] + [1]
+    sparse = [int(rng.random() < 0.7) for _ in range(layers - 1)] + [1]
+    if rng.random() < 0.3 and c["num_attention_heads"] % (2 * groups) == 0:  # as transformers 5 saves it
+        c["layer_types"] = ["sliding_attention" if yes else "full_attention" for yes in sliding]
+        c["mlp_layer_types"] = ["sparse" if yes else "dense" for yes in sparse]
+        return
+    c["hybrid_layer_pattern"], c["moe_layer_freq"] = sliding, sparse
+    c["swa_num_key_value_heads"] = rng.choice(
+        [n for n in (groups, 2 * groups) if c["num_attention_heads"] % n == 0])
+    c["add_swa_attention_sink_bias"], c["add_full_attention_sink_bias"] = rng.random() < 0.8, rng.random() < 0.2
+
+
+def _falcon_h1(c, rng):
+    heads = c["mamba_n_heads"] = c["num_attention_heads"] * rng.choice([1, 2])
+    c["mamba_n_groups"] = rng.choice([1, c["num_attention_heads"]])
+    c["mamba_d_state"], c["mamba_d_conv"], c["mamba_expand"] = rng.choice([4, 6]), rng.choice([3, 4]), 2
+    if rng.random() < 0.6:
+        c["mamba_d_ssm"] = heads * rng.choice([2, 3])
+    else:
+        c["hidden_size"] = heads * rng.choice([2, 4])
+    c["mamba_d_head"] = (c.get("mamba_d_ssm") or 2 * c["hidden_size"]) // heads
+    c["mamba_rms_norm"], c["mamba_conv_bias"] = rng.random() < 0.6, rng.random() < 0.7
+
+
+def _deepseek_v4(c, rng):
+    layers, heads = c["num_hidden_layers"], c["num_attention_heads"]
+    del c["intermediate_size"]
+    c["num_key_value_heads"], c["q_lora_rank"] = 1, rng.choice([12, 24])
+    c["o_groups"], c["o_lora_rank"] = rng.choice([n for n in (2, 4) if heads % n == 0]), rng.choice([6, 12])
+    c["index_n_heads"], c["index_head_dim"] = rng.choice([2, 4]), rng.choice([6, 10])
+    c["n_routed_experts"], c["num_experts_per_tok"], c["n_shared_experts"] = _moe_sizes(c, rng), 2, 1
+    c["hc_mult"], c["num_nextn_predict_layers"] = rng.choice([2, 3, 4]), rng.choice([0, 1, 1, 2])
+    ratios = [rng.choice([0, 4, 4, 16]) for _ in range(layers - 1)] + [4]
+    hashed = rng.randint(0, layers - 1)
+    if rng.random() < 0.6:
+        c["compress_ratios"], c["num_hash_layers"] = ratios + [0] * c["num_nextn_predict_layers"], hashed
+        return
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 16: "heavily_compressed_attention"}
+    c["layer_types"] = [kinds[n] for n in ratios]
+    c["compress_rates"] = {kinds[n]: n for n in (4, 16)}
+    c["mlp_layer_types"] = ["hash_moe"] * hashed + ["moe"] * (layers - hashed)
+
+
 def _gpt_oss(c, rng):
     c["num_local_experts"] = rng.choice([4, 6, 8])
     c["num_experts_per_tok"] = 2
@@ -451,6 +522,9 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "exaone4_5": lambda c, rng: c.update(num_nextn_predict_layers=rng.choice([0, 1])),
+    "mimo_v2_flash": _mimo_v2_flash, "falcon_h1": _falcon_h1, "deepseek_v4": _deepseek_v4,
+    "sarvam_mla": _sarvam_mla, "glm4v_moe": _glm4v_moe, "step3p7": _step3p5, "gemma4": _gemma4,
     "qwen3_omni_moe": _qwen_moe, "gemma4_text": _gemma4, "llama_nemotron": _llama_nemotron, "step3p5": _step3p5, "nemotron_h": _nemotron_h, "granite4_h": _granite4_h,
     "minimax_m3_vl": _minimax_m3, "mimo": _mimo, "olmoe": _olmoe, "ernie4_5": _biases, "ernie4_5_moe": _ernie_moe, "starcoder2": _biases, "granite": _llama,
     "granitemoehybrid": _granite4, "llama4_text": _llama4, "llama4": _llama4,

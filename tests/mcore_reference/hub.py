@@ -6,7 +6,7 @@ config.json does not tell but the file's own index does.
 
 from dataclasses import dataclass
 
-from .model import (DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, PACKED_APART, PACKED_IN_OUT,
+from .model import (BOTH, CSA, DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, PACKED_APART, PACKED_IN_OUT,
                     PACKED_INTERLEAVED, PACKED_OUT_IN,
                     SEPARATE, SEPARATE_MIXTRAL, VISION_PREFIX, Model)
 
@@ -46,6 +46,8 @@ def hf_tensors(config, hub=HubFile()):
 def _dtype(m, hub, name):
     if name.endswith("e_score_correction_bias"):
         return "F32"
+    if m.csa and name.endswith(("attn_sink", ".ape", "_fn", "_base", "_scale")):
+        return "F32"
     fp32_names = ("mamba.A_log", "mamba.D", "mamba.dt_bias", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
     return "F32" if hub.gdn_fp32 and name.endswith(fp32_names) else "BF16"
 
@@ -55,6 +57,8 @@ def _language(m, hub):
     yield f"{m.hf_prefix}norm.weight", [m.hidden]
     if m.norm_bias:
         yield f"{m.hf_prefix}norm.bias", [m.hidden]
+    if m.csa:
+        yield from _streams_head(m, "")
     if not m.tied or hub.lists_tied_head:
         yield "lm_head.weight", [m.vocab, m.hidden]
     for layer in range(m.layers + m.mtp_layers * m.mtp_inner):
@@ -66,7 +70,12 @@ def _language(m, hub):
     elif m.mtp_layers:
         for k in range(m.mtp_layers):
             prefix = m.hf_layer(m.layers + k * m.mtp_inner)
-            yield prefix + "eh_proj.weight", [m.hidden, 2 * m.hidden]
+            if m.csa:
+                yield prefix + "e_proj.weight", [m.hidden, m.hidden]
+                yield prefix + "h_proj.weight", [m.hidden, m.hidden]
+                yield from _streams_head(m, prefix)
+            else:
+                yield prefix + "eh_proj.weight", [m.hidden, 2 * m.hidden]
             for name in ("enorm", "hnorm"):
                 yield f"{prefix}{name}.weight", [m.hidden]
             yield m.hf_layer(m.layers + (k + 1) * m.mtp_inner - 1) + "shared_head.norm.weight", [m.hidden]
@@ -74,6 +83,42 @@ def _language(m, hub):
                 if m.kind != "step3p5":
                     yield prefix + "embed_tokens.weight", [m.vocab, m.hidden]
                 yield prefix + "shared_head.head.weight", [m.vocab, m.hidden]
+
+
+def _streams_head(m, prefix):
+    yield prefix + "hc_head_fn", [m.streams, m.streams * m.hidden]
+    yield prefix + "hc_head_base", [m.streams]
+    yield prefix + "hc_head_scale", [1]
+
+
+def _streams(m, prefix):
+    """DeepSeek-V4's hyper-connections."""
+    mixed = (2 + m.streams) * m.streams
+    for name in ("hc_attn", "hc_ffn"):
+        yield f"{prefix}{name}_fn", [mixed, m.streams * m.hidden]
+        yield f"{prefix}{name}_base", [mixed]
+        yield f"{prefix}{name}_scale", [3]
+
+
+def _csa(m, layer):
+    ratio, windows = m.ratio(layer), 2 if m.ratio(layer) == 4 else 1
+    yield "wq_a.weight", [m.q_lora, m.hidden]
+    yield "q_norm.weight", [m.q_lora]
+    yield "wq_b.weight", [m.heads * m.head_dim, m.q_lora]
+    yield "wkv.weight", [m.head_dim, m.hidden]
+    yield "kv_norm.weight", [m.head_dim]
+    yield "wo_a.weight", [m.out_rank, m.heads * m.head_dim // m.out_groups]
+    yield "wo_b.weight", [m.hidden, m.out_rank]
+    yield "attn_sink", [m.heads]
+    if ratio == 4:
+        yield "indexer.wq_b.weight", [m.index_heads * m.index_dim, m.q_lora]
+        yield "indexer.weights_proj.weight", [m.index_heads, m.hidden]
+    for own, dim in (("", m.head_dim), ("indexer.", m.index_dim)):
+        if ratio == 4 or (ratio and not own):
+            yield own + "compressor.wkv.weight", [windows * dim, m.hidden]
+            yield own + "compressor.wgate.weight", [windows * dim, m.hidden]
+            yield own + "compressor.ape", [ratio, windows * dim]
+            yield own + "compressor.norm.weight", [dim]
 
 
 def _block(m, hub, layer):
@@ -99,11 +144,15 @@ def _block(m, hub, layer):
         yield f"{prefix}{norm}.weight", [m.hidden]
         if m.norm_bias:
             yield f"{prefix}{norm}.bias", [m.hidden]
+    if m.csa:
+        yield from _streams(m, prefix)
     kind = m.attention(layer)
-    attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn, MAMBA: _mamba, NOTHING: lambda m: ()}[kind]
-    where = prefix + {GDN: "linear_attn.", MAMBA: "mamba."}.get(kind, "self_attn.")
-    for name, shape in attention(m):
-        yield where + name, shape
+    for one in (FULL, MAMBA) if kind == BOTH else (kind,):
+        attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn, MAMBA: _mamba, NOTHING: lambda m: (),
+                     CSA: lambda m: _csa(m, layer)}[one]
+        where = prefix + {GDN: "linear_attn.", MAMBA: "mamba."}.get(one, "self_attn.")
+        for name, shape in attention(m):
+            yield where + name, shape
     if m.indexer(layer):
         yield where + "indexer.wq_b.weight", [m.index_heads * m.index_dim, m.q_lora]
         yield where + "indexer.wk.weight", [m.index_dim, m.hidden]
@@ -121,7 +170,7 @@ def _block(m, hub, layer):
 def _full_attention(m):
     q_rows = m.heads * m.head_dim * (2 if m.gated_attention else 1)
     kv_rows = m.groups * m.head_dim
-    projections = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
+    projections = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", m.groups * m.v_head_dim))
     if m.keys_only:
         projections = projections[:2]
     if m.fused_qkv:
@@ -132,7 +181,7 @@ def _full_attention(m):
             yield name + ".bias", [rows]
     if m.head_gate:
         yield "g_proj.weight", [m.heads, m.hidden]
-    yield "o_proj.weight", [m.hidden, m.heads * m.head_dim]
+    yield "o_proj.weight", [m.hidden, m.heads * m.v_head_dim]
     if m.o_bias:
         yield "o_proj.bias", [m.hidden]
     if m.qk_norm:
@@ -180,7 +229,8 @@ def _mamba(m):
         yield "conv1d.bias", [m.mamba_width + 2 * m.mamba_states]
     for name in ("A_log", "D", "dt_bias"):
         yield name, [m.mamba_heads]
-    yield "norm.weight", [m.mamba_width]
+    if m.mamba_norm:
+        yield "norm.weight", [m.mamba_width]
     yield "out_proj.weight", [m.hidden, m.mamba_width]
 
 
@@ -253,7 +303,7 @@ def _vision(m):
     A vision MLP has an fc1 too, which is no gate/up pair, and a fused qkv in another order.
     """
     if m.has_tower:
-        yield from _tower(m, "model.visual.")
+        yield from (_gated_tower if m.gated_tower else _tower)(m, "model.visual.")
         return
     for prefix in VISION_PREFIX.get(m.model_type, {}):
         if prefix == "multi_modal_projector." and m.has_projector:
@@ -263,12 +313,37 @@ def _vision(m):
         if prefix in ("multi_modal_projector.", "mm_projector."):
             yield prefix + "mm_input_projection_weight", [7, m.hidden]
             continue
+        if prefix == "vit_large_projector.":
+            yield prefix + "weight", [m.hidden, 7]
+            continue
         yield prefix + "patch_embed.proj.weight", [6, 3, 2, 2]
         yield prefix + "blocks.0.attn.qkv.weight", [18, 6]
         yield prefix + "blocks.0.mlp.linear_fc1.weight", [10, 6]
         yield prefix + "blocks.0.mlp.linear_fc1.bias", [10]
         yield prefix + "blocks.0.mlp.linear_fc2.weight", [6, 10]
         yield prefix + "merger.norm.weight", [6]
+
+
+def _gated_tower(m, own):
+    """EXAONE 4.5's."""
+    v = m.vision
+    wide, ffn, merged = v["hidden_size"], v["intermediate_size"], v["hidden_size"] * v["spatial_merge_size"] ** 2
+    keys = v["num_key_value_heads"] * wide // v["num_heads"]
+    yield own + "patch_embed.proj.weight", [wide, v["in_channels"], v["temporal_patch_size"],
+                                            v["patch_size"], v["patch_size"]]
+    for i in range(v["depth"]):
+        block = f"{own}blocks.{i}."
+        for name, rows, columns in (("attn.qkv", wide + 2 * keys, wide), ("attn.proj", wide, wide),
+                                    ("mlp.gate_proj", ffn, wide), ("mlp.up_proj", ffn, wide),
+                                    ("mlp.down_proj", wide, ffn)):
+            yield f"{block}{name}.weight", [rows, columns]
+            yield f"{block}{name}.bias", [rows]
+        for norm in ("norm1", "norm2"):
+            yield f"{block}{norm}.weight", [wide]
+    yield own + "merger.ln_q.weight", [wide]
+    for name, rows in (("mlp.0", merged), ("mlp.2", v["out_hidden_size"])):
+        yield f"{own}merger.{name}.weight", [rows, merged]
+        yield f"{own}merger.{name}.bias", [rows]
 
 
 def _tower(m, own):

@@ -7,10 +7,12 @@ names. Nothing here depends on how the model is split over ranks.
 import copy
 
 FULL, MLA, GDN, MAMBA = "full", "mla", "gdn", "mamba"
+BOTH = "both"  # full attention and Mamba, beside each other
+CSA = "csa"  # DeepSeek-V4's attention, compressed in some layers
 DENSE, MOE = "dense", "moe"
 NOTHING = "nothing"  # of attention, or of an MLP, in a layer of a hybrid model
 
-MLA_TYPES = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"}
+MLA_TYPES = {"sarvam_mla", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"}
 DSA_TYPES = {"deepseek_v32", "glm_moe_dsa"}  # MLA with an indexer of sparse attention
 # Everything but attention as in DeepSeek-V3: a correction bias, shared experts, first layers dense.
 DEEPSEEK_MOE_TYPES = MLA_TYPES | {"glm4_moe", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe"}
@@ -38,6 +40,9 @@ PUBLISHED = {
                     ".block_sparse_moe.e_score_correction_bias"),),
     "kimi_k25": (("lm_head.", "language_model.lm_head."),),
     "qwen3_omni_moe": (("lm_head.", "thinker.lm_head."),),
+    "qwen2_5_omni": (("lm_head.", "thinker.lm_head."),),
+    "qwen3_asr": (("lm_head.", "thinker.lm_head."),),
+    "qwen2_audio": (("lm_head.", "language_model.lm_head."),),
     "mistral3": (("lm_head.", "language_model.lm_head."),),
     "minimax_m3_vl": (("lm_head.", "language_model.lm_head."), (
         ".block_sparse_moe.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias")),
@@ -54,6 +59,14 @@ PUBLISHED = {
                    ("model.layers.", "backbone.layers."), (".input_layernorm.", ".norm."),
                    (".post_attention_layernorm.", ".norm."), (".self_attn.", ".mixer."), (".mamba.", ".mixer."),
                    (".mlp.", ".mixer."), (".shared_head.norm.", ".final_layernorm.")),
+    "mimo_v2_flash": ((".self_attn.sinks", ".self_attn.attention_sink_bias"), (
+        ".shared_head.norm.", ".final_layernorm.")),
+    "falcon_h1": ((".mlp.", ".feed_forward."), (".post_attention_layernorm.", ".pre_ff_layernorm."),
+                  ("model.norm.", "model.final_layernorm.")),
+    "deepseek_v4": (("embed_tokens.", "embed."), ("lm_head.", "head."), (".shared_head.", "."), (".self_attn.", ".attn."),
+                    (".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm."),
+                    (".gate.e_score_correction_bias", ".gate.bias"), (".mlp.", ".ffn."),
+                    (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2.")),
     "mimo": ((".enorm.", ".token_layernorm."), (".hnorm.", ".hidden_layernorm."), (".eh_proj.", ".input_proj."),
              (".shared_head.norm.", ".final_layernorm.")),
     "step3p5": ((".mlp.gate.e_score_correction_bias", ".moe.router_bias"), (".mlp.gate.", ".moe.gate."),
@@ -63,9 +76,17 @@ PUBLISHED = {
     "gemma4_text": ((".mlp.gate.", ".router.proj."), (".mlp.experts.", ".experts."), (".mlp.shared_experts.", ".mlp.")),
     "ernie4_5_moe": ((".mlp.gate.e_score_correction_bias", ".mlp.moe_statics.e_score_correction_bias"),),
 }
+PUBLISHED |= {"step3p7": PUBLISHED["step3p5"], "gemma4": PUBLISHED["gemma4_text"]}
 # A model with a vision part -> the model_type of its language part.
 LANGUAGE_PART = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "exaone4_5": "exaone4",
+    "glm4v_moe": "glm4_moe",
+    "qwen2_audio": "qwen2",
+    "qwen2_5_omni": "qwen2",
+    "qwen3_asr": "qwen3",
+    "step3p7": "step3p5",
     "kimi_k25": "kimi_k2",
     "mistral3": "mistral",
     "minimax_m3_vl": "minimax_m3",
@@ -79,6 +100,13 @@ LANGUAGE_PART = {
 }
 HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
     "gemma3": "language_model.model.",
+    "deepseek_v4": "",
+    "gemma4": "model.language_model.",
+    "exaone4_5": "model.language_model.",
+    "glm4v_moe": "model.language_model.",
+    "qwen2_audio": "language_model.model.",
+    "qwen2_5_omni": "thinker.model.",
+    "qwen3_asr": "thinker.model.",
     "kimi_k25": "language_model.model.",
     "mistral3": "language_model.model.",
     "minimax_m3_vl": "language_model.model.",
@@ -92,6 +120,14 @@ HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
 # HF name prefix -> mcore name prefix of the parts that pass through unchanged.
 VISION_PREFIX = {
     "gemma3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
+    "gemma4": {f"model.{part}": part for part in ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")},
+    "glm4v_moe": {"model.visual.": "visual."},
+    "exaone4_5": {"model.visual.": "vision_model."},
+    "qwen2_audio": {"audio_tower.": "audio_tower.", "multi_modal_projector.": "multi_modal_projector."},
+    "qwen2_5_omni": {"thinker.visual.": "thinker.visual.", "thinker.audio_tower.": "thinker.audio_model."},
+    "qwen3_asr": {"thinker.audio_tower.": "thinker.audio_model."},
+    "step3p7": {"vision_model.": "vision_model.",
+                "vit_large_projector.": "image_insert_embedding.align_projector."},
     "kimi_k25": {"vision_tower.": "vision_tower.", "mm_projector.": "mm_projector."},
     "minimax_m3_vl": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector.",
                       "patch_merge_mlp.": "patch_merge_mlp."},
@@ -133,7 +169,7 @@ class Model:
             "intermediate_size")
         if kind == "granitemoehybrid":
             self.ffn = text["shared_intermediate_size"]
-        self.final_norm = "final_norm" if kind == "nemotron_h" else "final_layernorm"  # HybridModel's
+        self.final_norm = "final_norm" if kind in ("nemotron_h", "falcon_h1") else "final_layernorm"  # HybridModel's
         self.heads = text["num_attention_heads"]
         self.groups = text.get("num_key_value_heads") or text.get("num_attention_groups") or self.heads
         self.head_dim = text.get("head_dim") or text.get("attention_head_dim") or self.hidden // self.heads
@@ -143,11 +179,12 @@ class Model:
 
         self.vision = config.get("vision_config") or {}
         # Bridge's own projector and tower, and not HF's, from version 0.19 on.
-        self.has_tower = self.model_type.startswith("qwen3") and "depth" in self.vision
+        self.has_tower = self.model_type.startswith(("qwen3", "exaone")) and "depth" in self.vision
+        self.gated_tower = self.model_type == "exaone4_5"  # RMS norms, gates, fewer keys than queries
         self.has_projector = self.model_type == "gemma3" and "hidden_size" in self.vision
         self.hf_prefix = HF_PREFIX.get(self.model_type, "model.")
         self.mcore_prefix = "language_model." if self.has_vision else ""
-        if self.model_type == "qwen3_omni_moe":
+        if "thinker_config" in config:
             self.mcore_prefix = "thinker." + self.mcore_prefix
 
         # Attention.
@@ -157,6 +194,11 @@ class Model:
             self.kv_lora = text["kv_lora_rank"]
             self.nope, self.rope = text["qk_nope_head_dim"], text["qk_rope_head_dim"]
             self.v_dim = text["v_head_dim"]
+        self.csa = kind == "deepseek_v4"
+        if self.csa:
+            self.q_lora, self.out_groups = text["q_lora_rank"], text["o_groups"]
+            self.out_rank, self.streams = self.out_groups * text["o_lora_rank"], text["hc_mult"]
+            self.index_heads, self.index_dim = text["index_n_heads"], text["index_head_dim"]
         self.gated_attention = kind in GDN_TYPES
         self.head_gate = kind == "step3p5" and text.get("use_head_wise_attn_gate", True)
         self.qkv_bias = kind in ("mimo", "qwen2", "qwen2_moe", "gpt_oss") or (
@@ -186,7 +228,7 @@ class Model:
             self.gdn_k_dim, self.gdn_v_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
             self.gdn_kernel = text["linear_conv_kernel_dim"]
 
-        self.mamba = kind == "nemotron_h" or (
+        self.mamba = kind in ("nemotron_h", "falcon_h1") or (
             kind == "granitemoehybrid" and {"mamba", "linear_attention"} & set(text["layer_types"]))
         if self.mamba:
             read = lambda *keys: next(text[key] for key in keys if key in text)
@@ -196,7 +238,8 @@ class Model:
                 "conv_kernel", "mamba_d_conv")
             dim = read("mamba_head_dim", "mamba_d_head") if kind == "nemotron_h" or text.get(
                 "mamba_d_head", "auto") != "auto" else text["mamba_expand"] * self.hidden // self.mamba_heads
-            self.mamba_width = self.mamba_heads * dim  # of z and x
+            self.mamba_width = text.get("mamba_d_ssm") or self.mamba_heads * dim  # of z and x
+            self.mamba_norm = text.get("mamba_rms_norm", True)
             self.mamba_states = self.mamba_groups * self.mamba_state  # of B and C
             self.conv_bias = text.get("use_conv_bias", text.get("mamba_conv_bias", True))
 
@@ -206,10 +249,10 @@ class Model:
         self.expert_ffn = text.get("intermediate_size" if kind in (
             "mixtral", "gpt_oss", "minimax_m2", "minimax_m3", "olmoe", "llama4_text", "granitemoehybrid") else "moe_intermediate_size")
         self.correction_bias = (kind in DEEPSEEK_MOE_TYPES - {"deepseek_v2"} or
-                                kind in ("minimax_m2", "minimax_m3", "ernie4_5_moe", "nemotron_h") or
+                                kind in ("minimax_m2", "minimax_m3", "ernie4_5_moe", "nemotron_h", "mimo_v2_flash", "deepseek_v4") or
                                 (kind == "step3p5" and text.get("use_moe_router_bias", False)))
         self.shared_ffn = 0  # 0: there is no shared expert
-        if kind in DEEPSEEK_MOE_TYPES:
+        if kind in DEEPSEEK_MOE_TYPES or kind == "deepseek_v4":
             count = text.get("n_shared_experts") or text.get("num_shared_experts") or 0
             self.shared_ffn = count * self.expert_ffn
         elif kind == "ernie4_5_moe":
@@ -227,7 +270,7 @@ class Model:
         elif kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             self.shared_ffn = text["shared_expert_intermediate_size"]
         self.shared_gate = self.shared_ffn > 0 and kind not in DEEPSEEK_MOE_TYPES | {
-            "ernie4_5_moe", "llama4_text", "minimax_m3", "nemotron_h", "granitemoehybrid", "step3p5", "gemma4_text"}
+            "deepseek_v4", "ernie4_5_moe", "llama4_text", "minimax_m3", "nemotron_h", "granitemoehybrid", "step3p5", "gemma4_text"}
         self.shared_name = "share_expert" if kind == "step3p5" else "shared_expert" if self.shared_gate or kind == "llama4_text" else "shared_experts"
         self.expert_form = {
             "mixtral": SEPARATE_MIXTRAL,
@@ -255,7 +298,11 @@ class Model:
         if kind == "nemotron_h" and text.get("mtp_use_repeated_layer", True):
             self.mtp_layers = min(self.mtp_layers, 1)
         # Qwen keeps its MTP block at the top level of the file, the DeepSeek kind as further layers.
-        self.qwen_mtp = kind in GDN_TYPES
+        self.qwen_mtp = kind in GDN_TYPES or self.gated_tower
+
+    @property
+    def v_head_dim(self):
+        return self.text["v_head_dim"] if self.kind == "mimo_v2_flash" else self.head_dim
 
     def at(self, layer):
         """This model with the sizes of a layer, where layers differ in them."""
@@ -267,6 +314,13 @@ class Model:
             if self.text.get("attention_k_eq_v"):
                 changes |= {"groups": own["num_key_value_heads"] if saved else self.text["num_global_key_value_heads"],
                             "keys_only": True}
+        if self.kind == "mimo_v2_flash":
+            sliding = self.is_sliding(layer)
+            changes["sinks"] = self.text.get(f"add_{'swa' if sliding else 'full'}_attention_sink_bias", sliding)
+            if sliding:
+                changes["groups"] = self.text.get("swa_num_key_value_heads") or 2 * self.groups
+        if self.csa and self.hashed(layer):
+            changes["correction_bias"] = False
         if self.kind == "nemotron-nas" and layer < self.layers:
             block = self.text["block_configs"][layer]
             if block["attention"].get("n_heads_in_group"):
@@ -285,6 +339,25 @@ class Model:
         vars(model).update(changes)
         return model
 
+    def is_sliding(self, layer):
+        """Whether a layer of MiMo-V2-Flash has sliding attention."""
+        if layer >= self.layers:
+            return True
+        kinds = self.text.get("layer_types")
+        return kinds[layer] == "sliding_attention" if kinds else bool(self.text["hybrid_layer_pattern"][layer])
+
+    def hashed(self, layer):
+        """Whether a layer of DeepSeek-V4 routes by a table of tokens."""
+        if "num_hash_layers" in self.text:
+            return layer < self.text["num_hash_layers"]
+        return layer < self.layers and self.text["mlp_layer_types"][layer] == "hash_moe"
+
+    def ratio(self, layer):
+        """How many keys of DeepSeek-V4 are compressed into one; 0: none."""
+        if "compress_ratios" in self.text:
+            return self.text["compress_ratios"][layer]
+        return self.text["compress_rates"].get(self.text["layer_types"][layer], 0) if layer < self.layers else 0
+
     def is_whole(self, layer):
         """Whether a layer of Gemma 4 attends to everything."""
         kinds = self.text.get("layer_types")
@@ -297,7 +370,9 @@ class Model:
         return self.mtp_pattern[(layer - self.layers) % self.mtp_inner]
 
     def attention(self, layer):
-        """FULL, MLA, GDN, MAMBA or NOTHING of a decoder layer; layer >= self.layers: of an MTP block."""
+        """The attention of a decoder layer; layer >= self.layers: of an MTP block."""
+        if self.csa or self.kind == "falcon_h1":
+            return CSA if self.csa else BOTH
         if self.pattern:
             return PATTERN[self.character(layer)][0]
         if self.kind == "granitemoehybrid":
@@ -322,9 +397,14 @@ class Model:
             listed = self.text["moe_layers_enum"]
             listed = [int(n) for n in listed.split(",") if n] if isinstance(listed, str) else listed
             return MOE if layer < self.layers and layer in listed else DENSE
+        if self.kind == "mimo_v2_flash":
+            if layer >= self.layers:
+                return DENSE
+            kinds = self.text.get("mlp_layer_types")
+            return MOE if (kinds[layer] == "sparse" if kinds else self.text["moe_layer_freq"][layer]) else DENSE
         if not self.experts:
             return DENSE
-        if layer >= self.layers or self.kind in ("olmoe", "mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text",
+        if layer >= self.layers or self.kind in ("deepseek_v4", "olmoe", "mixtral", "gpt_oss", "minimax_m2", "qwen3_5_moe_text",
                                                    "granitemoehybrid", "gemma4_text"):
             return MOE
         if self.kind == "minimax_m3":
@@ -369,19 +449,25 @@ class Model:
         for own, theirs in PUBLISHED.get(self.model_type, ()):
             if own in name and not (own == "lm_head." and name != "lm_head.weight"):
                 name = name.replace(own, theirs)
+        if self.kind == "mimo_v2_flash" and ".mtp." in name:
+            name = name.replace(".post_attention_layernorm.", ".pre_mlp_layernorm.")
         return name
 
     def hf_layer(self, layer):
         """The prefix of a layer's HF names; layer >= self.layers: of MTP block layer - self.layers."""
         if layer >= self.layers and (self.qwen_mtp or self.pattern):
             return f"mtp.layers.{layer - self.layers}."
+        if layer >= self.layers and self.csa:
+            return f"mtp.{layer - self.layers}."
+        if layer >= self.layers and self.kind == "mimo_v2_flash":
+            return f"{self.hf_prefix}mtp.layers.{layer - self.layers}."
         if layer >= self.layers and self.kind == "mimo":
             return f"{self.hf_prefix}mtp_layers.{layer - self.layers}."
         return f"{self.hf_prefix}layers.{layer}."
 
     def fused_qkv_rows(self):
-        per_group = (2 if self.gated_attention or self.head_gate else 1) * (self.heads // self.groups) + 2
-        return self.groups * per_group * self.head_dim
+        per_group = (2 if self.gated_attention or self.head_gate else 1) * (self.heads // self.groups) + 1
+        return self.groups * (per_group * self.head_dim + self.v_head_dim)
 
 
 def language_of(config):

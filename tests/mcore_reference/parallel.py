@@ -4,7 +4,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
-from .model import FULL, GDN, MAMBA, MLA, MOE
+from .model import BOTH, CSA, FULL, GDN, MAMBA, MLA, MOE
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,12 @@ def _attention_reason(model, x):
     layers = [model.at(layer) for layer in range(model.layers)]
     if any(one.heads % T or (one.groups % T and T % one.groups) for one in layers):
         return "heads of some layers"
+    if BOTH in kinds:
+        kinds |= {FULL, MAMBA}
+    if model.kind == "mimo_v2_flash" and any(one.groups % T for one in [model, *layers]):
+        return "KV groups of two kinds of heads"
+    if CSA in kinds and (model.out_rank % T or (x.spec == "local" and (model.q_lora % T or model.head_dim % T))):
+        return "DeepSeek-V4's projections"
     if FULL in kinds and any(one.fused_qkv_rows() % T for one in layers):
         return "fused QKV rows"
     if MLA in kinds:

@@ -347,7 +347,7 @@ plant("the projector whole on every rank", "gemma3",
 
 # ---- Mamba layers, layers by character, MTP layers of several layers ----
 
-mixer = lambda name: in_param("mamba", f'mcore = {name}')
+mixer = lambda name: in_param("mamba", "mcore = " + name.replace("mixer.", "{owner}"))
 has_mamba = lambda m: any(m.attention(i) == "mamba" for i in range(m.layers))
 cut_mamba = lambda m, x: has_mamba(m) and x.tp > 1
 several_states = lambda m, x: has_mamba(m) and m.mamba_states > 0
@@ -521,3 +521,146 @@ plant("the router's scales exchanged", "gemma4_text",
       g4('"router.scale"', '"#"'), g4('hf = "router.per_expert_scale"', 'hf = "router.scale"'),
       g4('"#"', '"router.per_expert_scale"'), says="in the checkpoint, and",
       shows=lambda m, x: m.hidden != m.experts)
+
+# ---- attention and Mamba beside each other ----
+
+falcon = lambda *marks: in_param("falcon_h1", *marks)
+plant("q, k and v beside Mamba not by group", "falcon_h1",
+      in_param("llama", 'mcore = "self_attention.linear_qkv.weight"')('groups = "kv_heads"\n'),
+      shows=lambda m, x: m.groups > 1)
+plant("gate and up beside Mamba swapped", "falcon_h1",
+      falcon('"mlp.linear_fc1.weight"')("gate_proj", "#_proj"), falcon('"mlp.linear_fc1.weight"')("up_proj", "gate_proj"),
+      anywhere("falcon_h1", "#_proj", "up_proj"))
+plant("fc1 beside Mamba put together plainly", "falcon_h1", falcon('"mlp.linear_fc1.weight"')(PER_SHARD),
+      shows=lambda m, x: x.tp > 1)
+plant("in_proj beside attention put together plainly", "falcon_h1", mixer('"mixer.in_proj.weight"')(PER_SHARD),
+      shows=lambda m, x: x.tp > 1)
+plant("a Mamba norm that is not there", "falcon_h1", anywhere("mamba", '["mamba_rms_norm", "1"]', '"1"'),
+      says="the checkpoint has no such tensor", shows=lambda m, x: not m.mamba_norm)
+plant("no Mamba norm", "falcon_h1", anywhere("mamba", '["mamba_rms_norm", "1"]', '"0"'),
+      says="is made by no parameter", shows=lambda m, x: m.mamba_norm)
+plant("the norms of a layer exchanged", "falcon_h1",
+      anywhere("falcon_h1", '"input_layernorm.weight"', '"#"'),
+      anywhere("falcon_h1", '"pre_ff_layernorm.weight"', '"input_layernorm.weight"'),
+      anywhere("falcon_h1", '"#"', '"pre_ff_layernorm.weight"'))
+plant("Mamba twice as wide as the model", "falcon_h1",
+      anywhere("falcon_h1", '"mamba_d_ssm / mamba_heads", "mamba_d_head", '), says="in the checkpoint, and",
+      shows=lambda m, x: m.mamba_width != 2 * m.hidden and 2 * m.hidden % m.mamba_heads == 0)
+plant("Mamba by the name of a hybrid model's layer", "falcon_h1",
+      anywhere("falcon_h1", '"mamba_mixer."', '"mixer."'), says=REFUSED_SHAPE)
+plant("Mamba's out_proj whole on every rank", "falcon_h1", mixer('"mixer.out_proj.weight"')('split = "columns"\n'),
+      says=REFUSED_SHAPE, shows=lambda m, x: x.tp > 1)
+plant("Mamba's D and dt_bias exchanged", "falcon_h1",
+      mixer('"mixer.D"')("{mixer}D", "{mixer}#"), mixer('"mixer.dt_bias"')("{mixer}dt_bias", "{mixer}D"),
+      anywhere("mamba", "{mixer}#", "{mixer}dt_bias"))
+
+# ---- values narrower than keys ----
+
+flash = lambda *marks: in_param("mimo_v2_flash", *marks)
+flash_qkv, flash_file = flash('"self_attention.linear_qkv.weight"'), lambda old, new: anywhere("mimo_v2_flash", old, new)
+narrow = lambda m, x: m.v_head_dim != m.head_dim
+unfit = ("in the checkpoint, and", "would not be written exactly once", "the checkpoint has no such tensor",
+         "is made by no parameter")
+plant("values as wide as keys", "mimo_v2_flash", flash_qkv("* v_head_dim", "* head_dim"), says=unfit, shows=narrow)
+plant("the output projection as wide as keys", "mimo_v2_flash",
+      flash('"self_attention.linear_proj.weight"')("* v_head_dim", "* head_dim"), says=unfit, shows=narrow)
+plant("narrow values not by group", "mimo_v2_flash", flash_qkv('groups = "kv_heads"\n'),
+      shows=lambda m, x: m.groups > 1)
+plant("sliding layers with the others' groups", "mimo_v2_flash",
+      flash_file('["sliding ? swa_num_key_value_heads : num_key_value_heads", '
+                 '"sliding ? 2 * num_key_value_heads : num_key_value_heads"]', '"num_key_value_heads"'),
+      says=unfit, shows=lambda m, x: any(m.at(i).groups != m.groups for i in range(m.layers)))
+plant("an MTP layer of full attention", "mimo_v2_flash",
+      flash_file('"mtp || hybrid_layer_pattern.at", "mtp || layer_types',
+                 '"hybrid_layer_pattern.at", "layer_types'), says=unfit,
+      shows=lambda m, x: m.mtp_layers and m.at(m.layers).groups != m.groups)
+any_sinks = lambda m, x: any(m.at(i).sinks for i in range(m.layers))
+plant("sinks of some layers whole on every rank", "mimo_v2_flash", flash("softmax_offset")('split = "rows"\n'),
+      says=REFUSED_SHAPE, shows=lambda m, x: x.tp > 1 and any_sinks(m, x))
+plant("sinks in every layer", "mimo_v2_flash", flash("softmax_offset")('when = "sinks"\n'), says=unfit,
+      shows=lambda m, x: not all(m.at(i).sinks for i in range(m.layers)))
+plant("sinks in no layer", "mimo_v2_flash", flash("softmax_offset")('"sinks"', '"0"'), says=unfit, shows=any_sinks)
+plant("an MTP layer's norm by the decoder's name", "mimo_v2_flash",
+      flash('when = "mtp"')('"pre_mlp_layernorm.weight"\n', '"post_attention_layernorm.weight"\n'), says=unfit,
+      shows=with_mtp)
+plant("one of three MTP layers not counted", "mimo_v2_flash", flash_file(" + listed.third", ""), says=("MTP layers", *unfit),
+      shows=lambda m, x: m.mtp_layers == 3)
+plant("experts in every layer but MTP layers", "mimo_v2_flash",
+      flash_file('["!mtp && moe_layer_freq.at", "!mtp && mlp_layer_types.is.sparse"]', '"!mtp"'), says=unfit,
+      shows=lambda m, x: any(m.mlp(i) == "dense" for i in range(m.layers)))
+plant("experts in MTP layers, too", "mimo_v2_flash",
+      flash_file('["!mtp && moe_layer_freq.at", "!mtp && mlp_layer_types', '["mtp || moe_layer_freq.at", "mtp || mlp_layer_types'),
+      says=unfit, shows=with_mtp)
+
+# ---- several scalars in one tensor, compressed keys, an output projection in two steps ----
+
+v4 = lambda *marks: in_param("deepseek_v4", *marks)
+v4_file = lambda old, new: anywhere("deepseek_v4", old, new)
+attention_alpha = lambda kind: v4(f'"self_attention_hyper_connection.alpha_{kind}"')
+plant("two scalars of one tensor exchanged", "deepseek_v4",
+      attention_alpha("post")('at = "1"', 'at = "2"'), attention_alpha("res")('at = "2"', 'at = "1"'))
+plant("a scalar in another's place", "deepseek_v4", attention_alpha("post")(', at = "1"', ""), says=unfit)
+plant("the last of three scalars left out", "deepseek_v4",
+      v4('"mlp_hyper_connection.alpha_res"')('[{ hf = "hc_ffn_scale", rows = "1", at = "2" }]',
+                                             '[{ hf = "hc_ffn_scale", rows = "1", at = "1" }]'), says=unfit)
+plant("scalars of attention and feed-forward exchanged", "deepseek_v4",
+      attention_alpha("pre")("hc_attn_scale", "hc_ffn_scale"),
+      v4('"mlp_hyper_connection.alpha_pre"')("hc_ffn_scale", "hc_attn_scale"))
+plant("sinks of one rank: deepseek_v4", "deepseek_v4", v4("attn_sink")('split = "rows"\n'), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.tp > 1)
+plant("the groups' output projection cut", "deepseek_v4",
+      v4("linear_o_group_proj")('rows = "out_rank"', 'split = "rows"\nrows = "out_rank"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.tp > 1)
+ratios = lambda m: [m.ratio(i) for i in range(m.layers)]
+plant("an indexer wherever keys are compressed", "deepseek_v4", v4_file('"ratio == 4"', '"ratio > 0"'), says=unfit,
+      shows=lambda m, x: 16 in ratios(m))
+plant("keys compressed without overlap", "deepseek_v4", v4_file('"indexer ? 2 : 1"', '"1"'), says=unfit)
+plant("keys compressed in every layer", "deepseek_v4", v4_file('compressed = "ratio > 0"', 'compressed = "1"'),
+      says="compressor.ape: ", shows=lambda m, x: 0 in ratios(m))
+plant("a correction bias where a table routes", "deepseek_v4", v4_file('correction_bias = "!hashed"', 'correction_bias = "1"'),
+      says=unfit, shows=lambda m, x: any(map(m.hashed, range(m.layers))))
+plant("gate and up by each other's name", "deepseek_v4", v4_file('gate = "w1"\nup = "w3"', 'gate = "w3"\nup = "w1"'))
+plant("keys and their gates exchanged", "deepseek_v4",
+      v4('core_attention.compressor.linear_wkv')('"attn.compressor.wkv.weight"', '"#"'),
+      v4('core_attention.compressor.linear_wgate')('"attn.compressor.wgate.weight"', '"attn.compressor.wkv.weight"'),
+      v4_file('"#"', '"attn.compressor.wgate.weight"'))
+plant("an MTP layer's two projections exchanged", "deepseek_v4",
+      v4_file('.e_proj.weight"\n\n', '.#_proj.weight"\n\n'), v4_file('"mtp.{n}.h_proj.weight"', '"mtp.{n}.e_proj.weight"'),
+      v4_file(".#_proj", ".h_proj"), shows=with_mtp)
+plant("an MTP layer with the decoder's head of streams", "deepseek_v4",
+      v4_file('"mtp.{n}.hc_head_base"', '"hc_head_base"'), says=("are written by more than one rank", *unfit), shows=with_mtp)
+plant("MTP layers counted after the decoder's", "deepseek_v4", v4_file('mtp_hf = "mtp.{n}."', 'mtp_hf = "layers.{l}."'),
+      says=unfit, shows=with_mtp)
+
+# ---- a vision tower with gates and fewer keys than queries ----
+
+exaone = lambda name: in_param("exaone4_5", f'"vision_model.decoder.layers.{{n}}.{name}"')
+exaone_merger = lambda name: in_param("exaone4_5", f'"vision_model.merger.{name}"')
+fewer_keys = lambda m, x: native(m, x) and m.vision["num_heads"] > m.vision["num_key_value_heads"]
+for kind in ("weight", "bias"):
+    plant(f"the gated tower's qkv not by group, {kind}", "exaone4_5",
+          exaone(f"self_attention.linear_qkv.{kind}")('groups = "eyes"\n'), shows=native)
+plant("as many groups in the gated tower as queries", "exaone4_5",
+      anywhere("exaone4_5", 'eyes = ["vision.num_key_value_heads", ', "eyes = ["), says=unfit, shows=fewer_keys)
+plant("the gated tower's keys and values exchanged", "exaone4_5",
+      exaone("self_attention.linear_qkv.weight")('rows = "pairs", at = "sight" }', 'rows = "pairs", at = "#" }'),
+      exaone("self_attention.linear_qkv.weight")('at = "sight + pairs"', 'at = "sight"'),
+      anywhere("exaone4_5", '"#"', '"sight + pairs"'), shows=native)
+plant("the tower's gate and up exchanged", "exaone4_5",
+      exaone("mlp.linear_fc1.weight")("gate_proj", "#_proj"), exaone("mlp.linear_fc1.weight")("up_proj", "gate_proj"),
+      anywhere("exaone4_5", "#_proj", "up_proj"), shows=native)
+for kind in ("weight", "bias"):
+    plant(f"the tower's gate and up put together plainly, {kind}", "exaone4_5",
+          exaone(f"mlp.linear_fc1.{kind}")(PER_SHARD), shows=cut_tower)
+plant("the gated tower's norms exchanged", "exaone4_5",
+      exaone("self_attention.linear_qkv.layer_norm_weight")("norm1", "norm#"),
+      exaone("mlp.linear_fc1.layer_norm_weight")("norm2", "norm1"), anywhere("exaone4_5", "norm#", "norm2"),
+      shows=native)
+plant("the gated tower's fc2 cut by rows", "exaone4_5",
+      exaone("mlp.linear_fc2.weight")('"columns"', '"rows"'), says=REFUSED_SHAPE, shows=cut_tower)
+plant("the gated tower's merger whole on every rank", "exaone4_5",
+      exaone_merger("linear_fc1.bias")('split = "rows"\n'), says=REFUSED_SHAPE, shows=cut_tower)
+plant("an MTP layer's two norms exchanged", "exaone4_5",
+      anywhere("exaone4_5", "pre_fc_norm_embedding", "pre_fc_norm_#"),
+      anywhere("exaone4_5", "pre_fc_norm_hidden", "pre_fc_norm_embedding"),
+      anywhere("exaone4_5", "pre_fc_norm_#", "pre_fc_norm_hidden"), shows=with_mtp)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from .model import DENSE, FULL, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
+from .model import BOTH, CSA, DENSE, FULL, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
 from .renamed import Renamed
 from .values import add_one, round_to_bf16, widen
 
@@ -107,6 +107,8 @@ class Reassembly:
         if m.norm_bias:
             name = "decoder.final_layernorm.bias"
             self.out[f"{m.hf_prefix}norm.bias"] = self.one(self.first_with(name), name)
+        if m.csa:
+            self.streams_head(self.first_with("decoder.hc_head_fn"), "decoder.", "")
         head = self.head()
         for name in self.listed:
             if name == m.published("lm_head.weight"):
@@ -118,7 +120,7 @@ class Reassembly:
 
     def vision(self):
         if any(name.startswith("vision_model.decoder.") for name in self.shards[0, 0]):
-            self.tower()
+            self.gated_tower() if self.m.gated_tower else self.tower()
             return
         for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items():
             for name, array in self.shards[0, 0].items():
@@ -163,6 +165,33 @@ class Reassembly:
                 hf = hf.replace(mcore, theirs)
             self.out["model.visual." + hf] = whole
 
+    def gated_tower(self):
+        """EXAONE 4.5's vision part of Megatron's own modules."""
+        v, depth = self.m.vision, self.m.vision["depth"]
+        whole = lambda name: self.tower_parts("vision_model." + name)[0]
+        joined = lambda name, axis=0: np.concatenate(self.tower_parts("vision_model." + name), axis=axis)
+        found = {"patch_embed.proj.weight": whole("patch_embed.proj.weight"),
+                 "merger.ln_q.weight": whole("merger.patch_norm.weight"),
+                 "merger.mlp.0.weight": joined("merger.linear_fc1.weight"),
+                 "merger.mlp.0.bias": joined("merger.linear_fc1.bias"),
+                 "merger.mlp.2.weight": joined("merger.linear_fc2.weight", 1),
+                 "merger.mlp.2.bias": whole("merger.linear_fc2.bias")}
+        for layer, block in ((f"decoder.layers.{i}.", f"blocks.{i}.") for i in range(depth)):
+            for mcore, name in (("self_attention.linear_qkv", "norm1"), ("mlp.linear_fc1", "norm2")):
+                found[f"{block}{name}.weight"] = whole(f"{layer}{mcore}.layer_norm_weight")
+            for mcore, name in (("self_attention.linear_proj", "attn.proj"), ("mlp.linear_fc2", "mlp.down_proj")):
+                found[f"{block}{name}.weight"] = joined(f"{layer}{mcore}.weight", 1)
+                found[f"{block}{name}.bias"] = whole(f"{layer}{mcore}.bias")
+            for kind in ("weight", "bias"):
+                full = joined(f"{layer}self_attention.linear_qkv.{kind}")
+                by_group = full.reshape(v["num_key_value_heads"], -1, v["hidden_size"] // v["num_heads"], *full.shape[1:])
+                found[f"{block}attn.qkv.{kind}"] = np.concatenate(
+                    [piece.reshape(-1, *full.shape[1:]) for piece in np.split(by_group, [-2, -1], axis=1)])
+                found[f"{block}mlp.gate_proj.{kind}"], found[f"{block}mlp.up_proj.{kind}"] = self.gate_and_up(
+                    self.tower_parts(f"vision_model.{layer}mlp.linear_fc1.{kind}"))
+        for name, array in found.items():
+            self.out["model.visual." + name] = array
+
     def mtp_hf_layer(self, k, inner=0):
         return self.m.hf_layer(self.m.layers + k * self.m.mtp_inner + inner)
 
@@ -178,6 +207,11 @@ class Reassembly:
         if m.qwen_mtp:
             names = dict(enorm="mtp.pre_fc_norm_embedding", hnorm="mtp.pre_fc_norm_hidden",
                          eh_proj="mtp.fc", final_layernorm="mtp.norm")
+        if m.csa:
+            del names["eh_proj"]
+            self.streams_head(chunk, prefix, hf)
+            for name in ("e_proj.weight", "h_proj.weight"):
+                self.out[hf + name] = self.rows(chunk, prefix + name)
         for mcore, name in names.items():
             full = (self.eh_proj(self.rows(chunk, prefix + "eh_proj.weight")) if mcore == "eh_proj"
                     else self.one(chunk, f"{prefix}{mcore}.weight"))
@@ -191,6 +225,10 @@ class Reassembly:
                            m.layers + k * m.mtp_inner + i)
         else:
             self.block(chunk, prefix + inner, hf, m.layers + k)
+
+    def streams_head(self, chunk, own, hf):
+        for name in ("hc_head_fn", "hc_head_base", "hc_head_scale"):
+            self.out[hf + name] = self.one(chunk, own + name)
 
     # A block.
 
@@ -214,6 +252,12 @@ class Reassembly:
             self.full_attention(chunk, attention, hf + "self_attn.")
         elif m.attention(layer) == MAMBA:
             self.mamba(chunk, own + "mixer.", hf + "mamba.")
+        elif m.attention(layer) == BOTH:
+            self.full_attention(chunk, attention, hf + "self_attn.")
+            self.mamba(chunk, own + "mamba_mixer.", hf + "mamba.")
+        elif m.attention(layer) == CSA:
+            self.csa(chunk, attention, hf + "self_attn.")
+            self.streams(chunk, own, hf)
         elif m.attention(layer) != NOTHING:
             self.gdn(chunk, attention, hf + "linear_attn.")
         if m.mlp(layer) == DENSE:
@@ -286,6 +330,10 @@ class Reassembly:
         m = self.m
         full = np.concatenate(parts, axis=0)
         tail, per = full.shape[1:], m.heads // m.groups
+        if m.v_head_dim != m.head_dim:
+            cuts = np.cumsum([per * m.head_dim, m.head_dim])
+            return tuple(piece.reshape(-1, *tail)
+                         for piece in np.split(full.reshape(m.groups, -1, *tail), cuts, axis=1))
         group = full.reshape(m.groups, -1, m.head_dim, *tail)
         flat = lambda array: array.reshape(-1, *tail)
         k, v = group[:, -2], group[:, -1]
@@ -364,6 +412,31 @@ class Reassembly:
         for name, array in down.items():
             self.out[f"{hf}{name}.weight"] = array
 
+    def csa(self, chunk, own, hf):
+        core, m = own + "core_attention.", self.m
+        for name, mcore, rows in (("wq_a", "linear_q_down_proj", m.q_lora), ("wkv", "linear_kv_proj", m.head_dim)):
+            self.out[f"{hf}{name}.weight"] = self.down_projection(self.parts(chunk, f"{own}{mcore}.weight"), rows)
+        for name, mcore in (("q_norm.weight", "q_layernorm.weight"), ("kv_norm.weight", "kv_layernorm.weight"),
+                            ("wo_a.weight", "linear_o_group_proj")):
+            self.out[hf + name] = self.one(chunk, own + mcore)
+        self.out[hf + "wq_b.weight"] = self.rows(chunk, own + "linear_q_up_proj.weight")
+        self.out[hf + "wo_b.weight"] = self.columns(chunk, own + "linear_proj.weight")
+        self.out[hf + "attn_sink"] = self.sinks(self.parts(chunk, core + "attn_sink"))
+        for name in self.local_names(chunk):
+            if name.startswith((core + "compressor.", core + "indexer.")):
+                self.out[hf + name.removeprefix(core).replace("linear_", "")] = self.one(chunk, name)
+
+    def scale(self, scalars):
+        return np.concatenate(scalars)
+
+    def streams(self, chunk, own, hf):
+        for mcore, name in (("self_attention", "attn"), ("mlp", "ffn")):
+            place, to = f"{own}{mcore}_hyper_connection.", f"{hf}hc_{name}_"
+            self.out[to + "fn"] = self.one(chunk, place + "mapping_proj.weight")
+            self.out[to + "base"] = self.one(chunk, place + "bias")
+            self.out[to + "scale"] = self.scale([self.one(chunk, f"{place}alpha_{kind}")
+                                                 for kind in ("pre", "post", "res")])
+
     def components(self, parts, sizes):
         """Each rank's part holds its share of every component, one after the other."""
         cuts = np.cumsum(sizes)[:-1] // self.x.tp
@@ -413,7 +486,8 @@ class Reassembly:
         for name in ("A_log", "D", "dt_bias"):
             full = self.rows(chunk, own + name)
             self.out[hf + name] = widen(full) if self.listed[hf + name][1] == "F32" else full
-        self.out[hf + "norm.weight"] = self.rows(chunk, own + "norm.weight")
+        if self.has(chunk, own + "norm.weight"):
+            self.out[hf + "norm.weight"] = self.rows(chunk, own + "norm.weight")
         self.out[hf + "out_proj.weight"] = self.columns(chunk, own + "out_proj.weight")
 
     # MLPs.

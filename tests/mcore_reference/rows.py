@@ -28,20 +28,22 @@ def glu_rows(ffn, parts, part, interleave=0):
     return half * ffn + part * b + o
 
 
-def qkv_rows(heads, groups, head_dim, gated):
+def qkv_rows(heads, groups, head_dim, gated, v_dim=None):
     """The full fused QKV's rows in [q_proj; k_proj; v_proj].
 
     A KV group is its q heads, (gated: as many gate heads,) its k head, its v head. Gated: q_proj
-    holds for each head its head_dim q rows, then its head_dim gate rows.
+    holds for each head its head_dim q rows, then its head_dim gate rows. v_dim: rows of a v head, if others.
     """
-    per = heads // groups  # q heads a group
+    per, v_dim = heads // groups, v_dim or head_dim  # q heads a group
     width = (2 * per if gated else per) + 2  # heads a group
-    r = np.arange(groups * width * head_dim)
-    g, x = r // (width * head_dim), r % (width * head_dim)
-    j, d = x // head_dim, x % head_dim
+    rows = (width - 1) * head_dim + v_dim
+    r = np.arange(groups * rows)
+    g, x = r // rows, r % rows
+    j = np.minimum(x // head_dim, width - 1)
+    d = x - j * head_dim
     k_start = heads * head_dim * (2 if gated else 1)
     v_start = k_start + groups * head_dim
-    k_or_v = np.where(j == width - 2, k_start, v_start) + g * head_dim + d
+    k_or_v = np.where(j == width - 2, k_start + g * head_dim, v_start + g * v_dim) + d
     if not gated:
         q = (g * per + j) * head_dim + d
         return np.where(j < per, q, k_or_v)

@@ -14,12 +14,12 @@ TABLE = [
     (r"self_attention\.core_attention\.indexer\.k_norm\.(weight|bias)", "xd"),
     (r"self_attention\.core_attention\.indexer\.linear_weights_proj\.weight", "xh, H"),
     (r"decoder\.final_norm\.weight|norm\.weight|mixer\.in_proj\.layer_norm_weight", "H"),
-    (r"mixer\.in_proj\.weight", "(2*mw+2*ms+mh)/T, H"),
-    (r"mixer\.conv1d[._]weight", "(mw+2*ms)/T, 1, mk"),
-    (r"mixer\.conv1d[._]bias", "(mw+2*ms)/T"),
-    (r"mixer\.(A_log|D|dt_bias)", "mh/T"),
-    (r"mixer\.norm\.weight", "mw/T"),
-    (r"mixer\.out_proj\.weight", "H, mw/T"),
+    (r"(?:mamba_)?mixer\.in_proj\.weight", "(2*mw+2*ms+mh)/T, H"),
+    (r"(?:mamba_)?mixer\.conv1d[._]weight", "(mw+2*ms)/T, 1, mk"),
+    (r"(?:mamba_)?mixer\.conv1d[._]bias", "(mw+2*ms)/T"),
+    (r"(?:mamba_)?mixer\.(A_log|D|dt_bias)", "mh/T"),
+    (r"(?:mamba_)?mixer\.norm\.weight", "mw/T"),
+    (r"(?:mamba_)?mixer\.out_proj\.weight", "H, mw/T"),
     (r"(pre_shared_expert|post_ffn|mlp\.post_shared_expert|mlp\.post_moe)_layernorm\.weight", "H"),
     (r"layer_scalar", "1"),
     (r"mlp\.router\.scale", "H"),
@@ -28,6 +28,15 @@ TABLE = [
     (r"mlp\.fc2_latent_proj\.weight", "H, He"),
     (r"mtp\.(enorm|hnorm|final_layernorm)\.weight", "H"),
     (r"mtp\.eh_proj\.weight", "H/T, 2*H"),
+    (r"mtp\.[eh]_proj\.weight", "H/T, H"),
+    (r"(decoder|mtp)\.hc_head_fn", "hc, hc*H"),
+    (r"(decoder|mtp)\.hc_head_base", "hc"),
+    (r"(decoder|mtp)\.hc_head_scale|(self_attention|mlp)_hyper_connection\.alpha_(pre|post|res)", "1"),
+    (r"(self_attention|mlp)_hyper_connection\.mapping_proj\.weight", "(2+hc)*hc, hc*H"),
+    (r"(self_attention|mlp)_hyper_connection\.bias", "(2+hc)*hc"),
+    (r"self_attention\.linear_kv_proj\.weight", "hd/D, H"),
+    (r"self_attention\.linear_o_group_proj", "og*ol, nh*hd/og"),
+    (r"self_attention\.core_attention\.attn_sink", "nh/T"),
     (r"(input|pre_mlp|post_self_attn|post_mlp|post_attention|post_feedforward)_layernorm\.weight", "H"),
     (r"self_attention\.linear_qkv\.weight", "qkv/T, H"),
     (r"self_attention\.linear_qkv\.bias", "qkv/T"),
@@ -72,10 +81,10 @@ def sizes(config, parallel):
     get = lambda *keys: next((text[key] for key in keys if text.get(key) is not None), 0)
     H, nh = text["hidden_size"], text["num_attention_heads"]
     hd, mh = get("head_dim", "attention_head_dim") or H // nh, get("mamba_num_heads", "mamba_n_heads")
-    mw = mh * get("mamba_head_dim") or get("mamba_expand") * H
+    mw = get("mamba_d_ssm") or mh * get("mamba_head_dim") or get("mamba_expand") * H
     nemotron, granite = config["model_type"] == "nemotron_h", config["model_type"] == "granitemoehybrid"
     gated = "linear_num_key_heads" in text or (
-        config["model_type"] == "step3p5" and text.get("use_head_wise_attn_gate", True))
+        config["model_type"] in ("step3p5", "step3p7") and text.get("use_head_wise_attn_gate", True))
     unit = parallel.vocab_divisor * parallel.tp
     split_down = parallel.spec == "local" or parallel.mla_fusion_sharded
     gv = get("linear_num_value_heads") * get("linear_value_head_dim")
@@ -88,6 +97,7 @@ def sizes(config, parallel):
         "qh": nh * (get("qk_nope_head_dim") + get("qk_rope_head_dim")), "ql": get("q_lora_rank"),
         "qn": get("q_lora_rank") if mla else (nh * hd // parallel.tp if wide else hd),
         "kn": get("num_key_value_heads") * hd // parallel.tp if wide else hd,
+        "hc": get("hc_mult"), "og": get("o_groups"), "ol": get("o_lora_rank"),
         "xh": get("index_n_heads"), "xd": get("index_head_dim"),
         "glu": 1 if config["model_type"] in ("nemotron", "starcoder2", "nemotron_h") else 2,
         "mh": mh, "mw": mw, "ms": get("n_groups", "mamba_n_groups") * get("ssm_state_size", "mamba_d_state"),
@@ -110,9 +120,12 @@ def sizes(config, parallel):
 
 
 def expected_shape(name, numbers):
-    """The shape of a tensor by its mcore name; None for the vision part. Raises on unknown names."""
-    if name.startswith(("visual.", "vision_", "thinker.visual.", "thinker.audio_model.")) or name.startswith(("multi_modal_projector.", "mm_projector.",
-                                                                          "patch_merge_mlp.")):
+    """The shape of a tensor by its mcore name; None for parts beside the language model, and for sizes that
+    differ from layer to layer. Raises on unknown names."""
+    if name.startswith(("visual.", "vision_", "thinker.visual.", "thinker.audio_model.", "audio_tower.", "embed_",
+                        "image_insert_embedding.", "multi_modal_projector.", "mm_projector.", "patch_merge_mlp.")):
+        return None
+    if ".core_attention.compressor." in name or ".indexer.compressor." in name:
         return None
     name = name.removeprefix("thinker.").removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from .model import DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
+from .model import BOTH, CSA, DENSE, FULL, GDN, MAMBA, MLA, MOE, NOTHING, VISION_PREFIX, Model
 from .parallel import Placement, padded_vocab
 from .renamed import Renamed
 from .rows import chunk_rows, component_rows, glu_rows, qkv_rows, qwen3_next_gdn_rows
@@ -45,6 +45,9 @@ def mcore_shards(config, parallel, hf):
     return out
 
 
+STREAMS_HEAD = ("hc_head_fn", "hc_head_base", "hc_head_scale")
+
+
 def _ends(model, parallel, place, build, chunk, t):
     """Embedding, final norm and head of a chunk. Before 0.15 the MTP blocks' chunk has a head, too, tied
     or not; since then it has one only where it has the loss."""
@@ -57,6 +60,8 @@ def _ends(model, parallel, place, build, chunk, t):
     if chunk == place.final_norm:
         for kind in ("weight", "bias") if model.norm_bias else ("weight",):
             out[f"decoder.{model.final_norm}.{kind}"] = build.hf[f"{model.hf_prefix}norm.{kind}"]
+        for name in STREAMS_HEAD if model.csa else ():
+            out["decoder." + name] = build.hf[name]
     if chunk in heads and not (model.tied and chunk == place.embedding):
         own = f"{model.hf_prefix}embed_tokens.weight" if model.tied else "lm_head.weight"
         out[head] = build.vocabulary(own, t)
@@ -74,6 +79,15 @@ def _mtp(model, parallel, build, t, et, e):
             names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
         else:
             names = (own + "enorm", own + "hnorm", own + "eh_proj", last + "shared_head.norm")
+        if model.csa:
+            out |= {prefix + name: build.hf[own + name] for name in STREAMS_HEAD}
+            out |= {f"{prefix}{name}.weight": build.hf[f"{own}{name}.weight"] for name in ("enorm", "hnorm")}
+            out |= {f"{prefix}{name}.weight": build.split_rows(build.hf[f"{own}{name}.weight"], t)
+                    for name in ("e_proj", "h_proj")}
+            out[prefix + "final_layernorm.weight"] = build.hf[own + "shared_head.norm.weight"]
+            out |= {f"{prefix}{parallel.mtp_inner}.{name}": array
+                    for name, array in build.layer(first, t, et, e).items()}
+            continue
         enorm, hnorm, eh_proj, norm = (build.hf[name + ".weight"] for name in names)
         out[prefix + "enorm.weight"], out[prefix + "hnorm.weight"] = enorm, hnorm
         # Columns: both worlds have the embedding's first, then the hidden state's.
@@ -114,7 +128,7 @@ class _Builder:
         """Modules beside the language model: HF's own, the same on every rank, or Megatron's."""
         m, own = self.m, {}
         if self.x.minor >= 19 and m.has_tower:
-            return self._tower(t)
+            return self._gated_tower(t) if m.gated_tower else self._tower(t)
         if self.x.minor >= 19 and m.has_projector:
             prefix = "multi_modal_projector."
             own = {prefix + "mm_soft_embed_norm.weight": self.hf[prefix + "mm_soft_emb_norm.weight"],
@@ -122,6 +136,33 @@ class _Builder:
         return own | {mcore + name[len(hf):]: array for name, array in self.hf.tensors.items()
                 for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items()
                 if name.startswith(hf) and not (own and hf == "multi_modal_projector.")}
+
+    def _gated_tower(self, t):
+        """EXAONE 4.5's vision part of Megatron's own modules."""
+        v, hf = self.m.vision, lambda name: self.hf["model.visual." + name]
+        out = {"patch_embed.proj.weight": hf("patch_embed.proj.weight"),
+               "merger.patch_norm.weight": hf("merger.ln_q.weight"),
+               "merger.linear_fc1.weight": self.split_rows(hf("merger.mlp.0.weight"), t),
+               "merger.linear_fc1.bias": self.split_rows(hf("merger.mlp.0.bias"), t),
+               "merger.linear_fc2.weight": self.split_columns(hf("merger.mlp.2.weight"), t),
+               "merger.linear_fc2.bias": hf("merger.mlp.2.bias")}
+        heads = v["num_heads"]
+        rows = qkv_rows(heads, v["num_key_value_heads"], v["hidden_size"] // heads, False)
+        mine = rows[chunk_rows(len(rows), self.x.tp, t)]
+        gates = glu_rows(v["intermediate_size"], self.x.tp, t)
+        for i in range(v["depth"]):
+            layer, block = f"decoder.layers.{i}.", f"blocks.{i}."
+            out[layer + "self_attention.linear_qkv.layer_norm_weight"] = hf(block + "norm1.weight")
+            out[layer + "mlp.linear_fc1.layer_norm_weight"] = hf(block + "norm2.weight")
+            for kind in ("weight", "bias"):
+                out[f"{layer}self_attention.linear_qkv.{kind}"] = hf(f"{block}attn.qkv.{kind}")[mine]
+                out[f"{layer}mlp.linear_fc1.{kind}"] = np.concatenate(
+                    [hf(f"{block}mlp.{name}_proj.{kind}") for name in ("gate", "up")])[gates]
+            out[layer + "self_attention.linear_proj.weight"] = self.split_columns(hf(block + "attn.proj.weight"), t)
+            out[layer + "self_attention.linear_proj.bias"] = hf(block + "attn.proj.bias")
+            out[layer + "mlp.linear_fc2.weight"] = self.split_columns(hf(block + "mlp.down_proj.weight"), t)
+            out[layer + "mlp.linear_fc2.bias"] = hf(block + "mlp.down_proj.bias")
+        return {"vision_model." + name: array for name, array in out.items()}
 
     def _tower(self, t):
         """Qwen3-VL's vision part of Megatron's own modules."""
@@ -169,10 +210,14 @@ class _Builder:
         prefix, self = self.m.hf_layer(layer), self._at(layer)
         m = self.m
         kind = m.attention(layer)
-        attention = {FULL: self._full_attention, MLA: self._mla, GDN: self._gdn, MAMBA: self._mamba,
-                     NOTHING: lambda prefix, t: {}}[kind](prefix, t)
-        owner = "mixer" if kind == MAMBA else "self_attention"
-        out = {f"{owner}.{name}": array for name, array in attention.items()}
+        out = {}
+        for one in (FULL, MAMBA) if kind == BOTH else (kind,):
+            attention = {FULL: self._full_attention, MLA: self._mla, GDN: self._gdn, MAMBA: self._mamba,
+                         NOTHING: lambda prefix, t: {}, CSA: lambda prefix, t: self._csa(layer, prefix, t)}[one](prefix, t)
+            owner = ("mamba_mixer" if kind == BOTH else "mixer") if one == MAMBA else "self_attention"
+            out |= {f"{owner}.{name}": array for name, array in attention.items()}
+        if m.csa:
+            out |= self._streams(prefix)
         for name, norm in self._norms(layer, kind).items():
             out[name] = self.hf[f"{prefix}{norm}.weight"]
             if m.norm_bias:
@@ -203,6 +248,8 @@ class _Builder:
             before_attention = "self_attention.in_proj.layer_norm_weight"
         elif kind == MAMBA:
             before_attention = "mixer.in_proj.layer_norm_weight" if te else "norm.weight"
+        elif kind == BOTH:
+            before_attention = "norm.weight"
         elif kind == MLA and x.mla_down_fusion and x.mla_fusion_sharded:
             before_attention = "self_attention.linear_qkv_down_proj.layer_norm_weight"
         before_mlp = "pre_mlp_layernorm.weight"
@@ -239,7 +286,7 @@ class _Builder:
 
     def _full_attention(self, prefix, t):
         m, hf, out = self.m, self.hf, {}
-        rows = qkv_rows(m.heads, m.groups, m.head_dim, m.gated_attention or m.head_gate)
+        rows = qkv_rows(m.heads, m.groups, m.head_dim, m.gated_attention or m.head_gate, m.v_head_dim)
         # Equal parts of the full fused rows, even where a part ends inside a group or a head.
         mine = rows[chunk_rows(len(rows), self.x.tp, t)]
         own = prefix + "self_attn."
@@ -289,6 +336,38 @@ class _Builder:
         out["linear_proj.weight"] = self.split_columns(hf("o_proj"), t)
         return out
 
+    def _csa(self, layer, prefix, t):
+        """Latent queries, one key that is the value, and what compresses keys: that is whole everywhere."""
+        m, own, core = self.m, prefix + "self_attn.", "core_attention."
+        hf = lambda name: self.hf[own + name]
+        down = (lambda a: self.split_rows(a, t)) if self.x.spec == "local" else (lambda a: a)
+        out = {"linear_q_down_proj.weight": down(hf("wq_a.weight")), "q_layernorm.weight": hf("q_norm.weight"),
+               "linear_q_up_proj.weight": self.split_rows(hf("wq_b.weight"), t),
+               "linear_kv_proj.weight": down(hf("wkv.weight")), "kv_layernorm.weight": hf("kv_norm.weight"),
+               "linear_o_group_proj": hf("wo_a.weight"),
+               "linear_proj.weight": self.split_columns(hf("wo_b.weight"), t),
+               core + "attn_sink": self.split_rows(hf("attn_sink"), t)}
+        wholes = [("compressor.", "compressor.")] if m.ratio(layer) else []
+        if m.ratio(layer) == 4:
+            wholes.append(("indexer.compressor.", "indexer.compressor."))
+            out[core + "indexer.linear_wq_b.weight"] = hf("indexer.wq_b.weight")
+            out[core + "indexer.linear_weights_proj.weight"] = hf("indexer.weights_proj.weight")
+        for mcore, name in wholes:
+            for kind in ("wkv", "wgate"):
+                out[f"{core}{mcore}linear_{kind}.weight"] = hf(f"{name}{kind}.weight")
+            out[core + mcore + "ape"], out[core + mcore + "norm.weight"] = hf(name + "ape"), hf(name + "norm.weight")
+        return out
+
+    def _streams(self, prefix):
+        """Hyper-connections: three scalars are one tensor in the file."""
+        out = {}
+        for mcore, name in (("self_attention_hyper_connection.", "hc_attn_"), ("mlp_hyper_connection.", "hc_ffn_")):
+            out[mcore + "mapping_proj.weight"] = self.hf[f"{prefix}{name}fn"]
+            out[mcore + "bias"] = self.hf[f"{prefix}{name}base"]
+            for i, kind in enumerate(("pre", "post", "res")):
+                out[f"{mcore}alpha_{kind}"] = self.hf[f"{prefix}{name}scale"][i:i + 1]
+        return out
+
     def _gdn(self, prefix, t):
         m, T, own = self.m, self.x.tp, prefix + "linear_attn."
         hf = lambda name: self.hf[own + name]
@@ -316,8 +395,9 @@ class _Builder:
         conv = "conv1d_" if self.x.minor >= 19 else "conv1d."
         out = {"in_proj.weight": hf("in_proj.weight")[component_rows(sizes, T, t)],
                conv + "weight": hf("conv1d.weight")[component_rows(sizes[1:4], T, t)],
-               "norm.weight": self.split_rows(hf("norm.weight"), t),
                "out_proj.weight": self.split_columns(hf("out_proj.weight"), t)}
+        if m.mamba_norm:
+            out["norm.weight"] = self.split_rows(hf("norm.weight"), t)
         if m.conv_bias:
             out[conv + "bias"] = hf("conv1d.bias")[component_rows(sizes[1:4], T, t)]
         for name in ("A_log", "D", "dt_bias"):

@@ -52,7 +52,7 @@ def hf_values(config, rng, hub=HubFile()):
             # A norm has values to which one can be added: from 2 ** 8 on bf16 may stay the same.
             first = start % SMALL_BF16 if name.endswith("norm.weight") else start
             flat = finite_bf16(first + np.arange(count))
-        elif name.endswith(("e_score_correction_bias", "expert_bias")):
+        elif model.csa or name.endswith(("e_score_correction_bias", "expert_bias")):
             # fp32 whose low half is never zero: a trip through bf16 shows.
             low = 1 + (np.arange(count, dtype=np.uint32) * 0x1235 + start) % 0xFFFE
             flat = widen(finite_bf16(start + np.arange(count))) | low.astype(np.uint32)
@@ -60,11 +60,12 @@ def hf_values(config, rng, hub=HubFile()):
             flat = widen(finite_bf16(start + np.arange(count)))  # trained in bf16, kept as F32
         out[name] = flat.reshape(shape)
     embedding = out[model.published(f"{model.hf_prefix}embed_tokens.weight")]
-    if model.tied and "lm_head.weight" in out:
-        out["lm_head.weight"] = embedding
+    head = model.published("lm_head.weight")
+    if model.tied and head in out:
+        out[head] = embedding
     for name in out:
         if model.mtp_layers and name.endswith((".shared_head.head.weight", ".shared_head.output.weight")):
-            out[name] = out.get("lm_head.weight", embedding)
+            out[name] = out.get(head, embedding)
         elif model.mtp_layers and name.endswith(".embed_tokens.weight"):
             out[name] = embedding
     return out
