@@ -244,6 +244,54 @@ class Convert(unittest.TestCase):
         done = self.run_tool(self.folder / "same", self.folder / "other", "--parallel", "tp=1")
         self.assertIn("--family qwen3\n", done.stderr)
 
+    def plan_of(self, config, tensors=None):
+        """What `plan` says of a model that no family fits."""
+        here = self.folder / config["model_type"]
+        write_hf(here, config, tensors or {"unused": np.zeros(1, np.uint16)})
+        if tensors is None:
+            for path in here.glob("*.safetensors*"):
+                path.unlink()
+        done = subprocess.run([PROGRAM, "plan", "--hf", here, "--parallel", "tp=1"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, FAILED)
+        return here, done.stderr
+
+    def planned_with(self, here, said):
+        """The file that was given, as it stands, fits the model."""
+        families = here / "families"
+        families.mkdir()
+        (families / "given.toml").write_text(said[said.index("# " + here.name):])
+        done = subprocess.run([PROGRAM, "plan", "--hf", here, "--parallel", "tp=1", "--families", families],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_model_under_another_root(self):
+        case = random_case("qwen3", 0)
+        here, said = self.plan_of(case.config | {"model_type": "acme_text"}, {
+            name.replace("model.", "model.inner."): array for name, array in case.hf.items()})
+        self.assertIn('the nearest family is "qwen3", with names that begin with "model.inner."\n', said)
+        self.assertIn('names = { root = "model.inner." }\n', said)
+        self.planned_with(here, said)
+
+    def test_a_model_with_one_tensor_under_another_name(self):
+        case = random_case("qwen3", 0)
+        here, said = self.plan_of(case.config | {"model_type": "acme_dense"}, {
+            name.replace(".o_proj.", ".dense."): array for name, array in case.hf.items()})
+        self.assertIn('mcore = "self_attention.linear_proj.weight"\n', said)
+        self.assertIn('split = "columns"\n', said)
+        self.planned_with(here, said)
+
+    def test_a_model_of_which_only_the_config_is_known(self):
+        config = random_case("qwen3", 0).config
+        _, said = self.plan_of(config | {"model_type": "qwen9"})
+        self.assertRegex(said, 'the nearest family is "qwen[23]", by its name')
+        _, said = self.plan_of(config | {"model_type": "zyx"})
+        self.assertIn("no family is near: give a directory with the checkpoint", said)
+        self.assertIn('extends = "llama"\n', said)
+        _, said = self.plan_of(config | {"model_type": "zyxwvut", "num_experts": 8})
+        self.assertIn('extends = "moe"\n', said)
+        _, said = self.plan_of({"model_type": "zyxwv", "hidden_size": 8})
+        self.assertRegex(said, 'no family is near: .*config.json has no field "')
+
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)
