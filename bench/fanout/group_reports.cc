@@ -21,7 +21,7 @@ Status GroupReports(Bench& bench, size_t members) {
   groups.Adopt(kModel, scratch->path(), kLineage, true);
   VersionInfo info;
   info.identity = {kLineage, {1, 1}, 11, 7};
-  attachments.Publish(kModel, info);
+  attachments.feed().Publish(kModel, info);
   groups.Published(kModel, info.identity);
   std::vector<uint64_t> tokens;
   for (const std::string& id : group.members) {

@@ -365,9 +365,9 @@ void PullDesk::AddTo(Counts& counts, const ServedPull& pull) {
 
 void PullDesk::Changed(const StateSource& source) {
   const auto newest = source.published();
-  attachments_.Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
+  attachments_.feed().Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
-  if (const size_t followers = attachments_.followers(source.name()); followers > 0) {
+  if (const size_t followers = attachments_.CountsOf(source.name()).followers; followers > 0) {
     admission_->Expect(source.name(), followers, SteadyClock::now());
   }
   for (const auto& pull : PullsOf(source)) {

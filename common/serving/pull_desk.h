@@ -71,7 +71,7 @@ struct PullTraits {
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
   uint64_t rate_limit_per_site = 0;      ///< the same for all receivers of a site together
   StageObserver stages;                  ///< told of each pull that has ended as it should
-  bool in_order = false;  ///< Changed is called by one at a time; see Attachments::Publish
+  bool in_order = false;  ///< Changed is called by one at a time; see VersionFeed::Publish
 };
 
 class PullDesk {

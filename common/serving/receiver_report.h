@@ -1,4 +1,4 @@
-// What a receiver says of itself, as the attachments keep it. Plain data.
+// A receiver's report of its state to an upstream.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,20 @@
 
 namespace deltawire {
 
-/// What a receiver last said of itself.
+/// Bound on the bytes of a report's message that are kept, since operators see it in lists.
+inline constexpr size_t kMaxReportMessage = 4096;
+
 struct ReceiverReport {
   Identity committed;
   ReceiverPhase phase = ReceiverPhase::kNone;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;
-  uint64_t event = 0;         ///< number of the last event that the receiver got
+  uint64_t event = 0;         ///< the number of the last event that the receiver got
   uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
   PullStats last_pull;        ///< for status displays only
-  GroupReport group;          ///< of a member of a group
-  std::string follows;        ///< the relay's address that it follows now; empty: this sender
+  GroupReport group;          ///< from a member of a group
+  std::string follows;        ///< the relay's address that it follows; empty: this sender
   bool barred = false;        ///< its principal may not use the model any more
   EnginesServe engines;
 };

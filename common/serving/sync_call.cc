@@ -23,9 +23,13 @@ void Append(const std::vector<std::weak_ptr<SyncCall>>& from,
 SyncCall::SyncCall(const Identity& target, std::function<void()> news)
     : target_(target), news_(std::make_shared<const std::function<void()>>(std::move(news))) {}
 
-void SyncCall::Asked(uint64_t token, const std::string& id) { open_[token].id = id; }
+void SyncCall::Add(uint64_t token, const std::string& id) {
+  MutexLock lock(mu_);
+  open_[token].id = id;
+}
 
-bool SyncCall::Reported(uint64_t token, const ReceiverReport& report) {
+bool SyncCall::Report(uint64_t token, const ReceiverReport& report) {
+  MutexLock lock(mu_);
   const auto it = open_.find(token);
   if (it == open_.end()) return false;
   const bool busy =
@@ -36,41 +40,52 @@ bool SyncCall::Reported(uint64_t token, const ReceiverReport& report) {
                .report = report};
   if (it->second.last && SameToCaller(*it->second.last, now)) return false;
   it->second.last = now;
-  Tell(token, std::move(now));
+  Queue(token, std::move(now));
   return true;
 }
 
-void SyncCall::Answered(uint64_t token, const ReceiverReport& report) {
+void SyncCall::Answer(uint64_t token, const ReceiverReport& report) {
+  MutexLock lock(mu_);
   const auto it = open_.find(token);
   if (it == open_.end()) return;
-  Tell(token,
-       {.receiver_id = it->second.id, .phase = report.phase, .target = target_, .report = report});
+  Queue(token,
+        {.receiver_id = it->second.id, .phase = report.phase, .target = target_, .report = report});
   open_.erase(it);
 }
 
-void SyncCall::Gone(uint64_t token) {
+void SyncCall::Leave(uint64_t token) {
+  MutexLock lock(mu_);
   const auto it = open_.find(token);
-  if (it == open_.end()) return;
+  if (it == open_.end() || !stopped_.ok()) return;
   Progress gone{.receiver_id = it->second.id,
                 .phase = ReceiverPhase::kFailed,
                 .target = target_,
                 .report = {}};
   gone.report.message = "the receiver has gone";
-  Tell(token, std::move(gone));
+  Queue(token, std::move(gone));
   open_.erase(it);
 }
 
-void SyncCall::Tell(uint64_t token, Progress progress) {
+void SyncCall::Stop(const Status& why) {
+  MutexLock lock(mu_);
+  stopped_.Update(why);
+}
+
+void SyncCall::Queue(uint64_t token, Progress progress) {
   if (waiting_.insert_or_assign(token, std::move(progress)).second) order_.push_back(token);
 }
 
-std::optional<SyncCall::Progress> SyncCall::Take() {
-  if (order_.empty()) return std::nullopt;
+StatusOr<SyncCall::Step> SyncCall::Poll() {
+  MutexLock lock(mu_);
+  if (order_.empty()) {
+    if (!open_.empty()) DW_RETURN_IF_ERROR(stopped_);
+    return Step{.tell = std::nullopt, .over = open_.empty()};
+  }
   const auto next = waiting_.find(order_.front());
   order_.pop_front();
-  Progress progress = std::move(next->second);
+  Step step{.tell = std::move(next->second), .over = false};
   waiting_.erase(next);
-  return progress;
+  return step;
 }
 
 void SyncRequests::Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number) {
@@ -98,7 +113,7 @@ std::optional<SyncRequests::Request> SyncRequests::Send() {
   return request;
 }
 
-std::vector<std::shared_ptr<SyncCall>> SyncRequests::Answered(uint64_t number) {
+std::vector<std::shared_ptr<SyncCall>> SyncRequests::TakeAnswered(uint64_t number) {
   std::vector<std::shared_ptr<SyncCall>> callers;
   const auto it = sent_.find(number);
   if (it == sent_.end()) return callers;

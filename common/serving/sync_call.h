@@ -1,7 +1,5 @@
-// Callers that asked receivers to sync: what each is yet to be told (SyncCall), and which request
-// of a receiver serves whom (SyncRequests). State machines without threads. Owner: a call by its
-// caller, requests by a receiver's attachment. Threads: both under the Attachments' lock. Cost: a
-// receiver's report looks at those who wait for that receiver. No errors.
+// A caller's request that receivers sync (SyncCall), and one receiver's requests with the callers
+// that each serves (SyncRequests).
 #pragma once
 
 #include <cstdint>
@@ -13,10 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
 #include "common/serving/receiver_report.h"
 
 namespace deltawire {
 
+/// The progress that a caller has yet to read. Attachments write it, the caller polls it.
+/// Thread-safe.
 class SyncCall {
  public:
   struct Progress {
@@ -25,49 +28,55 @@ class SyncCall {
     Identity target;
     ReceiverReport report;
   };
+  struct Step {
+    std::optional<Progress> tell;  ///< a change of one receiver
+    bool over = false;  ///< every receiver has answered or gone, and the caller has read it
+  };
   using News = std::shared_ptr<const std::function<void()>>;
 
-  /// `target`: the state that was the newest when the caller asked.
+  /// `target`: the newest state when the caller asked. `news` runs when Poll may have something.
   SyncCall(const Identity& target, std::function<void()> news);
 
-  /// What is called, without a lock, after a call below that returned true, Answered or Gone.
+  /// The callback, which is due after Report returned true, Answer, Leave or Stop, without a lock.
   const News& news() const { return news_; }
 
-  /// The receiver of the attachment `token` was asked.
-  void Asked(uint64_t token, const std::string& id);
-  /// It has said how it is getting on. False: that is nothing new.
-  bool Reported(uint64_t token, const ReceiverReport& report);
-  /// It has said how the sync ended.
-  void Answered(uint64_t token, const ReceiverReport& report);
-  /// Its attachment has ended before that.
-  void Gone(uint64_t token);
+  /// Adds the receiver of the attachment `token`.
+  void Add(uint64_t token, const std::string& id);
+  /// Records a receiver's progress. Returns whether it is new to the caller.
+  bool Report(uint64_t token, const ReceiverReport& report);
+  /// Records how a receiver's sync ended.
+  void Answer(uint64_t token, const ReceiverReport& report);
+  /// Records that an attachment has ended without an answer.
+  void Leave(uint64_t token);
+  /// Fails the call with `why`.
+  void Stop(const Status& why);
 
-  /// The next thing to tell the caller. Of each receiver only the newest is kept.
-  std::optional<Progress> Take();
-  /// Every receiver has ended, and the caller has been told.
-  bool over() const { return open_.empty() && order_.empty(); }
+  /// Returns the next change without blocking. Only the newest change of each receiver is kept.
+  StatusOr<Step> Poll();
 
  private:
   struct Open {
     std::string id;
-    std::optional<Progress> last;  // that was to be told
+    std::optional<Progress> last;  // queued for the caller
   };
-  void Tell(uint64_t token, Progress progress);
+  void Queue(uint64_t token, Progress progress) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Identity target_;
   const News news_;
-  std::map<uint64_t, Open> open_;         // receivers that have not ended
-  std::map<uint64_t, Progress> waiting_;  // to be told
-  std::deque<uint64_t> order_;            // of waiting_, the oldest first
+  CheckedMutex mu_;
+  Status stopped_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, Open> open_ ABSL_GUARDED_BY(mu_);         // receivers without an answer
+  std::map<uint64_t, Progress> waiting_ ABSL_GUARDED_BY(mu_);  // for the caller
+  std::deque<uint64_t> order_ ABSL_GUARDED_BY(mu_);            // of waiting_, the oldest first
 };
 
-/// The requests of one receiver. A request that was sent down may be served already by a pull for
-/// an older state, so a caller that comes later needs a request of its own; those who come before
-/// that is sent share it.
+/// The requests to one receiver. A request that was sent may already be served by a pull of an
+/// older state, so a later caller needs another request. Callers share the request that has not
+/// been sent yet. The attachment owns this and guards it.
 class SyncRequests {
  public:
-  /// So many may have been sent and not answered. Callers beyond them share the next one, which
-  /// goes down when one of these is answered.
+  /// Bound on the requests that were sent and not answered. Further callers share the next one,
+  /// which is sent after an answer.
   static constexpr size_t kMostSent = 16;
 
   struct Request {
@@ -75,16 +84,16 @@ class SyncRequests {
     bool force_full = false;
   };
 
-  /// `call` waits for a sync that begins from now on. `number` is used if there is no request yet
-  /// that it can share; numbers rise.
+  /// Adds a caller that waits for a sync that begins from now on. `number` becomes that of its
+  /// request if there is none to share; numbers rise.
   void Add(const std::shared_ptr<SyncCall>& call, bool force_full, uint64_t number);
-  /// Whether a request is to go down now. One whose callers have all gone is not.
+  /// Whether a request should be sent now. One whose callers have all gone should not.
   bool due() const;
-  /// What goes down is full if one of those who still wait wants that.
+  /// Takes the request to send. It is full if one of its remaining callers wants that.
   std::optional<Request> Send();
-  /// Takes those whose request was answered; none if it was not sent.
-  std::vector<std::shared_ptr<SyncCall>> Answered(uint64_t number);
-  /// All who wait.
+  /// Removes an answered request and returns its callers; none if it was not sent.
+  std::vector<std::shared_ptr<SyncCall>> TakeAnswered(uint64_t number);
+  /// All callers that wait.
   std::vector<std::shared_ptr<SyncCall>> callers() const;
 
  private:

@@ -62,14 +62,14 @@ class Relay::Channel : public Downstream {
     const IncomingNews news = version->news();
     model->SetIncoming(std::move(version));
     if (unknown) relay_.SetModel(name_, model);
-    relay_.desk_.attachments().SetIncoming(name_, news);
+    relay_.desk_.attachments().feed().SetIncoming(name_, news);
     // Receivers can attach to a relay that holds nothing itself yet.
     if (unknown) relay_.desk_.Changed(*model);
-    return relay_.attachments().attached(name_) > 0;
+    return relay_.attachments().CountsOf(name_).attached > 0;
   }
 
   void Gone() override {
-    relay_.desk_.attachments().SetIncoming(name_, {});
+    relay_.desk_.attachments().feed().SetIncoming(name_, {});
     if (const auto model = relay_.Find(name_); model != nullptr) model->SetIncoming(nullptr);
   }
 
@@ -83,7 +83,7 @@ class Relay::Channel : public Downstream {
     }
     RelayNews ours = news;
     ours.path.push_back(relay_.options_.number);
-    relay_.desk_.attachments().SetRelay(name_, ours);
+    relay_.desk_.attachments().feed().SetRelay(name_, ours);
   }
 
   void Dropped() override {
@@ -129,7 +129,7 @@ class Relay::Channel : public Downstream {
     const auto model = relay_.Find(name_);
     if (model == nullptr) return;
     relay_.SetModel(name_, nullptr);
-    relay_.desk_.attachments().Forget(name_);
+    relay_.desk_.attachments().feed().Forget(name_);
     relay_.desk_.Drop(*model, why);
   }
 
@@ -210,7 +210,7 @@ StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
 Relay::Served Relay::ServedOf(const std::string& name) const {
   Served served;
   served.pulls = desk_.CountsOf(name);
-  served.receivers = desk_.attachments().attached(name);
+  served.receivers = desk_.attachments().CountsOf(name).attached;
   if (const auto model = Find(name); model != nullptr) {
     served.log_bytes = model->log_bytes();
     served.encoded = model->encoded();

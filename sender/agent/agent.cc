@@ -143,7 +143,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   });
   raw->publisher().SetListener([this, raw] { Changed(*raw); });
   raw->offloads().diff().incoming().SetListener(
-      [this, raw] { return desk_.attachments().attached(raw->name()) > 0; },
+      [this, raw] { return desk_.attachments().CountsOf(raw->name()).attached > 0; },
       [this, raw] { Coming(*raw); });
   auto leaving = std::make_shared<Leaving>();
   // Every holder of the model holds `watched`, so its deleter runs when the last reference goes.
@@ -198,10 +198,10 @@ void Agent::Coming(const Model& model) {
   // published, or the next one is already on its way, a receiver that heard only that it comes no
   // more would take it for given up, and drop what has come of it.
   if (const auto state = model.published(); state != nullptr) {
-    desk_.attachments().Publish(model.name(), InfoOf(model, state.get()));
+    desk_.attachments().feed().Publish(model.name(), InfoOf(model, state.get()));
   }
-  desk_.attachments().SetIncoming(model.name(),
-                                  incoming == nullptr ? IncomingNews{} : incoming->news());
+  desk_.attachments().feed().SetIncoming(model.name(),
+                                         incoming == nullptr ? IncomingNews{} : incoming->news());
 }
 
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
@@ -415,7 +415,7 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
     {
       // A Coming that still found the model has told of it by now, and a later one finds it gone.
       MutexLock one_at_a_time(coming_mu_);
-      desk_.attachments().Forget(name, ended);
+      desk_.attachments().feed().Forget(name, ended);
     }
     model->Drop(ended.ok()
                     ? absl::AbortedError(fmt::format(

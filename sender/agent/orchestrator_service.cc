@@ -18,9 +18,10 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
   CommitWatch(std::shared_ptr<const void> held, Attachments& attachments, const std::string& model,
               const CommitWait::For& wanted, std::function<void()> news)
       : held_(std::move(held)),
-        served_(wanted.until == Attachments::Until::kServed),
+        served_(wanted.until == CommitWait::Until::kServed),
         wait_(attachments, model, wanted),
-        listener_(attachments.Listen(model, Attachments::Of::kReceivers, std::move(news))) {}
+        listener_(
+            attachments.watchers().Add(model, ModelWatchers::Topic::kReceivers, std::move(news))) {}
 
   StatusOr<Found> Next(v1::WaitCommittedUpdate* out) override {
     if (over_) return Found::kEnd;
@@ -41,19 +42,18 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
   const std::shared_ptr<const void> held_;
   const bool served_;
   CommitWait wait_;
-  const Attachments::Listener listener_;
+  const Listeners::Listener listener_;
   bool over_ = false;
 };
 
 /// The progress of receivers that were asked to sync.
 class SyncSource final : public WatchSource<v1::SyncProgress> {
  public:
-  SyncSource(std::shared_ptr<const void> held, const Attachments& attachments,
-             std::shared_ptr<SyncCall> call)
-      : held_(std::move(held)), attachments_(attachments), call_(std::move(call)) {}
+  SyncSource(std::shared_ptr<const void> held, std::shared_ptr<SyncCall> call)
+      : held_(std::move(held)), call_(std::move(call)) {}
 
   StatusOr<Found> Next(v1::SyncProgress* out) override {
-    DW_ASSIGN_OR_RETURN(const Attachments::SyncStep step, attachments_.Poll(*call_));
+    DW_ASSIGN_OR_RETURN(const SyncCall::Step step, call_->Poll());
     if (!step.tell) return step.over ? Found::kEnd : Found::kNothing;
     const SyncCall::Progress& p = *step.tell;
     out->Clear();
@@ -70,7 +70,6 @@ class SyncSource final : public WatchSource<v1::SyncProgress> {
 
  private:
   const std::shared_ptr<const void> held_;
-  const Attachments& attachments_;
   const std::shared_ptr<SyncCall> call_;
 };
 
@@ -188,12 +187,13 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     if (state != nullptr && !state->log.empty()) {
       m->set_oldest_base(state->log.front()->from().version);
     }
-    m->set_receivers(static_cast<uint32_t>(agent_.attachments().Receivers(model->name()).size()));
+    const Attachments::Counts receivers = agent_.attachments().CountsOf(model->name());
+    m->set_receivers(static_cast<uint32_t>(receivers.attached));
     m->set_active_pulls(pulls.active);
     m->set_bytes_sent(pulls.bytes_sent);
     m->set_pulls_cut(pulls.cut);
     m->set_pulls_refused(pulls.refused);
-    m->set_receivers_silent(agent_.attachments().silent(model->name()));
+    m->set_receivers_silent(receivers.silent);
     m->set_directory(model->home().directory().string());
     ToProto(pulls.sent, m->mutable_sent());
     m->set_newcomer_pulls(static_cast<uint32_t>(pulls.admission.newcomers));
@@ -250,13 +250,14 @@ grpc::ServerWriteReactor<v1::VersionInfo>* SenderServiceImpl::WatchVersions(
         DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         Attachments& attachments = agent_.attachments();
-        return std::make_unique<ChangeSource<v1::VersionInfo, Attachments::Change>>(
+        return std::make_unique<ChangeSource<v1::VersionInfo, VersionFeed::Change>>(
             std::move(held),
-            attachments.Listen(request->model(), Attachments::Of::kVersions, std::move(news)),
-            [&attachments, model = request->model()](uint64_t seen) {
-              return attachments.ChangeAfter(model, seen);
+            attachments.watchers().Add(request->model(), ModelWatchers::Topic::kVersions,
+                                       std::move(news)),
+            [&feed = attachments.feed(), model = request->model()](uint64_t seen) {
+              return feed.ChangeAfter(model, seen);
             },
-            [](const Attachments::Change& change, v1::VersionInfo* out) {
+            [](const VersionFeed::Change& change, v1::VersionInfo* out) {
               ToProto(change.info, out);
             });
       });
@@ -279,7 +280,7 @@ StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> SenderServiceImpl::AskS
     DW_ASSIGN_OR_RETURN(
         auto call,
         agent_.attachments().AskSync(request.model(), ids, request.force_full(), std::move(news)));
-    return std::make_unique<SyncSource>(std::move(held), agent_.attachments(), std::move(call));
+    return std::make_unique<SyncSource>(std::move(held), std::move(call));
   }
   if (request.force_full()) {
     return Errorf(StatusCode::kInvalidArgument,
@@ -308,8 +309,8 @@ grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* SenderServiceImpl::WaitCommit
         const CommitWait::For wanted{.version = request->version(),
                                      .at_least = std::max<size_t>(request->at_least(), 1),
                                      .part = model->owned().size() < model->chunks().size(),
-                                     .until = request->served() ? Attachments::Until::kServed
-                                                                : Attachments::Until::kCommitted};
+                                     .until = request->served() ? CommitWait::Until::kServed
+                                                                : CommitWait::Until::kCommitted};
         return std::make_unique<CommitWatch>(std::move(held), agent_.attachments(),
                                              request->model(), wanted, std::move(news));
       });

@@ -61,7 +61,7 @@ Seen Observe(const Agent& agent, const Model& model) {
                         Behind(engines.oldest, published->info.identity, model) > 0;
     seen.most_behind = std::max(seen.most_behind, behind);
   }
-  seen.silent = agent.attachments().silent(name);
+  seen.silent = agent.attachments().CountsOf(name).silent;
   for (const GroupView& group : agent.groups().views(name)) {
     seen.group_commits += group.commits;
     seen.group_aborts += group.aborts;

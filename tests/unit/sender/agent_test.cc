@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "common/serving/commit_wait.h"
 #include "tests/support/next_event.h"
 #include "tests/support/snapshot.h"
 #include "tests/unit/sender/published_model.h"
@@ -324,9 +325,8 @@ TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and
   CHECK(std::filesystem::exists(data / "n"));
   const Status told = testing::NextEvent(agent.attachments(), *token).status();
   CHECK(told.message() == "model \"m\" was unregistered from this sender");
-  CHECK(absl::IsNotFound(agent.attachments().ChangeAfter("m", 0).status()));
-  CHECK(absl::IsNotFound(
-      agent.attachments().CensusOf("m", 0, false, Attachments::Until::kCommitted).status()));
+  CHECK(absl::IsNotFound(agent.attachments().feed().ChangeAfter("m", 0).status()));
+  CHECK(absl::IsNotFound(CommitWait(agent.attachments(), "m", {}).Poll().status()));
   CHECK(absl::IsNotFound(agent.Find("m").status()));
   CHECK(absl::IsNotFound(agent.Unregister("m").status()));
   CHECK(absl::IsInvalidArgument(agent.Unregister("..").status()));

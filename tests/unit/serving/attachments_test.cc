@@ -32,23 +32,21 @@ VersionInfo Version(uint64_t version, uint64_t lineage = 1) {
 
 /// A caller that has receivers of "m" sync.
 struct Caller {
-  Caller(Attachments& attachments, const std::vector<std::string>& ids, bool full)
-      : a(attachments) {
+  Caller(Attachments& a, const std::vector<std::string>& ids, bool full) {
     auto asked = a.AskSync("m", ids, full, [this] { ++told; });
     REQUIRE(asked.ok());
     call = *std::move(asked);
   }
-  /// What there is to hear now.
+  /// The phases that are there to read now.
   std::vector<ReceiverPhase> Hears() {
     std::vector<ReceiverPhase> phases;
-    for (auto step = a.Poll(*call); step.ok(); step = a.Poll(*call)) {
+    for (auto step = call->Poll(); step.ok(); step = call->Poll()) {
       over = step->over;
       if (!step->tell) break;
       phases.push_back(step->tell->phase);
     }
     return phases;
   }
-  Attachments& a;
   std::shared_ptr<SyncCall> call;
   int told = 0;
   bool over = false;
@@ -63,7 +61,7 @@ uint64_t RequestTo(Attachments& a, uint64_t token) {
 
 TEST_CASE("attachments: events count from one, and repeat the newest when there is no news") {
   Attachments a(kPatient);
-  a.Publish("m", {});
+  a.feed().Publish("m", {});
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   uint64_t number = 0;
@@ -74,15 +72,15 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
     return *event;
   };
   CHECK(next().newest.identity.empty());
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   CHECK(next().newest.identity == Version(1).identity);
   // Nothing happens, so the next event is a beat, which repeats the newest version.
   CHECK(next().newest.identity == Version(1).identity);
   CHECK(next().newest.identity.root == 10);
-  a.Publish("m", Version(3));
-  a.Publish("m", Version(2));  // an older version, by a thread that comes late
+  a.feed().Publish("m", Version(3));
+  a.feed().Publish("m", Version(2));  // an older version, by a thread that comes late
   CHECK(next().newest.identity == Version(3).identity);
-  a.Publish("m", Version(1, 2));  // the model was made anew, so it has another lineage
+  a.feed().Publish("m", Version(1, 2));  // the model was made anew, so it has another lineage
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
@@ -97,7 +95,7 @@ TEST_CASE("attachments: receivers that say a site are told whom to follow, with 
   } observer;
   using Seen = std::vector<std::string>;
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const SiteOffer offer{.site = "west", .address = "10.0.0.1:7710"};
   const auto before = a.Attach("m", "before", "p0", "", offer);
   CHECK_FALSE(a.TakeEvent(*before)->event->assignment.has_value());  // nobody assigns here
@@ -138,7 +136,7 @@ TEST_CASE("attachments: receivers that say a site are told whom to follow, with 
 TEST_CASE(
     "attachments: a version that comes is told of at once, and in each event until it is gone") {
   Attachments a({.beat = std::chrono::hours(1), .silence = std::chrono::hours(1)});
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   int news = 0;
@@ -146,22 +144,22 @@ TEST_CASE(
   CHECK(a.TakeEvent(*token)->event->incoming == IncomingNews{});
   CHECK_FALSE(a.TakeEvent(*token)->event);
   const IncomingNews two{Version(2).identity, Version(1).identity};
-  a.SetIncoming("m", two);
+  a.feed().SetIncoming("m", two);
   CHECK(news == 1);
   const auto told = a.TakeEvent(*token);
   REQUIRE(told->event);
   CHECK(told->event->incoming == two);
   CHECK(told->event->newest.identity == Version(1).identity);
   CHECK_FALSE(a.TakeEvent(*token)->event);
-  a.SetIncoming("m", two);  // its pull began anew
+  a.feed().SetIncoming("m", two);  // its pull began anew
   CHECK(a.TakeEvent(*token)->event);
-  a.SetIncoming("m", {});
+  a.feed().SetIncoming("m", {});
   CHECK(news == 2);  // whoever pulls it learns from the pull
   CHECK_FALSE(a.TakeEvent(*token)->event);
-  a.Publish("m", Version(2));
+  a.feed().Publish("m", Version(2));
   CHECK(a.TakeEvent(*token)->event->incoming == IncomingNews{});
-  CHECK(a.attached("m") == 1);
-  CHECK(a.attached("other") == 0);
+  CHECK(a.CountsOf("m").attached == 1);
+  CHECK(a.CountsOf("other").attached == 0);
 }
 
 TEST_CASE("attachments: members of groups are told their word, at once and with each event") {
@@ -180,7 +178,7 @@ TEST_CASE("attachments: members of groups are told their word, at once and with 
   a.SetWords("m", {{"r", word}});  // before anybody is there
   CHECK(observer.seen == std::vector<std::string>{"m/r gone"});
   observer.seen.clear();
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto r = a.Attach("m", "r", "p"), other = a.Attach("m", "other", "q");
   REQUIRE(r.ok());
   REQUIRE(other.ok());
@@ -225,7 +223,7 @@ TEST_CASE("attachments: a member that falls silent is gone for its group") {
   a.SetMemberObserver(&observer);
   a.SetWords("m", {{"r", GroupWord{.name = "g", .round = 0, .prepare = {}, .commit = {}}}});
   observer.gone = 0;
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   StatusOr<SenderEvent> event = NextEvent(a, *token);
@@ -308,8 +306,8 @@ TEST_CASE("attachments: a member's group hears what happened in the order in whi
 
 TEST_CASE("attachments: news comes by callback, in which events can be taken") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
-  a.Publish("other", Version(1));
+  a.feed().Publish("m", Version(1));
+  a.feed().Publish("other", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   std::vector<uint64_t> seen;
@@ -324,9 +322,9 @@ TEST_CASE("attachments: news comes by callback, in which events can be taken") {
   REQUIRE(nothing.ok());
   CHECK_FALSE(nothing->event.has_value());
   CHECK(nothing->again > SteadyClock::now());
-  a.Publish("m", Version(2));
-  a.Publish("other", Version(2));
-  a.Publish("m", Version(3));
+  a.feed().Publish("m", Version(2));
+  a.feed().Publish("other", Version(2));
+  a.feed().Publish("m", Version(3));
   CHECK(seen == std::vector<uint64_t>{2, 3});
   CHECK(a.Attach("m", "r", "p").ok());  // takes the place of the first
   CHECK(ended == StatusCode::kAborted);
@@ -370,18 +368,18 @@ TEST_CASE("attachments: a part with equal bytes under another attempt is news") 
   Attachments a(kPatient);
   VersionInfo info = Version(1);
   info.identity.attempt = 5;
-  a.Publish("m", info);
+  a.feed().Publish("m", info);
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   CHECK(NextEvent(a, *token)->newest.identity.attempt == 5);
   info.identity.attempt = 6;
-  a.Publish("m", info);
+  a.feed().Publish("m", info);
   CHECK(NextEvent(a, *token)->newest.identity.attempt == 6);
 }
 
 TEST_CASE("attachments: a long message of a peer is cut to what a person can read") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   const auto kept = [&](const std::string& message) {
@@ -398,7 +396,7 @@ TEST_CASE("attachments: a long message of a peer is cut to what a person can rea
 
 TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   // The receiver claims beforehand that all of the next syncs have failed.
@@ -420,7 +418,7 @@ TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") 
 
 TEST_CASE("attachments: a sync is full only if somebody who waits for it wants that") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   REQUIRE(RequestTo(a, *token) == 0);
@@ -439,34 +437,34 @@ TEST_CASE("attachments: a sync is full only if somebody who waits for it wants t
 
 TEST_CASE("attachments: an older version is told of where versions are told of in order") {
   Attachments a(kPatient);
-  a.Publish("m", Version(5));
+  a.feed().Publish("m", Version(5));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   CHECK(NextEvent(a, *token)->newest.identity == Version(5).identity);
-  a.Publish("m", Version(4));  // was overtaken on its way
+  a.feed().Publish("m", Version(4));  // was overtaken on its way
   CHECK(NextEvent(a, *token)->newest.identity == Version(5).identity);
-  a.Publish("m", Version(4), true);
+  a.feed().Publish("m", Version(4), true);
   CHECK(NextEvent(a, *token)->newest.identity == Version(4).identity);
 }
 
 TEST_CASE("attachments: each event says what the relay said last, until its model is forgotten") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const RelayNews news{
       .fetching = Version(2).identity, .fetched_bytes = 7, .applying = true, .path = {3, 4}};
-  a.SetRelay("m", news);
+  a.feed().SetRelay("m", news);
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   CHECK(NextEvent(a, *token)->relay == news);
   CHECK(NextEvent(a, *token)->relay == news);  // a beat
-  a.Forget("m");
-  a.Publish("m", Version(1));
+  a.feed().Forget("m");
+  a.feed().Publish("m", Version(1));
   CHECK(NextEvent(a, *token)->relay == RelayNews{});
 }
 
 TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
   Attachments a(kStrict);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   const bool ever = GENERATE(false, true);
@@ -481,13 +479,13 @@ TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
   }
   CHECK(absl::IsDeadlineExceeded(event.status()));
   CHECK(event.status().message().find("receiver \"r\" at p") != std::string::npos);
-  CHECK(a.silent("m") == 1);
+  CHECK(a.CountsOf("m").silent == 1);
   CHECK(a.Receivers("m").empty());
 }
 
 TEST_CASE("attachments: a receiver that echoes its events stays") {
   Attachments a(kStrict);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   const auto until = SteadyClock::now() + 3 * kStrict.silence;
@@ -496,12 +494,12 @@ TEST_CASE("attachments: a receiver that echoes its events stays") {
     REQUIRE(event.ok());
     a.Report(*token, {.event = event->number});
   }
-  CHECK(a.silent("m") == 0);
+  CHECK(a.CountsOf("m").silent == 0);
 }
 
 TEST_CASE("attachments: another peer with the same id is refused while the first is heard of") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto first = a.Attach("m", "r", "10.0.0.1:4000");
   REQUIRE(first.ok());
   const Status refused = a.Attach("m", "r", "10.0.0.2:4000").status();
@@ -525,7 +523,7 @@ TEST_CASE("attachments: another peer with the same id is refused while the first
 
 TEST_CASE("attachments: a name is free when its receiver has been silent") {
   Attachments a({.silence = milliseconds(1)});
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto first = a.Attach("m", "r", "p1");
   REQUIRE(first.ok());
   const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
@@ -545,17 +543,19 @@ TEST_CASE("attachments: ids and numbers have limits") {
 TEST_CASE("attachments: whoever watches is called by the change itself, and takes what is newest") {
   Attachments a(kPatient);
   int versions = 0, receivers = 0, others = 0;
-  auto listener = a.Listen("m", Attachments::Of::kVersions, [&] { ++versions; });
-  const auto of_receivers = a.Listen("m", Attachments::Of::kReceivers, [&] { ++receivers; });
-  const auto of_other = a.Listen("other", Attachments::Of::kReceivers, [&] { ++others; });
-  CHECK_FALSE(a.ChangeAfter("m", 0).value().has_value());
-  a.Publish("m", Version(1));
-  a.Publish("m", Version(2));
+  auto listener = a.watchers().Add("m", ModelWatchers::Topic::kVersions, [&] { ++versions; });
+  const auto of_receivers =
+      a.watchers().Add("m", ModelWatchers::Topic::kReceivers, [&] { ++receivers; });
+  const auto of_other =
+      a.watchers().Add("other", ModelWatchers::Topic::kReceivers, [&] { ++others; });
+  CHECK_FALSE(a.feed().ChangeAfter("m", 0).value().has_value());
+  a.feed().Publish("m", Version(1));
+  a.feed().Publish("m", Version(2));
   CHECK((versions == 2 && receivers == 2));
-  const auto change = a.ChangeAfter("m", 0);
+  const auto change = a.feed().ChangeAfter("m", 0);
   REQUIRE((change.ok() && change->has_value()));
   CHECK((*change)->info.identity.id.version == 2);
-  CHECK_FALSE(a.ChangeAfter("m", (*change)->serial).value().has_value());
+  CHECK_FALSE(a.feed().ChangeAfter("m", (*change)->serial).value().has_value());
   // What receivers do is news of receivers, as far as it changes who has committed what.
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
@@ -572,21 +572,21 @@ TEST_CASE("attachments: whoever watches is called by the change itself, and take
   CHECK(receivers == 6);
   CHECK((versions == 2 && others == 0));
   listener.reset();
-  a.Publish("m", Version(3));
+  a.feed().Publish("m", Version(3));
   CHECK((versions == 2 && receivers == 7));
   a.Stop(absl::UnavailableError("the sender is stopping"));
   CHECK((receivers == 8 && others == 1));
-  CHECK(absl::IsUnavailable(a.ChangeAfter("m", 0).status()));
-  CHECK(absl::IsUnavailable(a.CensusOf("m", 0, false, Attachments::Until::kCommitted).status()));
+  CHECK(absl::IsUnavailable(a.feed().ChangeAfter("m", 0).status()));
 }
 
 TEST_CASE("attachments: a receiver that is detached for its silence is news of receivers") {
   Attachments a({.silence = milliseconds(1)});
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p1");
   REQUIRE(token.ok());
   int receivers = 0;
-  const auto listener = a.Listen("m", Attachments::Of::kReceivers, [&] { ++receivers; });
+  const auto listener =
+      a.watchers().Add("m", ModelWatchers::Topic::kReceivers, [&] { ++receivers; });
   const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
   while (a.TakeEvent(*token).ok()) REQUIRE(SteadyClock::now() < deadline);
   CHECK(receivers == 1);
@@ -605,7 +605,7 @@ TEST_CASE("attachments: a slow observer hears a member's newest report, and not 
   } slow;
   Attachments a(kPatient);
   a.SetMemberObserver(&slow);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   a.SetWords("m", {{"r", {.name = "group"}}});
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
@@ -619,7 +619,7 @@ TEST_CASE("attachments: a slow observer hears a member's newest report, and not 
 
 TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   CHECK(absl::IsNotFound(a.AskSync("m", {"x"}, false, [] {}).status()));
@@ -645,7 +645,7 @@ TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
 
 TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of the end") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto first = a.Attach("m", "r1", "p"), second = a.Attach("m", "r2", "p");
   Caller caller(a, {}, false);
   a.Detach(*first);
@@ -661,7 +661,7 @@ TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of t
   a.Stop(Stopping("sender"));
   CHECK(later.told > 0);
   a.Detach(*third);  // its stream ends, too, before the caller looks
-  CHECK(absl::IsUnavailable(a.Poll(*later.call).status()));
+  CHECK(absl::IsUnavailable(later.call->Poll().status()));
   CHECK(absl::IsUnavailable(a.AskSync("m", {}, false, [] {}).status()));
   CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
 }
@@ -669,7 +669,7 @@ TEST_CASE("attachments: callers of a sync hear of a receiver that goes, and of t
 TEST_CASE(
     "attachments: as many callers as may come have one receiver sync, and none is forgotten") {
   Attachments a(kPatient);
-  a.Publish("m", Version(1));
+  a.feed().Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
   std::vector<std::unique_ptr<Caller>> callers;

@@ -1,13 +1,11 @@
-// The wait until receivers have committed: who is counted, what moves the goal, and when it is
-// over.
+// The wait until receivers have committed: the receivers that count, the events that extend the
+// wait, and its end.
 #include "common/serving/commit_wait.h"
 
 #include <catch2/catch.hpp>
 
 namespace deltawire::commit_wait_test {
 namespace {
-
-using Census = Attachments::Census;
 
 constexpr AttachmentLimits kPatient{.silence = std::chrono::hours(1)};
 
@@ -24,7 +22,7 @@ CommitWait::Step Poll(CommitWait& wait) {
 }
 
 /// Whether a wait that begins now is over at once.
-bool Over(const Attachments& a, const CommitWait::For& wanted) {
+bool Over(Attachments& a, const CommitWait::For& wanted) {
   CommitWait wait(a, "m", wanted);
   return Poll(wait).over;
 }
@@ -33,7 +31,7 @@ bool Over(const Attachments& a, const CommitWait::For& wanted) {
 
 TEST_CASE("commit wait: it is over when each has committed, and says who has not") {
   Attachments a(kPatient);
-  a.Publish("m", Version(2));
+  a.feed().Publish("m", Version(2));
   const auto first = a.Attach("m", "r1", "p1");
   const auto second = a.Attach("m", "r2", "p2");
   REQUIRE((first.ok() && second.ok()));
@@ -51,7 +49,7 @@ TEST_CASE("commit wait: it is over when each has committed, and says who has not
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->committed == 1);
   CHECK(step.tell->behind == std::vector<std::string>{"r2"});
-  a.Publish("m", Version(3));  // does not move the goal
+  a.feed().Publish("m", Version(3));  // does not move the goal
   step = Poll(wait);
   REQUIRE(step.tell.has_value());
   CHECK(step.tell->newest == Version(3).identity);
@@ -76,7 +74,7 @@ TEST_CASE("commit wait: it goes by lineage and epoch, and needs enough receivers
   REQUIRE(token.ok());
   CHECK_FALSE(Over(a, {}));  // nothing is published yet
   const VersionInfo info = Version(5);
-  a.Publish("m", info);
+  a.feed().Publish("m", info);
   Identity held = info.identity;
   held.lineage = Hash128{7, 7};
   a.Report(*token, {.committed = held});
@@ -92,7 +90,7 @@ TEST_CASE("commit wait: it goes by lineage and epoch, and needs enough receivers
   a.Report(*token, {.committed = Version(4).identity});
   CommitWait wait(a, "m", {});
   CHECK_FALSE(Poll(wait).over);
-  a.Publish("m", back);
+  a.feed().Publish("m", back);
   const auto step = Poll(wait);
   CHECK_FALSE(step.over);
   REQUIRE(step.tell.has_value());
@@ -111,18 +109,18 @@ TEST_CASE("commit wait: it knows a part by its attempt, whatever the other parts
   };
   VersionInfo part = Version(5);
   part.identity.attempt = 55;
-  a.Publish("m", part);
+  a.feed().Publish("m", part);
   // The other sender was rolled back more often, so its epoch is the whole state's.
   Identity whole{.lineage = {7, 7}, .id = {3, 5}, .root = 1, .attempt = 55};
   CHECK_FALSE(waits(whole));
   part.identity = {.lineage = part.identity.lineage, .id = {1, 6}, .root = 60, .attempt = 66};
-  a.Publish("m", part);
+  a.feed().Publish("m", part);
   CHECK(waits(whole));
   CHECK_FALSE(waits(whole, 5));  // a later version does not end what was asked for
   // The number was given up elsewhere and published again.
   part.identity.root = 61;
   part.identity.attempt = 67;
-  a.Publish("m", part);
+  a.feed().Publish("m", part);
   whole.id.version = 6;
   whole.attempt = 66;
   CHECK(waits(whole));
@@ -130,18 +128,18 @@ TEST_CASE("commit wait: it knows a part by its attempt, whatever the other parts
   CHECK_FALSE(waits(whole));
   // Published again with equal bytes, which receivers need not fetch.
   part.identity.attempt = 70;
-  a.Publish("m", part);
+  a.feed().Publish("m", part);
   CHECK_FALSE(waits(whole));
   // Another model takes the name: what receivers hold has its number, and another attempt.
   part.identity = {.lineage = {9, 9}, .id = {1, 6}, .root = 62, .attempt = 68};
-  a.Publish("m", part);
+  a.feed().Publish("m", part);
   CHECK(waits(whole));
 }
 
 TEST_CASE("commit wait: until versions are served, it goes by engines, and by who drives any") {
   Attachments a(kPatient);
-  a.Publish("m", Version(2));
-  const CommitWait::For served{.until = Attachments::Until::kServed};
+  a.feed().Publish("m", Version(2));
+  const CommitWait::For served{.until = CommitWait::Until::kServed};
   const auto plain = a.Attach("m", "plain", "p1");
   const auto driving = a.Attach("m", "driving", "p2");
   REQUIRE((plain.ok() && driving.ok()));
@@ -155,7 +153,8 @@ TEST_CASE("commit wait: until versions are served, it goes by engines, and by wh
   CHECK(step.tell->attached == 1);
   CHECK(step.tell->behind == std::vector<std::string>{"driving"});
   bool news = false;
-  const auto listener = a.Listen("m", Attachments::Of::kReceivers, [&] { news = true; });
+  const auto listener =
+      a.watchers().Add("m", ModelWatchers::Topic::kReceivers, [&] { news = true; });
   a.Report(*driving, {.committed = Version(2).identity,
                       .engines = {.engines = 2, .oldest = Version(1).identity}});
   CHECK(std::exchange(news, false));
@@ -174,8 +173,8 @@ TEST_CASE("commit wait: until versions are served, it goes by engines, and by wh
 
 TEST_CASE("commit wait: a receiver that does not say what it drives is waited for") {
   Attachments a(kPatient);
-  a.Publish("m", Version(2));
-  const CommitWait::For served{.until = Attachments::Until::kServed};
+  a.feed().Publish("m", Version(2));
+  const CommitWait::For served{.until = CommitWait::Until::kServed};
   const auto driving = a.Attach("m", "driving", "p1");
   const auto older = a.Attach("m", "older", "p2");
   REQUIRE((driving.ok() && older.ok()));

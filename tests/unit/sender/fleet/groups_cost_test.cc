@@ -49,7 +49,7 @@ class Group {
     groups_->Adopt(kModel, dir_.path(), kLineage, true);
     VersionInfo info;
     info.identity = kOne;
-    attachments_.Publish(kModel, info);
+    attachments_.feed().Publish(kModel, info);
     groups_->Published(kModel, kOne);
     for (const std::string& id : group.members) {
       tokens_.push_back(*attachments_.Attach(kModel, id, "peer-" + id));

@@ -34,7 +34,7 @@ struct Process {
   void Publish(uint64_t version, uint64_t epoch = 1) {
     VersionInfo info;
     info.identity = Version(version, epoch);
-    attachments.Publish(kModel, info);
+    attachments.feed().Publish(kModel, info);
     groups.Published(kModel, info.identity);
   }
   GroupView view(const std::string& name) const {
