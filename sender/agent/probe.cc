@@ -63,9 +63,9 @@ Seen Observe(const Agent& agent, const Model& model) {
   }
   seen.silent = agent.attachments().CountsOf(name).silent;
   for (const GroupView& group : agent.groups().views(name)) {
-    seen.group_commits += group.commits;
-    seen.group_aborts += group.aborts;
-    seen.spread_seconds = std::max(seen.spread_seconds, group.last.spread_seconds);
+    seen.group_commits += group.status.commits;
+    seen.group_aborts += group.status.aborts;
+    seen.spread_seconds = std::max(seen.spread_seconds, group.status.last.spread_seconds);
     for (const GroupView::Member& member : group.members) {
       seen.group_late += member.state == GroupMemberState::kLate;
     }

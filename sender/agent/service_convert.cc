@@ -45,19 +45,19 @@ void ToProto(const std::string& name, const GroupOutcome& in, v1::GroupOutcome* 
 void ToProto(const GroupView& in, v1::GroupStatus* out) {
   out->set_name(in.name);
   out->set_standing(in.standing);
-  out->set_phase(std::string(ToString(in.phase)));
-  out->set_round(in.round);
-  deltawire::ToProto(in.target, out->mutable_target());
-  deltawire::ToProto(in.committed, out->mutable_committed());
+  out->set_phase(std::string(ToString(in.status.phase)));
+  out->set_round(in.status.round);
+  deltawire::ToProto(in.status.target, out->mutable_target());
+  deltawire::ToProto(in.status.decision.state, out->mutable_committed());
   for (const GroupView::Member& member : in.members) {
     v1::GroupMemberStatus* m = out->add_members();
     m->set_receiver_id(member.id);
     m->set_state(std::string(ToString(member.state)));
     m->set_message(member.message);
   }
-  ToProto(in.name, in.last, out->mutable_last());
-  out->set_commits(in.commits);
-  out->set_aborts(in.aborts);
+  ToProto(in.name, in.status.last, out->mutable_last());
+  out->set_commits(in.status.commits);
+  out->set_aborts(in.status.aborts);
 }
 
 SiteTree::SiteTree(const std::vector<ReceiverView>& views, const Assigner& assigner) {

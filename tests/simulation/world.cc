@@ -402,9 +402,10 @@ std::string World::GroupText() const {
   for (const auto& sender : senders_) {
     if (sender->agent() == nullptr) continue;
     for (const sender::GroupView& g : sender->agent()->groups().views(kModel)) {
-      text += fmt::format("  group {}: {} {}, decided {}, last {}: {}\n", g.name, ToString(g.phase),
-                          ToString(g.target), ToString(g.committed),
-                          g.last.committed ? "committed" : "aborted", g.last.message);
+      const sender::GroupStatus& s = g.status;
+      text += fmt::format("  group {}: {} {}, decided {}, last {}: {}\n", g.name, ToString(s.phase),
+                          ToString(s.target), ToString(s.decision.state),
+                          s.last.committed ? "committed" : "aborted", s.last.message);
       for (const auto& m : g.members) {
         text += fmt::format("    {}: {} {}\n", m.id, ToString(m.state), m.message);
       }

@@ -5,8 +5,8 @@
 namespace deltawire::sender {
 namespace {
 
-// The most members that a message names.
-constexpr size_t kMostNamed = 8;
+using Phase = GroupPhase;
+using State = GroupMemberState;
 
 double Seconds(GroupCourse::Time from, GroupCourse::Time to) {
   return std::chrono::duration<double>(to - from).count();
@@ -14,309 +14,208 @@ double Seconds(GroupCourse::Time from, GroupCourse::Time to) {
 
 }  // namespace
 
-std::string_view ToString(GroupMemberState state) {
-  constexpr std::string_view kNames[] = {"away",    "asked",     "prepared",
-                                         "refused", "committed", "late"};
-  return kNames[static_cast<size_t>(state)];
-}
-
-std::string_view ToString(GroupCourse::Phase phase) {
+std::string_view ToString(GroupPhase phase) {
   constexpr std::string_view kNames[] = {"idle", "preparing", "deciding", "committing"};
   return kNames[static_cast<size_t>(phase)];
 }
 
 GroupCourse::GroupCourse(Traits traits, GroupDecision last, uint64_t first_round, Time now)
-    : traits_(std::move(traits)), round_(last.round), next_round_(first_round), decision_(last) {
-  for (size_t i = 0; i < traits_.members.size(); ++i) {
-    const auto [member, is_new] = members_.try_emplace(traits_.members[i]);
-    member->second.index = i;
-    if (!is_new) continue;
-    member->second.away_since = now;
-    away_since_.insert(now);
-    ++counts_[static_cast<size_t>(GroupMemberState::kAway)];
-  }
-}
-
-void GroupCourse::Set(Member& member, GroupMemberState state) {
-  const auto unprepared = [&] {
-    return member.present && member.state != GroupMemberState::kPrepared ? 1U : 0U;
-  };
-  present_unprepared_ -= unprepared();
-  --counts_[static_cast<size_t>(member.state)];
-  member.state = state;
-  ++counts_[static_cast<size_t>(state)];
-  present_unprepared_ += unprepared();
-}
-
-void GroupCourse::SetPresent(Member& member, bool present, Time now) {
-  if (member.present == present) return;
-  if (present) {
-    away_since_.erase(away_since_.find(member.away_since));
-  } else {
-    member.away_since = now;
-    away_since_.insert(now);
-  }
-  member.present = present;
-  if (member.state != GroupMemberState::kPrepared) present_unprepared_ += present ? 1 : -1;
-}
+    : traits_(std::move(traits)),
+      roster_(traits_.members, now),
+      status_{.round = last.round, .target = {}, .decision = last, .last = {}},
+      next_round_(first_round) {}
 
 Status GroupCourse::Begin(const Identity& target, Time now) {
-  const bool same = target_ == target;
-  if (phase_ == Phase::kPreparing && same) return absl::OkStatus();
-  if (phase_ == Phase::kPreparing || phase_ == Phase::kDeciding) {
+  const bool same = status_.target == target;
+  if (status_.phase == Phase::kPreparing && same) return absl::OkStatus();
+  if (status_.phase == Phase::kPreparing || status_.phase == Phase::kDeciding) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "group \"{}\": its round {} for {} is not decided; try again when it is",
-                  traits_.name, round_, ToString(target_));
+                  traits_.name, status_.round, ToString(status_.target));
   }
-  if (phase_ == Phase::kCommitting && same) return absl::OkStatus();
-  // Members that the round before still waits for are late; the next word brings them up, too.
-  if (phase_ == Phase::kCommitting) {
-    for (auto& [id, member] : members_) Late(member);
-    LookAtCommits(now);
+  if (status_.phase == Phase::kCommitting && same) return absl::OkStatus();
+  // Members that the round before still waits for are late. The next word brings them up, too.
+  if (status_.phase == Phase::kCommitting) {
+    roster_.MarkLate(/*only_away=*/false);
+    CheckCommits(now);
   }
-  phase_ = Phase::kPreparing;
-  round_ = next_round_++;
-  target_ = target;
-  began_ = now;
+  status_.phase = Phase::kPreparing;
+  status_.round = next_round_++;
+  status_.target = target;
+  times_ = {.began = now, .first_commit = {}, .last_commit = {}};
   deadline_ = now + traits_.timeout;
-  for (auto& [id, member] : members_) {
-    Set(member, member.present ? GroupMemberState::kAsked : GroupMemberState::kAway);
-    member.message.clear();
-  }
-  ++all_changed_;
+  roster_.AskAll();
   return absl::OkStatus();
 }
 
 void GroupCourse::Abort(const std::string& why, Time now) {
-  ++aborts_;
-  retry_at_ = now + retry_pause_;
-  retry_pause_ = std::min(2 * retry_pause_, kLongestRetry);
-  End({.round = round_, .target = target_, .message = why});
+  ++status_.aborts;
+  retry_ = {now + retry_.pause, std::min(2 * retry_.pause, kLongestRetry)};
+  End({.round = status_.round, .target = status_.target, .message = why});
 }
 
 void GroupCourse::End(GroupOutcome outcome) {
-  outcome.members = static_cast<uint32_t>(members_.size());
-  last_ = std::move(outcome);
-  phase_ = Phase::kIdle;
-  target_ = {};
+  outcome.members = static_cast<uint32_t>(roster_.size());
+  status_.last = std::move(outcome);
+  status_.phase = Phase::kIdle;
+  status_.target = {};
   deadline_ = Time::max();
 }
 
 void GroupCourse::Attached(const std::string& id, Time now) {
-  const auto it = members_.find(id);
-  if (it == members_.end()) return;
-  Member& member = it->second;
-  SetPresent(member, true, now);
-  if (member.state == GroupMemberState::kAway) Set(member, GroupMemberState::kAsked);
-  ++all_changed_;
+  if (roster_.Find(id) != nullptr) roster_.Attach(id, now);
 }
 
 void GroupCourse::Detached(const std::string& id, Time now) {
-  const auto it = members_.find(id);
-  if (it == members_.end() || !it->second.present) return;
-  Member& member = it->second;
-  SetPresent(member, false, now);
-  if (phase_ == Phase::kCommitting) {
-    Late(member);
-    LookAtCommits(now);
-  } else if (member.state != GroupMemberState::kLate) {
-    // If it was killed, what it had prepared is gone.
-    Set(member, GroupMemberState::kAway);
+  const GroupRoster::Member* member = roster_.Find(id);
+  if (member == nullptr || !member->present) return;
+  roster_.SetPresent(id, false, now);
+  if (status_.phase == Phase::kCommitting) {
+    roster_.MarkLate(id);
+    CheckCommits(now);
+  } else if (member->state != State::kLate) {
+    // If it was killed, it has lost what it had prepared.
+    roster_.Set(id, State::kAway);
   }
 }
 
 void GroupCourse::Reported(const std::string& id, const Identity& committed,
                            const GroupReport& answer, const std::string& message, Time now) {
-  const auto it = members_.find(id);
-  if (it == members_.end()) return;
-  Member& member = it->second;
-  SetPresent(member, true, now);
-  const bool answers = answer.round == round_;
+  const GroupRoster::Member* member = roster_.Find(id);
+  if (member == nullptr) return;
+  roster_.SetPresent(id, true, now);
+  const bool answers = answer.round == status_.round;
   const bool refuses = answers && !answer.refusal.empty();
-  member.message = refuses ? answer.refusal : message;
-  if (phase_ == Phase::kPreparing) {
-    Set(member, refuses                      ? GroupMemberState::kRefused
-                : answers && answer.prepared ? GroupMemberState::kPrepared
-                                             : GroupMemberState::kAsked);
-    return LookAtAnswers(now);
+  roster_.SetMessage(id, refuses ? answer.refusal : message);
+  if (status_.phase == Phase::kPreparing) {
+    roster_.Set(id, refuses                      ? State::kRefused
+                    : answers && answer.prepared ? State::kPrepared
+                                                 : State::kAsked);
+    return CheckAnswers(now);
   }
-  if (phase_ == Phase::kDeciding || decision_.state.empty()) return;
-  const bool has = committed == decision_.state;
-  if (phase_ == Phase::kIdle) {
-    // An orchestrator's group does not hold on to a member that cannot get there any more.
+  if (status_.phase == Phase::kDeciding || status_.decision.state.empty()) return;
+  const bool has = committed == status_.decision.state;
+  if (status_.phase == Phase::kIdle) {
+    // An orchestrator's group does not keep a member that cannot commit any more.
     const bool let_go = refuses && !traits_.standing;
-    if (has || let_go) Set(member, GroupMemberState::kCommitted);
+    if (has || let_go) roster_.Set(id, State::kCommitted);
     return;
   }
-  if (has && member.state != GroupMemberState::kCommitted) {
-    // A member that had gone and has come back does not count for the spread of the others.
-    if (member.state != GroupMemberState::kLate) {
-      if (!first_commit_) first_commit_ = now;
-      last_commit_ = now;
+  if (has && member->state != State::kCommitted) {
+    // A member that left and came back does not count for the spread of the others.
+    if (member->state != State::kLate) {
+      if (!times_.first_commit) times_.first_commit = now;
+      times_.last_commit = now;
     }
-    Set(member, GroupMemberState::kCommitted);
-    member.message.clear();
+    roster_.Set(id, State::kCommitted);
+    roster_.SetMessage(id, "");
   } else if (!has && refuses) {
-    Late(member);
+    roster_.MarkLate(id);
   }
-  LookAtCommits(now);
+  CheckCommits(now);
 }
 
-void GroupCourse::Late(Member& member) {
-  if (member.state != GroupMemberState::kCommitted) Set(member, GroupMemberState::kLate);
-}
-
-bool GroupCourse::Waits(Time now) const {
-  if (count(GroupMemberState::kPrepared) == members_.size()) return false;
-  if (!traits_.skip_absent || present_unprepared_ > 0) return true;
-  return now < *away_since_.rbegin() + kAbsent;
-}
-
-void GroupCourse::LookAtAnswers(Time now) {
-  if (count(GroupMemberState::kRefused) > 0) {
-    const auto refused = [](const auto& m) { return m.second.state == GroupMemberState::kRefused; };
-    const auto& [id, member] = *std::ranges::find_if(members_, refused);
-    return Abort(fmt::format("{} cannot prepare it: {}", id, member.message), now);
-  }
-  if (count(GroupMemberState::kPrepared) == 0 || Waits(now)) return;
-  phase_ = Phase::kDeciding;
-  decided_ = now;
+void GroupCourse::CheckAnswers(Time now) {
+  if (roster_.count(State::kRefused) > 0) return Abort(roster_.DescribeRefusal(), now);
+  const auto absent = traits_.skip_absent ? std::optional(now - kAbsent) : std::nullopt;
+  if (roster_.count(State::kPrepared) == 0 || !roster_.IsPrepared(absent)) return;
+  status_.phase = Phase::kDeciding;
+  times_.decided = now;
   deadline_ = Time::max();
 }
 
 std::optional<GroupDecision> GroupCourse::to_write() const {
-  if (phase_ != Phase::kDeciding) return std::nullopt;
-  return GroupDecision{round_, target_};
+  if (status_.phase != Phase::kDeciding) return std::nullopt;
+  return GroupDecision{status_.round, status_.target};
 }
 
 void GroupCourse::Written(Time now) {
-  decision_ = {round_, target_};
-  phase_ = Phase::kCommitting;
-  word_at_ = now;
+  status_.decision = {status_.round, status_.target};
+  status_.phase = Phase::kCommitting;
+  times_.word = now;
   deadline_ = now + traits_.timeout;
-  first_commit_.reset();
-  last_commit_.reset();
-  for (auto& [id, member] : members_) {
-    if (!member.present) Late(member);
-  }
-  ++all_changed_;
-  LookAtCommits(now);
+  roster_.MarkLate(/*only_away=*/true);
+  CheckCommits(now);
 }
 
 void GroupCourse::NotWritten(const Status& why, Time now) {
   Abort(fmt::format("the decision could not be written: {}", MessageOf(why)), now);
 }
 
-void GroupCourse::LookAtCommits(Time now) {
-  if (phase_ != Phase::kCommitting) return;
-  const size_t late = count(GroupMemberState::kLate);
-  if (count(GroupMemberState::kCommitted) + late < members_.size()) return;
-  ++commits_;
-  retry_pause_ = kFirstRetry;
-  retry_at_ = now;
-  GroupOutcome outcome{.round = round_,
+void GroupCourse::CheckCommits(Time now) {
+  if (status_.phase != Phase::kCommitting) return;
+  const size_t late = roster_.count(State::kLate);
+  if (roster_.count(State::kCommitted) + late < roster_.size()) return;
+  ++status_.commits;
+  retry_ = {.at = now};
+  GroupOutcome outcome{.round = status_.round,
                        .committed = true,
-                       .target = decision_.state,
-                       .message = NotCommitted(),
+                       .target = status_.decision.state,
+                       .message = roster_.DescribeLate(),
                        .late = static_cast<uint32_t>(late),
-                       .prepare_seconds = Seconds(began_, decided_)};
-  if (last_commit_) {
-    outcome.spread_seconds = Seconds(*first_commit_, *last_commit_);
-    outcome.word_seconds = Seconds(word_at_, *last_commit_);
+                       .prepare_seconds = Seconds(times_.began, times_.decided)};
+  if (times_.last_commit) {
+    outcome.spread_seconds = Seconds(*times_.first_commit, *times_.last_commit);
+    outcome.word_seconds = Seconds(times_.word, *times_.last_commit);
   }
   End(std::move(outcome));
 }
 
-std::string GroupCourse::NotPrepared() const {
-  std::string text;
-  size_t named = 0, others = 0;
-  for (const auto& [id, member] : members_) {
-    if (member.state == GroupMemberState::kPrepared) continue;
-    if (named == kMostNamed) {
-      ++others;
-      continue;
-    }
-    ++named;
-    text += fmt::format("{}{} ({}{}{})", text.empty() ? "" : ", ", id,
-                        member.present ? "not ready" : "not attached",
-                        member.message.empty() ? "" : ": ", member.message);
-  }
-  return others == 0 ? text : fmt::format("{} and {} more", text, others);
-}
-
-std::string GroupCourse::NotCommitted() const {
-  std::string text;
-  size_t named = 0, others = 0;
-  for (const auto& [id, member] : members_) {
-    if (member.state != GroupMemberState::kLate) continue;
-    if (named == kMostNamed) {
-      ++others;
-      continue;
-    }
-    ++named;
-    text += fmt::format("{}{}{}", text.empty() ? "late: " : ", ", id,
-                        member.message.empty() ? "" : fmt::format(" ({})", member.message));
-  }
-  return others == 0 ? text : fmt::format("{} and {} more", text, others);
-}
-
 void GroupCourse::Published(const Identity& newest, Time now) {
   if (newest.empty() || IsLater(newest_, newest)) return;
-  if (!(newest_ == newest)) {
-    retry_at_ = now;
-    retry_pause_ = kFirstRetry;
-  }
+  if (!(newest_ == newest)) retry_ = {.at = now};
   newest_ = newest;
-  if (phase_ == Phase::kPreparing && !(newest.lineage == target_.lineage)) {
+  if (status_.phase == Phase::kPreparing && !(newest.lineage == status_.target.lineage)) {
     Abort("the model was made anew meanwhile", now);
-  } else if (phase_ == Phase::kPreparing && newest.id.epoch > target_.id.epoch) {
+  } else if (status_.phase == Phase::kPreparing && newest.id.epoch > status_.target.id.epoch) {
     Abort(fmt::format("the model was rolled back meanwhile, to {}", ToString(newest)), now);
   }
   BeginIfDue(now);
 }
 
 void GroupCourse::BeginIfDue(Time now) {
-  if (!traits_.every_version || phase_ != Phase::kIdle || newest_.empty()) return;
-  if (newest_ == decision_.state || now < retry_at_) return;
+  if (!traits_.every_version || status_.phase != Phase::kIdle || newest_.empty()) return;
+  if (newest_ == status_.decision.state || now < retry_.at) return;
   (void)Begin(newest_, now);
 }
 
 void GroupCourse::Tick(Time now) {
-  if (phase_ == Phase::kPreparing && now >= deadline_) {
+  if (status_.phase == Phase::kPreparing && now >= deadline_) {
     Abort(fmt::format("not all had prepared it after {} ms: {}", traits_.timeout.count(),
-                      NotPrepared()),
+                      roster_.DescribeUnprepared()),
           now);
-  } else if (phase_ == Phase::kPreparing) {
-    LookAtAnswers(now);  // a member that is away may count as absent by now
-  } else if (phase_ == Phase::kCommitting && now >= deadline_) {
-    for (auto& [id, member] : members_) Late(member);
-    ++all_changed_;
-    LookAtCommits(now);
+  } else if (status_.phase == Phase::kPreparing) {
+    CheckAnswers(now);  // a member that is away may count as absent by now
+  } else if (status_.phase == Phase::kCommitting && now >= deadline_) {
+    roster_.MarkLate(/*only_away=*/false);
+    CheckCommits(now);
   }
   BeginIfDue(now);
 }
 
 GroupCourse::Time GroupCourse::NextTick(Time now) const {
-  if (phase_ == Phase::kIdle) {
-    const bool due = traits_.every_version && !newest_.empty() && !(newest_ == decision_.state);
-    return due ? retry_at_ : Time::max();
+  if (status_.phase == Phase::kIdle) {
+    const bool due =
+        traits_.every_version && !newest_.empty() && !(newest_ == status_.decision.state);
+    return due ? retry_.at : Time::max();
   }
-  Time next = deadline_;
-  if (phase_ != Phase::kPreparing || !traits_.skip_absent) return next;
-  const auto absent_next = away_since_.upper_bound(now - kAbsent);
-  return absent_next == away_since_.end() ? next : std::min<Time>(next, *absent_next + kAbsent);
+  if (status_.phase != Phase::kPreparing || !traits_.skip_absent) return deadline_;
+  const auto left = roster_.FirstLeaveAfter(now - kAbsent);
+  return left ? std::min<Time>(deadline_, *left + kAbsent) : deadline_;
 }
 
 GroupWord GroupCourse::word() const {
-  GroupWord word{.name = traits_.name, .round = round_, .commit = decision_.state};
+  GroupWord word{.name = traits_.name, .round = status_.round, .commit = status_.decision.state};
   // While the decision is written, members keep what they have prepared.
-  if (phase_ == Phase::kPreparing || phase_ == Phase::kDeciding) word.prepare = target_;
+  if (status_.phase == Phase::kPreparing || status_.phase == Phase::kDeciding) {
+    word.prepare = status_.target;
+  }
   return word;
 }
 
 bool GroupCourse::over() const {
-  if (traits_.standing || phase_ != Phase::kIdle) return false;
-  return decision_.state.empty() || count(GroupMemberState::kCommitted) == members_.size();
+  if (traits_.standing || status_.phase != Phase::kIdle) return false;
+  return status_.decision.state.empty() || roster_.count(State::kCommitted) == roster_.size();
 }
 
 }  // namespace deltawire::sender

@@ -156,10 +156,11 @@ void Groups::Reported(const std::string& name, const std::string& id,
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   for (auto& [group, entry] : model->second.groups) {
-    if (!entry.course->has(id)) continue;
+    const GroupRoster::Member* member = entry.course->roster().Find(id);
+    if (member == nullptr) continue;
     entry.course->Reported(id, report.committed, report.group, report.message, SteadyClock::now());
     entry.reports[id] = report;
-    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
+    if (entry.waiters > 0) entry.touched.push_back(member->index);
   }
   Settle();
 }
@@ -169,9 +170,10 @@ void Groups::Detached(const std::string& name, const std::string& id) {
   const auto model = models_.find(name);
   if (model == models_.end()) return;
   for (auto& [group, entry] : model->second.groups) {
-    if (!entry.course->has(id)) continue;
+    const GroupRoster::Member* member = entry.course->roster().Find(id);
+    if (member == nullptr) continue;
     entry.course->Detached(id, SteadyClock::now());
-    if (entry.waiters > 0) entry.touched.push_back(entry.course->index(id));
+    if (entry.waiters > 0) entry.touched.push_back(member->index);
   }
   Settle();
 }
@@ -218,7 +220,7 @@ void Groups::NoteChange() {
     for (auto& [group, entry] : model.groups) {
       if (entry.waiters == 0) continue;
       bool news = NoteShown(entry);
-      const GroupOutcome& last = entry.course->last();
+      const GroupOutcome& last = entry.course->status().last;
       if (last.round != 0) news = entry.ended.emplace(last.round, last).second || news;
       if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
       if (news) TakeNews(entry);
@@ -248,7 +250,7 @@ KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
   KeptGroups kept{.lineage = model.lineage, .groups = {}};
   for (const auto& [name, entry] : model.groups) {
     const GroupCourse& course = *entry.course;
-    GroupDecision decision = course.decision();
+    GroupDecision decision = course.status().decision;
     if (deciding) decision = course.to_write().value_or(decision);
     if (decision.state.empty()) continue;
     kept.groups.push_back({name, course.traits().standing, course.traits().members, decision});
@@ -277,9 +279,10 @@ bool Groups::WriteSome() {
       if (entry == nullptr) continue;
       GroupCourse& course = *entry->course;
       if (written.ok()) {
-        LogInfo("model {}: group {}: round {}: {} members commit {} {}", of, group, course.round(),
-                course.traits().members.size(), ToString(course.target()),
-                ToString(TraceOf(course.target())));
+        const GroupStatus& status = course.status();
+        LogInfo("model {}: group {}: round {}: {} members commit {} {}", of, group, status.round,
+                course.traits().members.size(), ToString(status.target),
+                ToString(TraceOf(status.target)));
         course.Written(SteadyClock::now());
         entry->kept = true;
       } else {
@@ -359,15 +362,10 @@ std::vector<GroupView> Groups::views(const std::string& name) const {
     GroupView& view = views.emplace_back();
     view.name = group;
     view.standing = course.traits().standing;
-    view.phase = course.phase();
-    view.round = course.round();
-    view.target = course.target();
-    view.committed = course.decision().state;
-    view.last = course.last();
-    view.commits = course.commits();
-    view.aborts = course.aborts();
+    view.status = course.status();
     for (const std::string& id : course.traits().members) {
-      view.members.push_back({id, course.state(id), course.message(id)});
+      const GroupRoster::Member& member = *course.roster().Find(id);
+      view.members.push_back({id, member.state, member.message});
     }
   }
   return views;
@@ -401,9 +399,9 @@ Status Groups::CheckMembers(const std::string& name, const OfModel& model, const
     }
     for (const auto& [other, entry] : model.groups) {
       const GroupCourse& course = *entry.course;
-      const bool busy = course.traits().standing || course.phase() != GroupCourse::Phase::kIdle ||
-                        entry.waiters > 0;
-      if (other == group || !busy || !course.has(id)) continue;
+      const bool busy = course.traits().standing || entry.waiters > 0 ||
+                        course.status().phase != GroupPhase::kIdle;
+      if (other == group || !busy || course.roster().Find(id) == nullptr) continue;
       return Errorf(
           StatusCode::kFailedPrecondition,
           "model \"{}\": receiver \"{}\" is a member of group \"{}\"; sync that group, or "
@@ -422,7 +420,7 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
     Entry& entry = known->second;
     if (ids.empty() || SameMembers(ids, entry.course->traits().members)) return &entry;
     if (entry.course->traits().standing || entry.waiters > 0 ||
-        entry.course->phase() != GroupCourse::Phase::kIdle) {
+        entry.course->status().phase != GroupPhase::kIdle) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\": group \"{}\" has other members ({}); use another name", name,
                     group, fmt::join(entry.course->traits().members, ", "));
@@ -441,7 +439,9 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
   // with the new one go; their other members reach what was decided by themselves.
   std::vector<std::string> give_way;
   for (const auto& [other, entry] : model.groups) {
-    const auto takes = [&course = *entry.course](const std::string& id) { return course.has(id); };
+    const auto takes = [&roster = entry.course->roster()](const std::string& id) {
+      return roster.Find(id) != nullptr;
+    };
     if (other == group || std::any_of(members.begin(), members.end(), takes)) {
       give_way.push_back(other);
     }
@@ -469,11 +469,13 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
 
 Groups::Progress Groups::ProgressOf(const Entry& entry, size_t member) {
   const GroupCourse& course = *entry.course;
+  const GroupStatus& status = course.status();
   const std::string& id = course.traits().members[member];
+  const GroupRoster::Member& m = *course.roster().Find(id);
   Progress p{.receiver_id = id,
-             .state = course.state(id),
-             .target = course.target().empty() ? course.decision().state : course.target(),
-             .message = course.message(id),
+             .state = m.state,
+             .target = status.target.empty() ? status.decision.state : status.target,
+             .message = m.message,
              .report = {}};
   if (const auto said = entry.reports.find(id); said != entry.reports.end()) {
     p.report = said->second;
@@ -496,7 +498,8 @@ bool Groups::NoteShownOf(Entry& entry, size_t member) {
 bool Groups::NoteShown(Entry& entry) {
   bool changed = false;
   const std::vector<size_t> touched = std::exchange(entry.touched, {});
-  if (std::exchange(entry.all_seen, entry.course->all_changed()) != entry.course->all_changed()) {
+  if (std::exchange(entry.all_seen, entry.course->roster().revision()) !=
+      entry.course->roster().revision()) {
     entry.shown.resize(entry.course->traits().members.size());
     for (size_t i = 0; i < entry.shown.size(); ++i) changed = NoteShownOf(entry, i) || changed;
     return changed;
@@ -592,8 +595,8 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
     entry->course->Attached(view.id, now);
   }
   DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
-  std::unique_ptr<Wait> wait(
-      new Wait(*this, name, model->second.number, group, entry->course->round(), std::move(news)));
+  std::unique_ptr<Wait> wait(new Wait(*this, name, model->second.number, group,
+                                      entry->course->status().round, std::move(news)));
   ++entry->waiters;
   std::erase_if(entry->news, [](const auto& one) { return one.expired(); });
   entry->news.push_back(wait->news_);

@@ -36,12 +36,8 @@ struct GroupView {
   };
   std::string name;
   bool standing = true;
-  GroupCourse::Phase phase = GroupCourse::Phase::kIdle;
-  uint64_t round = 0;
-  Identity target, committed;
+  GroupStatus status;
   std::vector<Member> members;
-  GroupOutcome last;
-  uint64_t commits = 0, aborts = 0;
 };
 
 class Groups : public MemberObserver {
@@ -128,7 +124,7 @@ class Groups : public MemberObserver {
     std::vector<Shown> shown;                // by member
     std::map<uint64_t, size_t> changes;      // the members of `shown`, by serial
     std::vector<size_t> touched;             // members whose `shown` may have changed
-    uint64_t all_seen = ~uint64_t{0};        // the course's all_changed when `shown` was made
+    uint64_t all_seen = ~uint64_t{0};        // the roster's revision when `shown` was made
     std::map<uint64_t, GroupOutcome> ended;  // by round
   };
   /// The members' word of each group, with the group's number, which tells the members.

@@ -8,7 +8,7 @@
 namespace deltawire::sender::group_course_test {
 namespace {
 
-using Phase = GroupCourse::Phase;
+using Phase = GroupPhase;
 using State = GroupMemberState;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -37,8 +37,8 @@ struct Group {
   }
   void Says(const std::string& id, const Identity& committed, bool prepared = false,
             const std::string& refusal = "", uint64_t round = 0) {
-    course.Reported(id, committed, {round == 0 ? course.round() : round, prepared, refusal}, "",
-                    Now());
+    course.Reported(id, committed, {round == 0 ? course.status().round : round, prepared, refusal},
+                    "", Now());
   }
   void Attach(const std::string& id, const Identity& committed = Version(1)) {
     course.Attached(id, Now());
@@ -54,7 +54,7 @@ struct Group {
   void Decide() {
     Says("a", Version(1), true);
     Says("b", Version(1), true);
-    REQUIRE(course.phase() == Phase::kDeciding);
+    REQUIRE(course.status().phase == Phase::kDeciding);
   }
 
   milliseconds now{0};
@@ -73,24 +73,24 @@ TEST_CASE("all prepare, the decision is written, and only then is the word given
   CHECK(g.course.word().prepare == Version(2));
   CHECK(g.course.word().commit.empty());
   g.Says("a", Version(1), true);
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   CHECK_FALSE(g.course.to_write());
   g.Says("b", Version(1), true);
-  REQUIRE(g.course.phase() == Phase::kDeciding);
+  REQUIRE(g.course.status().phase == Phase::kDeciding);
   // Not written yet: nobody is told, and what is prepared is kept.
   CHECK(g.course.word().commit.empty());
   CHECK(g.course.word().prepare == Version(2));
-  CHECK(g.course.to_write() == GroupDecision{g.course.round(), Version(2)});
+  CHECK(g.course.to_write() == GroupDecision{g.course.status().round, Version(2)});
   g.course.Written(g.Now());
   CHECK(g.course.word().commit == Version(2));
   CHECK(g.course.word().prepare.empty());
   g.now += milliseconds(3);
   g.Says("b", Version(2));
-  CHECK(g.course.phase() == Phase::kCommitting);
+  CHECK(g.course.status().phase == Phase::kCommitting);
   g.now += milliseconds(4);
   g.Says("a", Version(2));
-  CHECK(g.course.phase() == Phase::kIdle);
-  const GroupOutcome& last = g.course.last();
+  CHECK(g.course.status().phase == Phase::kIdle);
+  const GroupOutcome& last = g.course.status().last;
   CHECK(last.committed);
   CHECK(last.target == Version(2));
   CHECK(last.members == 2);
@@ -98,21 +98,21 @@ TEST_CASE("all prepare, the decision is written, and only then is the word given
   CHECK(last.spread_seconds == Approx(0.004));
   CHECK(last.word_seconds == Approx(0.007));
   CHECK(last.message.empty());
-  CHECK(g.course.commits() == 1);
+  CHECK(g.course.status().commits == 1);
 }
 
 TEST_CASE("answers to an earlier round do not count") {
   Group g;
   g.Open();
-  const uint64_t first = g.course.round();
+  const uint64_t first = g.course.status().round;
   g.Says("a", Version(1), false, "no room");
-  REQUIRE(g.course.phase() == Phase::kIdle);
+  REQUIRE(g.course.status().phase == Phase::kIdle);
   REQUIRE(g.Begin(Version(2)).ok());
-  CHECK(g.course.round() > first);
+  CHECK(g.course.status().round > first);
   g.Says("a", Version(1), true, "", first);
-  CHECK(g.course.state("a") == State::kAsked);
+  CHECK(g.course.roster().Find("a")->state == State::kAsked);
   g.Says("b", Version(1), false, "no room", first);
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
 }
 
 TEST_CASE("a refusal aborts at once, and the message says whose it was") {
@@ -120,12 +120,12 @@ TEST_CASE("a refusal aborts at once, and the message says whose it was") {
   g.Open();
   g.Says("a", Version(1), true);
   g.Says("b", Version(1), false, "it is paused");
-  CHECK(g.course.phase() == Phase::kIdle);
-  CHECK_FALSE(g.course.last().committed);
-  CHECK(g.course.last().message == "b cannot prepare it: it is paused");
+  CHECK(g.course.status().phase == Phase::kIdle);
+  CHECK_FALSE(g.course.status().last.committed);
+  CHECK(g.course.status().last.message == "b cannot prepare it: it is paused");
   CHECK(g.course.word().prepare.empty());
   CHECK(g.course.word().commit.empty());
-  CHECK(g.course.aborts() == 1);
+  CHECK(g.course.status().aborts == 1);
 }
 
 TEST_CASE("a time-out aborts, and names who is not ready and who has gone") {
@@ -134,13 +134,13 @@ TEST_CASE("a time-out aborts, and names who is not ready and who has gone") {
   g.Attach("b");
   REQUIRE(g.Begin(Version(2)).ok());
   g.Says("a", Version(1), true);
-  g.course.Reported("b", Version(1), {g.course.round(), false, ""}, "no route", g.Now());
+  g.course.Reported("b", Version(1), {g.course.status().round, false, ""}, "no route", g.Now());
   CHECK(g.course.NextTick(g.Now()) == g.At(milliseconds(500)));
   g.Pass(milliseconds(499));
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   g.Pass(milliseconds(1));
-  REQUIRE(g.course.phase() == Phase::kIdle);
-  CHECK(g.course.last().message ==
+  REQUIRE(g.course.status().phase == Phase::kIdle);
+  CHECK(g.course.status().last.message ==
         "not all had prepared it after 500 ms: b (not ready: no route), c (not attached)");
 }
 
@@ -150,11 +150,11 @@ TEST_CASE("a member that dies after it prepared counts as not prepared until it 
   g.Says("a", Version(1), true);
   g.course.Detached("a", g.Now());
   g.Says("b", Version(1), true);
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   g.Says("a", Version(1));
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   g.Says("a", Version(1), true);
-  CHECK(g.course.phase() == Phase::kDeciding);
+  CHECK(g.course.status().phase == Phase::kDeciding);
 }
 
 TEST_CASE("once decided, nothing takes the decision back") {
@@ -165,19 +165,19 @@ TEST_CASE("once decided, nothing takes the decision back") {
   g.Says("b", Version(1), false, "it is paused");
   g.course.Published(Version(1, 2), g.Now());
   g.Pass(seconds(1000));
-  REQUIRE(g.course.phase() == Phase::kDeciding);
+  REQUIRE(g.course.status().phase == Phase::kDeciding);
   g.course.Written(g.Now());
   CHECK(g.course.word().commit == Version(2));
   // Whoever has gone or cannot is late, is named, and follows.
   g.Says("b", Version(1), false, "it is paused");
-  REQUIRE(g.course.phase() == Phase::kIdle);
-  CHECK(g.course.last().committed);
-  CHECK(g.course.last().late == 2);
-  CHECK(g.course.last().message == "late: a, b (it is paused)");
+  REQUIRE(g.course.status().phase == Phase::kIdle);
+  CHECK(g.course.status().last.committed);
+  CHECK(g.course.status().last.late == 2);
+  CHECK(g.course.status().last.message == "late: a, b (it is paused)");
   CHECK(g.course.word().commit == Version(2));
   g.Says("a", Version(2));
-  CHECK(g.course.state("a") == State::kCommitted);
-  CHECK(g.course.state("b") == State::kLate);
+  CHECK(g.course.roster().Find("a")->state == State::kCommitted);
+  CHECK(g.course.roster().Find("b")->state == State::kLate);
 }
 
 TEST_CASE("a decision that cannot be written is none") {
@@ -185,10 +185,10 @@ TEST_CASE("a decision that cannot be written is none") {
   g.Open();
   g.Decide();
   g.course.NotWritten(absl::ResourceExhaustedError("no space"), g.Now());
-  CHECK(g.course.phase() == Phase::kIdle);
+  CHECK(g.course.status().phase == Phase::kIdle);
   CHECK(g.course.word().commit.empty());
   CHECK(g.course.word().prepare.empty());
-  CHECK(g.course.last().message == "the decision could not be written: no space");
+  CHECK(g.course.status().last.message == "the decision could not be written: no space");
 }
 
 TEST_CASE("a restarted sender tells what was decided, and nothing of a round that was not") {
@@ -196,9 +196,9 @@ TEST_CASE("a restarted sender tells what was decided, and nothing of a round tha
   CHECK(g.course.word() == GroupWord{.name = "g", .round = 41, .commit = Version(5)});
   g.Attach("a", Version(4));
   g.Attach("b", Version(5));
-  CHECK(g.course.state("b") == State::kCommitted);
+  CHECK(g.course.roster().Find("b")->state == State::kCommitted);
   REQUIRE(g.Begin(Version(6)).ok());
-  CHECK(g.course.round() >= 100);
+  CHECK(g.course.status().round >= 100);
   CHECK(g.course.word().commit == Version(5));
   CHECK(g.course.word().prepare == Version(6));
 }
@@ -213,10 +213,10 @@ TEST_CASE("one that does not commit in time is late, and the spread is of the ot
   g.now += milliseconds(2);
   g.Says("b", Version(2));
   g.Pass(milliseconds(498));
-  REQUIRE(g.course.phase() == Phase::kIdle);
-  CHECK(g.course.last().late == 1);
-  CHECK(g.course.last().spread_seconds == Approx(0.002));
-  CHECK(g.course.last().message == "late: c");
+  REQUIRE(g.course.status().phase == Phase::kIdle);
+  CHECK(g.course.status().last.late == 1);
+  CHECK(g.course.status().last.spread_seconds == Approx(0.002));
+  CHECK(g.course.status().last.message == "late: c");
 }
 
 TEST_CASE("a rollback aborts a round for what was rolled back, and so does a new lineage") {
@@ -224,30 +224,30 @@ TEST_CASE("a rollback aborts a round for what was rolled back, and so does a new
   Group g;
   g.Open();
   g.course.Published(Version(3), g.Now());
-  CHECK(g.course.phase() == Phase::kPreparing);  // a newer version does not
+  CHECK(g.course.status().phase == Phase::kPreparing);  // a newer version does not
   g.course.Published(rollback ? Version(1, 2) : Version(1, 1, kOther), g.Now());
-  CHECK(g.course.phase() == Phase::kIdle);
-  CHECK_FALSE(g.course.last().committed);
-  CHECK(g.course.last().message.find("meanwhile") != std::string::npos);
+  CHECK(g.course.status().phase == Phase::kIdle);
+  CHECK_FALSE(g.course.status().last.committed);
+  CHECK(g.course.status().last.message.find("meanwhile") != std::string::npos);
 }
 
 TEST_CASE("a round that runs is joined for the same state, and refused for another") {
   Group g;
   g.Open();
-  const uint64_t round = g.course.round();
+  const uint64_t round = g.course.status().round;
   CHECK(g.Begin(Version(2)).ok());
-  CHECK(g.course.round() == round);
+  CHECK(g.course.status().round == round);
   CHECK(g.Begin(Version(3)).code() == StatusCode::kFailedPrecondition);
   g.Decide();
   CHECK(g.Begin(Version(2)).code() == StatusCode::kFailedPrecondition);
   g.course.Written(g.Now());
   CHECK(g.Begin(Version(2)).ok());
-  CHECK(g.course.round() == round);
+  CHECK(g.course.status().round == round);
   // The next round does not wait for whoever has yet to commit.
   g.Says("a", Version(2));
   CHECK(g.Begin(Version(3)).ok());
-  CHECK(g.course.round() > round);
-  CHECK(g.course.last().late == 1);
+  CHECK(g.course.status().round > round);
+  CHECK(g.course.status().last.late == 1);
   CHECK(g.course.word().commit == Version(2));
   CHECK(g.course.word().prepare == Version(3));
 }
@@ -257,17 +257,17 @@ TEST_CASE("with every version a round, the newest is begun when the one before h
   g.Attach("a");
   g.Attach("b");
   g.course.Published(Version(2), g.Now());
-  REQUIRE(g.course.target() == Version(2));
+  REQUIRE(g.course.status().target == Version(2));
   g.course.Published(Version(3), g.Now());
   g.course.Published(Version(4), g.Now());
-  CHECK(g.course.target() == Version(2));
+  CHECK(g.course.status().target == Version(2));
   g.Decide();
   g.course.Written(g.Now());
   g.Says("a", Version(2));
   g.Says("b", Version(2));
   CHECK(g.course.NextTick(g.Now()) <= g.Now());
   g.Pass(milliseconds(0));
-  CHECK(g.course.target() == Version(4));
+  CHECK(g.course.status().target == Version(4));
 }
 
 TEST_CASE("with every version a round, one that was aborted is tried again, ever less often") {
@@ -277,18 +277,18 @@ TEST_CASE("with every version a round, one that was aborted is tried again, ever
   g.course.Published(Version(2), g.Now());
   milliseconds pause = GroupCourse::kFirstRetry;
   for (int i = 0; i < 8; ++i) {
-    REQUIRE(g.course.phase() == Phase::kPreparing);
+    REQUIRE(g.course.status().phase == Phase::kPreparing);
     g.Says("a", Version(1), false, "it is paused");
-    REQUIRE(g.course.phase() == Phase::kIdle);
+    REQUIRE(g.course.status().phase == Phase::kIdle);
     CHECK(g.course.NextTick(g.Now()) == g.Now() + pause);
     g.Pass(pause - milliseconds(1));
-    CHECK(g.course.phase() == Phase::kIdle);
+    CHECK(g.course.status().phase == Phase::kIdle);
     g.Pass(milliseconds(1));
     pause = std::min<milliseconds>(2 * pause, GroupCourse::kLongestRetry);
   }
   g.Says("a", Version(1), false, "it is paused");
   g.course.Published(Version(3), g.Now());  // a new version is tried at once
-  CHECK(g.course.target() == Version(3));
+  CHECK(g.course.status().target == Version(3));
 }
 
 TEST_CASE("without whoever is away for long, if the options say so") {
@@ -296,21 +296,21 @@ TEST_CASE("without whoever is away for long, if the options say so") {
   g.Attach("a");
   REQUIRE(g.Begin(Version(2)).ok());
   g.Says("a", Version(1), true);
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   CHECK(g.course.NextTick(g.Now()) == g.At(GroupCourse::kAbsent));
   g.Pass(GroupCourse::kAbsent - milliseconds(1));
-  CHECK(g.course.phase() == Phase::kPreparing);
+  CHECK(g.course.status().phase == Phase::kPreparing);
   g.Pass(milliseconds(1));
-  REQUIRE(g.course.phase() == Phase::kDeciding);
+  REQUIRE(g.course.status().phase == Phase::kDeciding);
   g.course.Written(g.Now());
   g.Says("a", Version(2));
-  CHECK(g.course.last().committed);
-  CHECK(g.course.last().message == "late: b");
+  CHECK(g.course.status().last.committed);
+  CHECK(g.course.status().last.message == "late: b");
   // With nobody there, nothing is decided.
   Group nobody({.members = {"a"}, .skip_absent = true, .timeout = seconds(60)});
   REQUIRE(nobody.Begin(Version(2)).ok());
   nobody.Pass(seconds(59));
-  CHECK(nobody.course.phase() == Phase::kPreparing);
+  CHECK(nobody.course.status().phase == Phase::kPreparing);
   CHECK(nobody.course.NextTick(nobody.Now()) > nobody.Now());
 }
 
@@ -325,7 +325,7 @@ TEST_CASE("an orchestrator's group is over when all have committed, or have stay
   g.course.Written(g.Now());
   g.Says("a", Version(2));
   g.course.Detached("b", g.Now());
-  REQUIRE(g.course.phase() == Phase::kIdle);
+  REQUIRE(g.course.status().phase == Phase::kIdle);
   CHECK_FALSE(g.course.over());  // b is still to come
   SECTION("it comes back and follows") { g.Says("b", Version(2)); }
   SECTION("it cannot get there any more") {
@@ -351,7 +351,7 @@ TEST_CASE(
     for (int step = 0; step < 200; ++step) {
       const std::string id(1, static_cast<char>('a' + random() % 3));
       const GroupWord word = g.course.word();
-      const Phase phase = g.course.phase();
+      const Phase phase = g.course.status().phase;
       switch (random() % 9) {
         case 0:
           g.course.Published(Version(++version, epoch), g.Now());
@@ -391,9 +391,10 @@ TEST_CASE(
       const GroupWord after = g.course.word();
       // A decision changes only to what was open just before.
       if (!(after.commit == before.commit)) CHECK(after.commit == before.prepare);
-      if (phase != Phase::kDeciding && g.course.phase() == Phase::kDeciding) {
+      if (phase != Phase::kDeciding && g.course.status().phase == Phase::kDeciding) {
         size_t prepared = 0;
-        for (const char* m : {"a", "b", "c"}) prepared += g.course.state(m) == State::kPrepared;
+        for (const char* m : {"a", "b", "c"})
+          prepared += g.course.roster().Find(m)->state == State::kPrepared;
         CHECK(prepared >= (g.course.traits().skip_absent ? 1u : 3u));
       }
       before = after;

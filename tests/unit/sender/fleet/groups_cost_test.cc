@@ -59,7 +59,7 @@ class Group {
   }
   void Report(size_t member, bool prepared = false, const char* message = "") {
     ReceiverReport report;
-    report.group = {prepared ? view().round : 0, prepared, ""};
+    report.group = {prepared ? view().status.round : 0, prepared, ""};
     report.message = message;
     attachments_.Report(tokens_[member], report);
   }
@@ -95,7 +95,7 @@ TEST_CASE("a report costs no more in a group of 4,096 members than in one of 16"
 
 TEST_CASE("the reports of more than 4,096 members that come at once are all told") {
   Group group(5000);
-  const uint64_t round = group.view().round;
+  const uint64_t round = group.view().status.round;
   const uint64_t before = g_asked;
   std::vector<std::thread> threads;
   for (size_t n = 0; n < 4; ++n) {
@@ -109,7 +109,7 @@ TEST_CASE("the reports of more than 4,096 members that come at once are all told
   CAPTURE(per_report);
   CHECK(per_report < 1000);
   const GroupView view = group.view();
-  CHECK(view.round == round);
+  CHECK(view.status.round == round);
   CHECK(std::ranges::all_of(view.members, [](const GroupView::Member& m) {
     return m.state == GroupMemberState::kAsked;
   }));

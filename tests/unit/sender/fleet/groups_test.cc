@@ -326,7 +326,7 @@ TEST_CASE("with every version a round, each published version is one") {
       m->Commit(version);
     }
   }
-  CHECK(Eventually([&] { return p.view("g").commits == 5; }));
+  CHECK(Eventually([&] { return p.view("g").status.commits == 5; }));
   // One that is away keeps the others where they are, and is named.
   b.Leave();
   p.Publish(6);
