@@ -26,7 +26,7 @@ namespace {
 /// For `systemctl status`. It takes the locks of every model.
 std::string StatusLine(const sender::Agent& agent) {
   std::vector<std::string> models;
-  for (const auto& model : agent.Models()) {
+  for (const auto& model : agent.models().All()) {
     const auto state = model->published();
     models.push_back(
         fmt::format("{}: {}", model->name(),

@@ -136,7 +136,7 @@ SenderServiceImpl::SenderServiceImpl(Agent& agent, std::shared_ptr<const Access>
 StatusOr<std::shared_ptr<Model>> SenderServiceImpl::Find(const grpc::ServerContextBase& context,
                                                          const std::string& name) const {
   DW_RETURN_IF_ERROR(access_->MayTouch(context, name));
-  return agent_.Find(name);
+  return agent_.models().Find(name);
 }
 
 grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
@@ -144,7 +144,7 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
                                           v1::SenderStatusResponse* response) {
   std::vector<std::shared_ptr<Model>> models;
   if (request->model().empty()) {
-    models = agent_.Models();
+    models = agent_.models().All();
     std::erase_if(models, [&](const auto& m) { return !access_->MaySee(*context, m->name()); });
   } else {
     auto model = Find(*context, request->model());
@@ -289,7 +289,7 @@ StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> SenderServiceImpl::AskS
                   request.group());
   }
   // A trainer that has just heard of its publish may ask before the groups were told of it.
-  if (const auto model = agent_.Find(request.model()); model.ok()) {
+  if (const auto model = agent_.models().Find(request.model()); model.ok()) {
     if (const auto state = (*model)->published(); state != nullptr) {
       agent_.groups().Published(request.model(), state->info.identity);
     }

@@ -45,7 +45,7 @@ Seen Observe(const Agent& agent, const Model& model) {
   Seen seen{.pulls = agent.desk().CountsOf(name)};
   const auto published = model.published();
   const auto places = agent.assigner().places(name);
-  for (const ReceiverView& r : agent.attachments().Receivers(name)) {
+  for (const ReceiverView& r : agent.desk().attachments().Receivers(name)) {
     ++seen.receivers;
     seen.relayed += !r.report.follows.empty();
     if (const auto place = places.find(r.id); place != places.end()) {
@@ -61,7 +61,7 @@ Seen Observe(const Agent& agent, const Model& model) {
                         Behind(engines.oldest, published->info.identity, model) > 0;
     seen.most_behind = std::max(seen.most_behind, behind);
   }
-  seen.silent = agent.attachments().CountsOf(name).silent;
+  seen.silent = agent.desk().attachments().CountsOf(name).silent;
   for (const GroupView& group : agent.groups().views(name)) {
     seen.group_commits += group.status.commits;
     seen.group_aborts += group.status.aborts;
@@ -305,7 +305,7 @@ void AddPorts(const Agent& agent, const PortCounts& ports, std::vector<Sample>& 
 
 metrics::Collect Probe(const Agent& agent, PortCounts ports) {
   return [&agent, ports = std::move(ports)] {
-    const auto models = agent.Models();
+    const auto models = agent.models().All();
     std::vector<Seen> seen;
     for (const auto& model : models) seen.push_back(Observe(agent, *model));
     std::vector<Sample> samples;

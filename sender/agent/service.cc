@@ -107,7 +107,7 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
 
 grpc::Status TrainerServiceImpl::ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
                                             v1::ListModelsResponse* response) {
-  for (const auto& model : agent_.Models()) {
+  for (const auto& model : agent_.models().All()) {
     v1::RegisteredModel* listed = response->add_models();
     listed->set_model(model->name());
     deltawire::ToProto(PublishedInfo(*model).identity, listed->mutable_published());
@@ -122,11 +122,11 @@ grpc::ServerWriteReactor<v1::AttendModelEvent>* TrainerServiceImpl::AttendModel(
   using Reactor = WatchReactor<v1::AttendModelEvent>;
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
-        DW_RETURN_IF_ERROR(agent_.Find(request->model()).status());
+        DW_RETURN_IF_ERROR(agent_.models().Find(request->model()).status());
         ModelUsers& users = agent_.users();
         auto use =
             users.Enter(request->model(), request->rank(), request->publisher(), request->client());
-        DW_RETURN_IF_ERROR(agent_.CheckStays(request->model()));
+        DW_RETURN_IF_ERROR(agent_.models().CheckStays(request->model()));
         return std::make_unique<UseSource>(users, std::move(use), std::move(news));
       });
 }
@@ -164,7 +164,7 @@ grpc::ServerWriteReactor<v1::AttendOffloadEvent>* TrainerServiceImpl::AttendOffl
   using Reactor = WatchReactor<v1::AttendOffloadEvent>;
   return Reactor::Begin(
       *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
-        DW_ASSIGN_OR_RETURN(auto model, agent_.Find(request->model()));
+        DW_ASSIGN_OR_RETURN(auto model, agent_.models().Find(request->model()));
         DW_RETURN_IF_ERROR(model->offloads().Attend(request->lease(), request->rank()));
         return std::make_unique<AttendSource>(std::move(model), request->lease(), request->rank(),
                                               std::move(news));
@@ -174,7 +174,7 @@ grpc::ServerWriteReactor<v1::AttendOffloadEvent>* TrainerServiceImpl::AttendOffl
 grpc::Status TrainerServiceImpl::AbandonOffload(grpc::ServerContext*,
                                                 const v1::AbandonOffloadRequest* request,
                                                 v1::AbandonOffloadResponse*) {
-  auto model = agent_.Find(request->model());
+  auto model = agent_.models().Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   return ToGrpc((*model)->offloads().Abandon(request->lease(), request->rank(), request->reason()));
 }
@@ -182,7 +182,7 @@ grpc::Status TrainerServiceImpl::AbandonOffload(grpc::ServerContext*,
 grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
                                              const v1::MarkWrittenRequest* request,
                                              v1::MarkWrittenResponse*) {
-  auto model = agent_.Find(request->model());
+  auto model = agent_.models().Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   WrittenNotice notice{.rank = request->rank(), .sole = request->sole()};
   notice.tensors.assign(request->tensors().begin(), request->tensors().end());
@@ -202,7 +202,7 @@ grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
 grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
                                                    const v1::NotifyBufferReadyRequest* request,
                                                    v1::NotifyBufferReadyResponse* response) {
-  auto model = agent_.Find(request->model());
+  auto model = agent_.models().Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   ReadyNotice notice;
   notice.version = request->version();
@@ -226,7 +226,7 @@ grpc::ServerUnaryReactor* TrainerServiceImpl::WaitPublished(grpc::CallbackServer
   return Reactor::Begin(
       *context, response,
       [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
-        DW_ASSIGN_OR_RETURN(auto model, agent_.Find(request->model()));
+        DW_ASSIGN_OR_RETURN(auto model, agent_.models().Find(request->model()));
         return std::make_unique<PublishedSource>(std::move(model), *request, std::move(news));
       });
 }

@@ -53,7 +53,7 @@ void Judge(const Model& model, const Agent& agent, metrics::Verdict& verdict) {
     verdict.AddFailure(
         fmt::format("{}: {} chunks have lost their digest", name, model.damaged_chunks()));
   }
-  const std::vector<ReceiverView> receivers = agent.attachments().Receivers(name);
+  const std::vector<ReceiverView> receivers = agent.desk().attachments().Receivers(name);
   size_t behind = 0;
   for (const ReceiverView& view : receivers) {
     if (view.report.phase == ReceiverPhase::kFailed) {
@@ -175,7 +175,7 @@ void ShowModel(const Model& model, const Agent& agent, Page& page) {
   }
   page.Heading(fmt::format("Receivers of {}", model.name()));
   std::vector<metrics::FleetMember> members;
-  for (const ReceiverView& view : agent.attachments().Receivers(model.name())) {
+  for (const ReceiverView& view : agent.desk().attachments().Receivers(model.name())) {
     members.push_back(metrics::FleetMemberOf(view));
   }
   ShowFleet(page, fmt::format("receivers-{}", model.name()),
@@ -198,7 +198,7 @@ void ShowModel(const Model& model, const Agent& agent, Page& page) {
 
 std::function<std::string()> StatusPage(const Agent& agent, std::string address) {
   return [&agent, address = std::move(address), started = SteadyClock::now()] {
-    const auto models = agent.Models();
+    const auto models = agent.models().All();
     metrics::Verdict verdict;
     if (models.empty()) verdict.AddWait("no model is registered yet");
     for (const auto& model : models) Judge(*model, agent, verdict);

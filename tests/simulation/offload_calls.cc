@@ -77,7 +77,7 @@ void ServeOffloadCall(const std::shared_ptr<Connection>& connection, sender::Age
   const OffloadCall call = *static_cast<const OffloadCall*>(asked->object.get());
   auto model = agent == nullptr
                    ? StatusOr<std::shared_ptr<sender::Model>>(absl::UnavailableError("starting"))
-                   : agent->Find(kModel);
+                   : agent->models().Find(kModel);
   if (!model.ok()) {
     Answer(*connection, {.status = model.status()});
   } else if (call.what == OffloadCall::What::kUse) {

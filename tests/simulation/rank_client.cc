@@ -32,7 +32,7 @@ StatusOr<R> RankClient::Ask(
   return sender_.Ask<R>(
       settings_.name, deadline - Running().now(),
       [ask = std::move(ask)](sender::Agent& agent, const Gone& gone) -> StatusOr<R> {
-        DW_ASSIGN_OR_RETURN(const auto model, agent.Find(kModel));
+        DW_ASSIGN_OR_RETURN(const auto model, agent.models().Find(kModel));
         return ask(*model, gone);
       });
 }

@@ -264,7 +264,7 @@ void World::Rot(SenderNode& sender) {
   (void)sender.Ask<bool>("operator", seconds(1),
                          [at = random_.Next(), bit = random_.Below(8)](
                              sender::Agent& agent, const std::function<bool()>&) -> StatusOr<bool> {
-                           DW_ASSIGN_OR_RETURN(const auto model, agent.Find(kModel));
+                           DW_ASSIGN_OR_RETURN(const auto model, agent.models().Find(kModel));
                            const auto state = model->published();
                            if (state == nullptr) return false;
                            const Bytes half = model->half(state->half);
@@ -416,7 +416,7 @@ std::string World::GroupText() const {
 
 void World::CheckPublished() {
   for (size_t a = 0; a < senders_.size(); ++a) {
-    const auto model = senders_[a]->agent()->Find(kModel);
+    const auto model = senders_[a]->agent()->models().Find(kModel);
     if (!model.ok()) return scheduler_.Fail("the model has gone");
     const auto state = (*model)->published();
     const Bytes half = (*model)->half(state->half);

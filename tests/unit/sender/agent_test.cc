@@ -42,7 +42,7 @@ class Host {
     return agent_.Register("m", meta, {}, std::move(side_files), replace);
   }
   void Publish(uint64_t version, const std::string& name = "m") {
-    const auto model = *agent_.Find(name);
+    const auto model = *agent_.models().Find(name);
     const auto grant = model->offloads().Begin({.version = version}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
     REQUIRE(model->offloads()
@@ -57,7 +57,7 @@ class Host {
     request.receiver_id = id;
     request.peer = peer;
     request.streams = streams;
-    request.fingerprint = (*agent_.Find("m"))->layout().fingerprint().Hex();
+    request.fingerprint = (*agent_.models().Find("m"))->layout().fingerprint().Hex();
     return request;
   }
   /// Opens a pull and one of its streams; `cut` becomes true when the stream is cut.
@@ -67,7 +67,7 @@ class Host {
     REQUIRE(ticket.status() == absl::OkStatus());
     wire::Hello hello;
     hello.ticket = ticket->ticket;
-    hello.fingerprint = (*agent_.Find("m"))->layout().fingerprint();
+    hello.fingerprint = (*agent_.models().Find("m"))->layout().fingerprint();
     hello.stream = stream;
     hello.streams = static_cast<uint16_t>(request.streams);
     auto session = agent_.Join(hello, {.address = "bulk"});
@@ -124,7 +124,7 @@ TEST_CASE("agent: no beat says that a version comes no more before one says that
             [&](const StageEnd& end) {
               if (end.stage == Stage::kPublish && ++published == 2) while_published();
             });
-  const auto model = *host.agent().Find("m");
+  const auto model = *host.agent().models().Find("m");
   const auto token = host.agent().attachments().Attach("m", "r", "peer");
   REQUIRE(token.ok());
   // A version of which one tensor is written, and has come to the agent.
@@ -190,7 +190,7 @@ TEST_CASE("agent: pulls are limited, in all and of one peer") {
 
 TEST_CASE("agent: a pull's end is named in full, and another state of that number is refused") {
   Host host;
-  const Identity here = (*host.agent().Find("m"))->published()->info.identity;
+  const Identity here = (*host.agent().models().Find("m"))->published()->info.identity;
   PullRequest request = host.Request("r", "p");
   request.at = here;
   CHECK(host.agent().OpenPull(request).ok());
@@ -222,7 +222,7 @@ TEST_CASE("agent: a model that is pulled from is replaced when the pull has let 
   stream.join();
   REQUIRE(model.status() == absl::OkStatus());
   CHECK((*model)->layout().size() == 5);
-  CHECK(*host.agent().Find("m") == *model);
+  CHECK(*host.agent().models().Find("m") == *model);
   host.Publish(1);
 }
 
@@ -246,7 +246,7 @@ TEST_CASE("agent: a registration that has to wait holds up no other model") {
     (void)host.Register(5, true);
     replaced = true;
   });
-  REQUIRE(Soon([&] { return !host.agent().Find("m").ok(); }));  // it waits for the session
+  REQUIRE(Soon([&] { return !host.agent().models().Find("m").ok(); }));  // it waits for the session
   const auto other = host.agent().Register("n", {{"t", DType::kBF16, {64}}}, {}, {}, false);
   REQUIRE(other.status() == absl::OkStatus());
   const auto token = host.agent().attachments().Attach("n", "r", "p");
@@ -260,11 +260,11 @@ TEST_CASE("agent: a registration that has to wait holds up no other model") {
 
 TEST_CASE("agent: a model stays when the one in its place cannot be made") {
   Host host;
-  const Identity before = (*host.agent().Find("m"))->published()->info.identity;
+  const Identity before = (*host.agent().models().Find("m"))->published()->info.identity;
   const Status refused = host.Register(5, true, {{"../evil", "x"}}).status();
   CHECK(absl::IsInvalidArgument(refused));
   CHECK(refused.message().find("stays as it was") != std::string::npos);
-  const auto model = host.agent().Find("m");
+  const auto model = host.agent().models().Find("m");
   REQUIRE(model.ok());
   CHECK((*model)->layout().size() == 4);
   CHECK((*model)->published()->info.identity == before);
@@ -327,7 +327,7 @@ TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and
   CHECK(told.message() == "model \"m\" was unregistered from this sender");
   CHECK(absl::IsNotFound(agent.attachments().feed().ChangeAfter("m", 0).status()));
   CHECK(absl::IsNotFound(CommitWait(agent.attachments(), "m", {}).Poll().status()));
-  CHECK(absl::IsNotFound(agent.Find("m").status()));
+  CHECK(absl::IsNotFound(agent.models().Find("m").status()));
   CHECK(absl::IsNotFound(agent.Unregister("m").status()));
   CHECK(absl::IsInvalidArgument(agent.Unregister("..").status()));
   // The name is free for another model, which receivers may attach to.
@@ -339,7 +339,7 @@ TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and
 TEST_CASE("agent: a model that is offloaded or used by a trainer is not unregistered") {
   Host host;
   Agent& agent = host.agent();
-  const auto model = *agent.Find("m");
+  const auto model = *agent.models().Find("m");
   const auto no = [] { return false; };
   auto use = agent.users().Enter("m", 3, "python train.py, process 4711 on node7");
   const auto other = agent.users().Enter("n", 0, "of another model");
@@ -395,7 +395,7 @@ TEST_CASE("agent: what is still in use when it is unregistered is removed by the
   const Status stuck = agent.Unregister("m").status();
   CHECK(absl::IsDeadlineExceeded(stuck));
   CHECK(stuck.message().find("unregister again") != std::string::npos);
-  CHECK(absl::IsNotFound(agent.Find("m").status()));
+  CHECK(absl::IsNotFound(agent.models().Find("m").status()));
   CHECK(std::filesystem::exists(dir));
   session.reset();
   CHECK(Soon([&] { return agent.Unregister("m").ok(); }));
@@ -404,7 +404,7 @@ TEST_CASE("agent: what is still in use when it is unregistered is removed by the
 
 TEST_CASE("agent: an offload that races with unregistering is told of that") {
   Host host({.letting_go = milliseconds(50)});
-  const auto model = *host.agent().Find("m");  // as a call that found it before
+  const auto model = *host.agent().models().Find("m");  // as a call that found it before
   CHECK(absl::IsDeadlineExceeded(host.agent().Unregister("m").status()));
   const Status told = model->offloads().Begin({.version = 2}, [] { return false; }).status();
   CHECK(absl::IsNotFound(told));
@@ -420,13 +420,13 @@ TEST_CASE("agent: a trainer that comes meanwhile is seen by unregistering, or se
     Status stays;
     Thread trainer([&] {
       use = agent.users().Enter("m", 0, "trainer");
-      stays = agent.CheckStays("m");
+      stays = agent.models().CheckStays("m");
     });
     const bool unregistered = agent.Unregister("m").ok();
     trainer.join();
     if (!unregistered) continue;
     // It has come after the model was gone, or is refused.
-    if (stays.ok()) CHECK(absl::IsNotFound(agent.Find("m").status()));
+    if (stays.ok()) CHECK(absl::IsNotFound(agent.models().Find("m").status()));
   }
 }
 
@@ -444,7 +444,7 @@ TEST_CASE("agent: a crash while a model is unregistered leaves no model and no m
     REQUIRE(next.RecoverModels().ok());
     return !std::filesystem::exists(dir);
   }));
-  CHECK(absl::IsNotFound(next.Find("m").status()));
+  CHECK(absl::IsNotFound(next.models().Find("m").status()));
 }
 
 TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
