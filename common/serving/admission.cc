@@ -33,23 +33,23 @@ void Admission::Expect(const std::string& model, size_t followers, Time now) {
   awaited_ = followers - std::min(followers, static_cast<size_t>(running));
 }
 
-bool Admission::First(Time now) const {
+bool Admission::HasPriority(Time now) const {
   if (awaited_ > 0 && now < expected_) return true;
   return std::any_of(pulls_.begin(), pulls_.end(), [&](const auto& p) {
     return p.second.who == PullClass::kFollower && now - p.second.began < rules_.first_for;
   });
 }
 
-bool Admission::first(Time now) const {
+bool Admission::IsHoldingBack(Time now) const {
   MutexLock lock(mu_);
-  return First(now);
+  return HasPriority(now);
 }
 
-void Admission::Sent(uint64_t bytes, Time now) {
+void Admission::AddSent(uint64_t bytes, Time now) {
   MutexLock lock(mu_);
   window_bytes_ += bytes;
   if (now - window_began_ < rules_.window) return;
-  // A window in which nothing was sent for a while does not show how fast the way is.
+  // A window with a pause does not show the link's speed.
   if (now - window_began_ < 2 * rules_.window) {
     const double seconds = duration<double>(now - window_began_).count();
     best_now_ = std::max(best_now_, static_cast<double>(window_bytes_) / seconds);
@@ -62,22 +62,22 @@ void Admission::Sent(uint64_t bytes, Time now) {
   span_began_ = now;
 }
 
-double Admission::Best(Time now) const {
+double Admission::BestRate(Time now) const {
   if (now - span_began_ >= 2 * rules_.lately) return 0;
   return std::max(best_now_, best_before_);
 }
 
 double Admission::best_rate(Time now) const {
   MutexLock lock(mu_);
-  return Best(now);
+  return BestRate(now);
 }
 
-double Admission::Share(Time now) const { return rules_.newcomers_share * Best(now); }
+double Admission::NewcomersRate(Time now) const { return rules_.newcomers_share * BestRate(now); }
 
 nanoseconds Admission::Take(uint64_t bytes, Time now) {
   MutexLock lock(mu_);
-  const double rate = Share(now);
-  if (rate <= 0 || !First(now)) {
+  const double rate = NewcomersRate(now);
+  if (rate <= 0 || !HasPriority(now)) {
     free_at_ = now;
     return nanoseconds(0);
   }
@@ -90,14 +90,14 @@ nanoseconds Admission::Take(uint64_t bytes, Time now) {
 size_t Admission::PieceBytes(size_t most, Time now) const {
   constexpr double kLeastPiece = 4096, kTurns = 10;
   MutexLock lock(mu_);
-  const double rate = Share(now);
-  if (rate <= 0 || !First(now)) return most;
+  const double rate = NewcomersRate(now);
+  if (rate <= 0 || !HasPriority(now)) return most;
   const double streams = static_cast<double>(std::max<uint64_t>(1, newcomer_streams_));
   const double piece = std::max(kLeastPiece, rate / kTurns / streams);
   return static_cast<size_t>(std::min(piece, static_cast<double>(most)));
 }
 
-void Admission::Waited(const std::string& model, nanoseconds time) {
+void Admission::AddWait(const std::string& model, nanoseconds time) {
   MutexLock lock(mu_);
   held_back_[model] += duration<double>(time).count();
 }

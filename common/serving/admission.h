@@ -1,8 +1,7 @@
-// Decides who goes first where a sender's way out is full: followers, which need a delta, before
-// newcomers, which need most of the model whole. While a follower's pull is young, newcomers share
-// a fixed part of what the sender is known to send; at other times TCP alone divides the way. Like
-// TokenBucket it returns times to wait. Owner: the PullDesk. Threads: any. Cost: a lock for each
-// piece that is sent. Errors: none. No sockets and no clock of its own.
+// Gives followers, which need a delta, priority over newcomers, which need most of the model whole.
+// While a follower's pull is young, newcomers share a fixed part of the sender's best rate. At
+// other times TCP alone divides the bandwidth. Like TokenBucket, it returns times to wait and has
+// no clock of its own. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -17,23 +16,23 @@ namespace deltawire {
 
 enum class PullClass : uint8_t { kFollower, kNewcomer };
 
-/// A pull is a newcomer's if more than half of the bytes that are served here must go whole, since
-/// the receiver has no base for them that the sender knows.
+/// A pull is a newcomer's if more than half of the served bytes must go whole, since the receiver
+/// has no base for a delta.
 inline PullClass ClassOf(uint64_t whole_bytes, uint64_t served_bytes) {
   return 2 * whole_bytes > served_bytes ? PullClass::kNewcomer : PullClass::kFollower;
 }
 
 struct AdmissionRules {
-  /// What newcomers together get of the sender's best rate while a follower goes first.
+  /// The share of the sender's best rate left to newcomers while a follower goes first.
   double newcomers_share = 0.25;
-  /// A follower goes first for so long from its pull's beginning. A longer pull is bound by the
-  /// follower's own link, and would hold newcomers up for nothing.
+  /// How long a follower goes first, from its pull's beginning. A longer pull is limited by the
+  /// follower's own link, and would hold newcomers back in vain.
   std::chrono::milliseconds first_for{2000};
-  /// After a publish the followers that are expected go first for so long even before their pulls
-  /// begin, so that their requests and connections meet no full queue.
+  /// How long after a publish expected followers go first before their pulls begin, so that their
+  /// requests and connections meet no full queue.
   std::chrono::milliseconds expected_for{300};
-  /// The best rate is that of the best `window` since the span before this one began; a span is as
-  /// long as `lately`.
+  /// The best rate is that of the best `window` in this span and the one before. A span lasts for
+  /// `lately`.
   std::chrono::milliseconds window{200}, lately{30000};
 };
 
@@ -42,30 +41,29 @@ class Admission {
   using Time = SteadyClock::time_point;
   explicit Admission(const AdmissionRules& rules = {}) : rules_(rules) {}
 
-  /// A pull of `model` with so many streams is known to be of this class; returns a name for End.
+  /// Adds a pull of `model`. Returns a name for End.
   uint64_t Begin(const std::string& model, PullClass who, uint32_t streams, Time now);
   void End(uint64_t pull);
-  /// A version of `model` was published, and so many followers want it. Those whose pulls run get
-  /// it by these, as with a version that was sent early. The others are expected to ask for it:
-  /// each pull that begins counts as one of theirs, until as many have begun.
+  /// Announces that `followers` want a new version of `model`. Running pulls bring it to their
+  /// followers. The others are expected to ask for it: each pull that begins counts as one of them.
   void Expect(const std::string& model, size_t followers, Time now);
 
-  /// How long a newcomer must wait before it sends `bytes` more. The answer holds only as long as
-  /// first() is true: whoever waits asks first() again, and goes on at once when it is false.
+  /// Returns how long a newcomer must wait before it sends `bytes` more. The wait ends at once when
+  /// IsHoldingBack() becomes false.
   std::chrono::nanoseconds Take(uint64_t bytes, Time now);
-  /// How much a newcomer's stream should take at a time, at most `most`: small enough that each
-  /// gets a turn ten times a second, as far as 4 KiB pieces allow that.
+  /// The size of a newcomer's next piece, at most `most`. It gives each stream a turn ten times a
+  /// second, but is at least 4 KiB.
   size_t PieceBytes(size_t most, Time now) const;
-  /// So many bytes of any pull have reached the receiver's kernel.
-  void Sent(uint64_t bytes, Time now);
+  /// Counts bytes of any pull that have reached the receiver's kernel.
+  void AddSent(uint64_t bytes, Time now);
   /// Whether newcomers are held back now.
-  bool first(Time now) const;
-  /// A newcomer of `model` has waited for so long.
-  void Waited(const std::string& model, std::chrono::nanoseconds time);
+  bool IsHoldingBack(Time now) const;
+  /// Counts the time for which a newcomer of `model` has waited.
+  void AddWait(const std::string& model, std::chrono::nanoseconds time);
 
   struct Counts {
-    size_t followers = 0, newcomers = 0;  ///< pulls that run
-    double held_back_seconds = 0;         ///< that newcomers' streams have waited, all together
+    size_t followers = 0, newcomers = 0;  ///< running pulls
+    double held_back_seconds = 0;         ///< sum of the waits of newcomers' streams
   };
   Counts CountsOf(const std::string& model) const;
   /// Bytes per second; 0: not known yet.
@@ -78,9 +76,9 @@ class Admission {
     uint32_t streams = 1;
     Time began;
   };
-  bool First(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  double Best(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  double Share(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasPriority(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double BestRate(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double NewcomersRate(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AdmissionRules rules_;
   mutable CheckedMutex mu_;
@@ -88,10 +86,10 @@ class Admission {
   std::map<std::string, double> held_back_ ABSL_GUARDED_BY(mu_);
   uint64_t next_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t newcomer_streams_ ABSL_GUARDED_BY(mu_) = 0;
-  Time expected_ ABSL_GUARDED_BY(mu_){};     // until when followers are
-  size_t awaited_ ABSL_GUARDED_BY(mu_) = 0;  // of these, those that have not begun
-  Time free_at_ ABSL_GUARDED_BY(mu_){};      // when all that newcomers have taken has gone out
-  // What was sent: the window that runs, and the best windows of this span and the one before.
+  Time expected_ ABSL_GUARDED_BY(mu_){};     // until then, followers are expected
+  size_t awaited_ ABSL_GUARDED_BY(mu_) = 0;  // expected followers whose pulls have not begun
+  Time free_at_ ABSL_GUARDED_BY(mu_){};      // when all that newcomers took has been sent
+  // The running window, and the best windows of this span and the one before.
   Time window_began_ ABSL_GUARDED_BY(mu_){};
   Time span_began_ ABSL_GUARDED_BY(mu_){};
   uint64_t window_bytes_ ABSL_GUARDED_BY(mu_) = 0;

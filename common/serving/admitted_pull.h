@@ -1,5 +1,5 @@
-// One pull's place in the Admission: it counts from Begin to Leave, and a newcomer's streams wait
-// for followers. The ServedPull owns it, and any thread may call it.
+// One pull's place in the Admission, from Begin to Leave. Streams of a newcomer wait for followers.
+// Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -30,12 +30,12 @@ class AdmittedPull : public net::Pacing {
   std::chrono::nanoseconds WaitFor(size_t bytes) override {
     return newcomer_ ? admission_->Take(bytes, SteadyClock::now()) : std::chrono::nanoseconds(0);
   }
-  bool IsHeldBack() override { return newcomer_ && admission_->first(SteadyClock::now()); }
+  bool IsHeldBack() override { return newcomer_ && admission_->IsHoldingBack(SteadyClock::now()); }
   size_t PieceBytes(size_t most) override {
     return newcomer_ ? admission_->PieceBytes(most, SteadyClock::now()) : most;
   }
-  void AddWait(std::chrono::nanoseconds time) override { admission_->Waited(model_, time); }
-  void AddSent(uint64_t bytes) override { admission_->Sent(bytes, SteadyClock::now()); }
+  void AddWait(std::chrono::nanoseconds time) override { admission_->AddWait(model_, time); }
+  void AddSent(uint64_t bytes) override { admission_->AddSent(bytes, SteadyClock::now()); }
 
  private:
   const std::shared_ptr<Admission> admission_;

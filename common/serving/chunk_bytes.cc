@@ -9,7 +9,6 @@ namespace {
 
 using kernels::DecodeStatus;
 
-/// A copy of a chunk's bytes in memory of its own.
 class PrivateCopy {
  public:
   explicit PrivateCopy(Bytes from)
@@ -36,15 +35,15 @@ StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How 
   } else if (!whole) {
     why = Damaged(chunk, *at.state);
   }
-  // If the state is not the newest any more, its bytes may exist elsewhere.
-  auto got = FromElsewhere(chunk, *at.state, how);
+  // The way back may lead to the bytes of an earlier state.
+  auto got = FromWayBack(chunk, *at.state, how);
   return got.ok() || why.ok() ? got : why;
 }
 
 StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at, How how) {
   const Chunk& place = model_.chunks()[chunk];
   const Bytes bytes = model_.half(at.state->half).subspan(place.offset, place.bytes);
-  // A rebuilt state (serial 0) has no marks of damage that a scrub found when the state was newest.
+  // A rebuilt state (serial 0) has lost the marks of a scrub that found corrupt chunks.
   if ((how.check || at.state->serial == 0) && !HasItsDigest(chunk, *at.state, bytes)) {
     return Damaged(chunk, *at.state);
   }
@@ -52,9 +51,8 @@ StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at,
   return PrivateCopy(bytes).chunk();
 }
 
-StatusOr<WholeChunk> ChunkBytes::FromElsewhere(uint32_t chunk, const Published& end, How how) {
-  // Without a lease, only old bytes can serve. kAborted is what a pull that was cut ends with, too:
-  // the receiver stays, and pulls again.
+StatusOr<WholeChunk> ChunkBytes::FromWayBack(uint32_t chunk, const Published& end, How how) {
+  // Without a lease, only old bytes can serve. kAborted makes the receiver pull again.
   const LeasedState newest = model_.Lease();
   if (newest.lease != nullptr && newest.state.get() == &end) {
     // The half became available after the caller looked, or the chunk is damaged.
@@ -65,7 +63,7 @@ StatusOr<WholeChunk> ChunkBytes::FromElsewhere(uint32_t chunk, const Published& 
     base.serial = newest.state->serial;
     base.digest = (*newest.state->digests)[chunk];
   }
-  const auto way = end.back->Of(base);
+  const auto way = end.back->FindFrom(base);
   if (way && way->from == nullptr && base.digest == (*end.digests)[chunk]) {
     return FromHalf(chunk, newest, how);
   }
@@ -92,7 +90,7 @@ StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end, cons
                                 copy.bytes(), digest);
     if (done != DecodeStatus::kOk) return Damaged(chunk, end);
   }
-  // Digests the bytes: the digest that was carried along the chain would not show a flipped bit.
+  // The digest that the chain computed would not show a flipped bit.
   if (!HasItsDigest(chunk, end, copy.bytes())) return Damaged(chunk, end);
   return copy.chunk();
 }

@@ -1,8 +1,7 @@
-// Finds the bytes of a pull's whole chunks: in the half of the pull's state; in the newest half, if
-// the chunk has not changed since; by undoing later deltas on the newest half's bytes, or on older
-// bytes that were kept (WayBack). Owner: a ServedPull; the StateSource outlives it. Threads: any.
-// Cost: a chunk's memory per copy.
-// Errors: kAborted (the bytes are gone), kDataLoss (memory lost its digest), naming the tensor.
+// Finds the bytes of a pull's whole chunks: in the half of the pull's state, in the newest half if
+// the chunk has not changed since, or by undoing later deltas on newer bytes (WayBack).
+// Thread-safe; the StateSource outlives it. Errors name the tensor: kAborted (the bytes are gone),
+// kDataLoss (the bytes in memory do not have their digest).
 #pragma once
 
 #include <memory>
@@ -17,7 +16,7 @@ namespace deltawire {
 struct WholeChunk {
   Bytes bytes;
   std::shared_ptr<const void> keep;
-  std::optional<uint32_t> half;  ///< the half that `bytes` lie in; nullopt: in memory of their own
+  std::optional<uint32_t> half;  ///< the half that holds `bytes`; nullopt: a copy
 };
 
 class ChunkBytes {
@@ -25,18 +24,17 @@ class ChunkBytes {
   explicit ChunkBytes(StateSource& model) : model_(model) {}
 
   struct How {
-    bool copy = false;   ///< into memory of its own, so that a slow socket does not occupy the half
-    bool check = false;  ///< a receiver doubts these bytes: compare them with their digest
+    bool copy = false;   ///< copies the bytes, so that a slow socket does not occupy the half
+    bool check = false;  ///< compares the bytes with their digest, since a receiver found others
   };
-  /// The bytes of `chunk` in `at.state`; `at.lease` is null when the state's half may be written
-  /// to.
+  /// Returns the bytes of `chunk` in `at.state`. A null `at.lease` means that the state's half may
+  /// be written to.
   StatusOr<WholeChunk> Get(uint32_t chunk, const LeasedState& at, How how);
 
  private:
   StatusOr<WholeChunk> FromHalf(uint32_t chunk, const LeasedState& at, How how);
-  /// By way of the state's WayBack.
-  StatusOr<WholeChunk> FromElsewhere(uint32_t chunk, const Published& end, How how);
-  /// `newest`: what the way begins at, if it has no bytes of its own.
+  StatusOr<WholeChunk> FromWayBack(uint32_t chunk, const Published& end, How how);
+  /// `newest`: the start of the way, if it has no old bytes.
   StatusOr<WholeChunk> Undo(uint32_t chunk, const Published& end, const WayBack::Way& way,
                             const LeasedState& newest);
   bool HasItsDigest(uint32_t chunk, const Published& state, Bytes bytes) const;

@@ -48,12 +48,12 @@ EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
 }
 
 EncodedCache& CacheOf(const ChunkEncoder::Job& job) {
-  return job.coming != nullptr ? *job.coming : *job.leased.state->encoded;
+  return job.incoming != nullptr ? *job.incoming : *job.leased.state->encoded;
 }
 
 }  // namespace
 
-StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
+StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fold(const Job& job) const {
   if (job.plan.chain.size() == 1) {
     const ChunkDelta& d = *job.plan.chain.front();
     // The state holds the log view, which holds the delta.
@@ -81,17 +81,18 @@ StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
   return Payload(got.value);
 }
 
-bool ChunkEncoder::Made(Codec codec, const Job& job) const {
+bool ChunkEncoder::IsCached(Codec codec, const Job& job) const {
   return CacheOf(job).Has(KeyOf(codec, job));
 }
 
-bool ChunkEncoder::MadeWithHistory(const Job& job) const {
+bool ChunkEncoder::IsCachedWithHistory(const Job& job) const {
   return std::ranges::any_of(Coders(), [&](const Coder& coder) {
-    return coder.read_need != nullptr && Made(coder.codec, job);
+    return coder.read_need != nullptr && IsCached(coder.codec, job);
   });
 }
 
-std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
+std::optional<ChunkPayload> ChunkEncoder::Encode(Codec codec, const Job& job,
+                                                 ChunkPayload fast) const {
   const Coder* coder = CoderOf(codec);
   if (coder == nullptr) return fast;
   const auto got = CacheOf(job).Get(
@@ -103,25 +104,25 @@ std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkP
 Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
   const uint64_t before = job.plan.chain.front()->digest_before;
-  // The payload was made by another thread and evicted since, and meanwhile the half was given
-  // back, or has become the version that came. Then these bytes may not be read.
-  if (job.coming != nullptr &&
+  // Another thread's payload may have been evicted since the plan was made, and the half given back
+  // or filled by the incoming version. Then these bytes must not be read.
+  if (job.incoming != nullptr &&
       (job.leased.lease == nullptr || (*job.leased.state->digests)[job.chunk] != before)) {
     return {};
   }
   const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
-  // A receiver with the right bytes could not decode what was coded against wrong ones.
+  // A payload that is coded against corrupt bytes cannot be decoded by the receiver.
   const auto right = [&](Bytes bytes) {
     return model_.backend().digest(model_.key(), bytes) == before;
   };
-  if (job.coming != nullptr) {
+  if (job.incoming != nullptr) {
     if (right(now)) return now;
   } else {
     const MutableBytes base = ThisThread().base.Sized(place.bytes);
     std::memcpy(base.data(), now.data(), now.size());
     uint64_t digest = (*job.leased.state->digests)[job.chunk];
     const auto done = UndoDelta(model_.backend(), model_.key(), fast, place.width, base, digest);
-    // UndoDelta computes its digest from the payload, whatever the bytes are.
+    // UndoDelta computes the digest from the payload, so it does not show corrupt bytes.
     if (done == DecodeStatus::kOk && digest == before && right(base)) return base;
   }
   LogError(
@@ -145,10 +146,10 @@ EncodedCache::Value ChunkEncoder::Make(const Coder& coder, const Job& job, Bytes
   const Bytes payload = coder.encode(chunk, fast, limit);
   const double work = coder.work(place.bytes, fast.size());
   double seconds = SecondsSince(start);
-  // While the trainer writes, its copying has the cores as well: a slow encoding then says nothing
-  // of the codec, which might not be taken again for it.
+  // The trainer's copying competes for the cores, so a slow encoding does not count against the
+  // codec.
   CoderRate& rate = rates_.encode[coder.codec];
-  if (job.coming != nullptr && rate.per_s() > 0) seconds = std::min(seconds, work / rate.per_s());
+  if (job.incoming != nullptr && rate.per_s() > 0) seconds = std::min(seconds, work / rate.per_s());
   rate.Add(work, seconds);
   rates_.AddSize(coder.codec, fast.size(), payload.empty() ? limit : payload.size());
   return Keep(coder.codec, payload);

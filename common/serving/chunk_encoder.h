@@ -1,7 +1,7 @@
-// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. The
-// StateSource and the CoderRates outlive it, and any thread may call it. Pulls share payloads
-// through the published state's cache. One version's fast payload costs nothing, and a fold reads
-// its deltas. Tight and dense take passes over the chunk, and megabytes of the thread's scratch.
+// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. Pulls
+// share payloads through the published state's cache. Tight and dense take passes over the chunk,
+// and megabytes of each thread's scratch memory. Thread-safe; the StateSource and the CoderRates
+// outlive it.
 #pragma once
 
 #include <memory>
@@ -31,25 +31,26 @@ class ChunkEncoder {
     uint32_t chunk = 0;
     const ChunkPlan& plan;
     const LeasedState& leased;
-    const kernels::History& history;  ///< of the bytes that the plan starts from
+    const kernels::History& history;  ///< before the state that the plan starts from
     EncodedCache::IfBusy if_busy = EncodedCache::IfBusy::kSkip;
-    /// Set: the version is still coming. The plan starts at the published state instead of ending
+    /// Set for an incoming version. The plan then starts at the published state instead of ending
     /// there, and payloads are kept here.
-    EncodedCache* coming = nullptr;
+    EncodedCache* incoming = nullptr;
   };
-  /// The folded delta in the fast codec; empty when the changes cancel out, nullopt while another
-  /// thread is making it. kInternal when a fold fails. REQUIRES: job.coming is null.
-  StatusOr<std::optional<ChunkPayload>> Fast(const Job& job) const;
-  /// `fast` re-encoded in `codec`; `fast` itself when tight is not smaller than `fast`, or dense
-  /// not smaller than the chunk. nullopt while another thread is making it.
-  std::optional<ChunkPayload> In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
-  bool Made(kernels::Codec codec, const Job& job) const;
-  /// Whether a payload that looks back as far as the job's history is there, in any codec.
-  bool MadeWithHistory(const Job& job) const;
+  /// Folds the deltas in the codec fast. The payload is empty when the changes cancel out, and
+  /// nullopt while another thread makes it. kInternal when a fold fails. REQUIRES: job.incoming is
+  /// null.
+  StatusOr<std::optional<ChunkPayload>> Fold(const Job& job) const;
+  /// Encodes `fast` in `codec`. Returns `fast` when tight is not smaller than `fast`, or dense not
+  /// smaller than the chunk, and nullopt while another thread makes the payload.
+  std::optional<ChunkPayload> Encode(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
+  bool IsCached(kernels::Codec codec, const Job& job) const;
+  /// Whether a payload of any codec is cached that refers to the job's whole history.
+  bool IsCachedWithHistory(const Job& job) const;
 
  private:
   EncodedCache::Value Make(const Coder& coder, const Job& job, Bytes fast) const;
-  /// The bytes that the job starts from, in this thread's scratch or in the half; empty when they
+  /// The bytes that the job starts from, in this thread's scratch or in the half. Empty when they
   /// do not have their digest.
   Bytes BaseBytes(const Job& job, Bytes fast) const;
 

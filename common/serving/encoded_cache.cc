@@ -38,7 +38,7 @@ EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>
   }
   if (!mine) return {make()};
   Value value;
-  // Also if `make` throws, the entry must not stay busy.
+  // If `make` throws, the entry must not stay busy.
   const absl::Cleanup made = [&] {
     MutexLock lock(mu_);
     Keep(entry, value);
@@ -61,7 +61,7 @@ void EncodedCache::Keep(Entries::iterator entry, Value value) {
     entry->second.value = std::move(value);
     return;
   }
-  bool room = first_bytes_ + bytes <= limit_;  // at least in the place of all others
+  bool room = first_bytes_ + bytes <= limit_;  // if every other of the second half went
   while (room && !newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) EvictOldest();
   while (room && !(room = TakeRetired(bytes)) && !newest_.empty()) {
     EvictOldest();
@@ -87,10 +87,10 @@ bool EncodedCache::TakeRetired(uint64_t bytes) {
 }
 
 void EncodedCache::Evict(Entries::iterator entry, uint64_t& bytes) {
-  const uint64_t given_up = SizeOf(entry->second.value);
-  bytes -= given_up;
-  totals_->bytes -= given_up;
-  if (retired_) totals_->retired -= given_up;
+  const uint64_t evicted = SizeOf(entry->second.value);
+  bytes -= evicted;
+  totals_->bytes -= evicted;
+  if (retired_) totals_->retired -= evicted;
   entries_.erase(entry);
   ++evicted_;
   ++totals_->evicted;

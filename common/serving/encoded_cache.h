@@ -1,7 +1,6 @@
-// Encoded payloads of one published version's chunks, made once for many receivers. The Published
-// state owns it, and pulls hold payloads by shared_ptr. No thread waits for a payload that another
-// one is making. Payloads and their entries take memory up to a limit. Half of it keeps the first
-// payloads, for receivers that come late; in the other half the newest replace the oldest.
+// Encoded payloads of one published version's chunks, made once for many receivers. No thread waits
+// for a payload that another one makes. Half of the memory limit keeps the first payloads, for late
+// receivers. In the other half the newest payloads replace the oldest. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -21,11 +20,11 @@
 
 namespace deltawire {
 
-/// One payload. Empty `bytes`: this codec would not make the chunk smaller (fast: the changes
-/// cancel out).
+/// One payload. Empty `bytes` mean that this codec would not make the chunk smaller, or, for fast,
+/// that the changes cancel out.
 struct Encoded {
   kernels::Codec codec = kernels::Codec::kFast;
-  Bytes bytes;  ///< as long as `keep`
+  Bytes bytes;  ///< live as long as `keep`
   uint64_t xxh3 = 0;
   std::shared_ptr<const void> keep;
 };
@@ -34,7 +33,7 @@ class EncodedCache {
  public:
   /// The limit for each published state; a version's deltas are usually much smaller.
   static constexpr uint64_t kUsualBytes = uint64_t{256} << 20;
-  /// What a payload takes beside its bytes, rounded up.
+  /// The memory of an entry beside its payload's bytes, rounded up.
   static constexpr uint64_t kEntryBytes = 512;
 
   /// Names the payload that leads to the published state from the state before `first`, a delta of
@@ -52,14 +51,13 @@ class EncodedCache {
   using Value = std::shared_ptr<const Encoded>;
 
   struct Counts {
-    uint64_t bytes = 0;    ///< that are kept now, kEntryBytes for each included
-    uint64_t evicted = 0;  ///< payloads that gave way to newer ones
+    uint64_t bytes = 0;    ///< of the payloads, and kEntryBytes for each
+    uint64_t evicted = 0;  ///< payloads that newer ones have replaced
   };
-  /// Sums over all caches that were made with this object: the caches of a model's states, also of
-  /// older states that pulls still hold.
+  /// Sums over the caches of a model's states, including older states that pulls still hold.
   struct Totals {
     std::atomic<uint64_t> bytes{0}, evicted{0};
-    std::atomic<uint64_t> retired{0};  ///< of `bytes`, those of retired caches
+    std::atomic<uint64_t> retired{0};  ///< the part of `bytes` in retired caches
     Counts counts() const { return {.bytes = bytes, .evicted = evicted}; }
   };
 
@@ -67,27 +65,27 @@ class EncodedCache {
                         std::shared_ptr<Totals> totals = std::make_shared<Totals>())
       : limit_(limit_bytes), totals_(std::move(totals)) {}
   ~EncodedCache();
-  /// A newer state has come. From now on, all retired caches together keep `limit` bytes; those
-  /// beyond go, but never from another cache than this one.
+  /// Retires the cache of a state that is not the newest any more. All retired caches together keep
+  /// `limit` bytes; this one discards payloads beyond that.
   void Retire(uint64_t limit);
 
   struct Got {
     Value value;
     bool busy = false;  ///< another thread is making it
   };
-  /// Get's way on if another thread is making the payload.
+  /// Get's behavior while another thread makes the payload.
   enum class IfBusy : uint8_t {
     kSkip,  ///< returns `busy`
-    kMake,  ///< makes it a second time, for this caller alone
+    kMake,  ///< makes the payload again, for this caller alone
   };
   /// Returns the payload of `key`. If there is none, calls `make`, without the cache's lock, and
   /// keeps its result unless that is null.
   Got Get(const Key& key, const std::function<Value()>& make, IfBusy if_busy);
-  /// Keeps a payload that was made elsewhere, unless there is one.
+  /// Keeps a payload from another sender, unless there is one.
   void Put(const Key& key, Value value);
   /// Whether Get would find the payload.
   bool Has(const Key& key) const;
-  /// Whether payloads were Put here, whose histories are longer than those that are used here.
+  /// Whether payloads were Put here. Their histories may be longer than this daemon's option.
   bool has_foreign() const;
 
   Counts counts() const;
@@ -95,15 +93,15 @@ class EncodedCache {
 
  private:
   struct Entry {
-    Value value;           // null: it is being made
-    std::list<Key> place;  // the node that Keep moves to newest_, so that Keep cannot fail
+    Value value;           // null while it is made
+    std::list<Key> place;  // a node that Keep moves to newest_, so that Keep cannot fail
   };
   using Entries = std::map<Key, Entry>;
-  /// A new entry, without a value.
+  /// Adds an entry without a value.
   Entries::iterator Insert(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Gives the entry its value, or erases it where there is no room.
+  /// Gives the entry its value, or erases it if there is no room.
   void Keep(Entries::iterator entry, Value value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Whether the limit of the retired caches has room for `bytes`, which are then taken.
+  /// Takes `bytes` of the retired caches' limit. Returns false if there is no room.
   bool TakeRetired(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EvictOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Evict(Entries::iterator entry, uint64_t& bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -112,7 +110,7 @@ class EncodedCache {
   const std::shared_ptr<Totals> totals_;
   mutable CheckedMutex mu_;
   Entries entries_ ABSL_GUARDED_BY(mu_);
-  std::list<Key> newest_ ABSL_GUARDED_BY(mu_);  // those of the second half, the oldest first
+  std::list<Key> newest_ ABSL_GUARDED_BY(mu_);  // the second half, the oldest first
   uint64_t first_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t newest_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t evicted_ ABSL_GUARDED_BY(mu_) = 0;

@@ -7,13 +7,13 @@ namespace deltawire {
 
 using kernels::Codec;
 
-bool FrameMaker::IsSuspect(uint32_t chunk) const {
-  return std::binary_search(terms_.suspects.begin(), terms_.suspects.end(), chunk);
+bool FrameMaker::IsCorrupt(uint32_t chunk) const {
+  return std::binary_search(terms_.corrupt.begin(), terms_.corrupt.end(), chunk);
 }
 
 StatusOr<MadeFrame> FrameMaker::Make(const FrameTask& task, LeasedState leased) {
   if (task.piece) return MakePiece(task);
-  if (IsSuspect(task.chunk)) {
+  if (IsCorrupt(task.chunk)) {
     // A rebuild only writes to a half that nobody else reads.
     leased.lease.reset();
     model_.Recheck(task.chunk);
@@ -30,7 +30,7 @@ kernels::History FrameMaker::HistoryFor(const FrameTask& task) const {
 Codec FrameMaker::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
   // The other codecs read the old bytes from the half, which may change without a lease. For an
   // incoming version the caller checks that.
-  if (job.leased.lease == nullptr && job.coming == nullptr) return Codec::kFast;
+  if (job.leased.lease == nullptr && job.incoming == nullptr) return Codec::kFast;
   if (job.leased.state->damaged[job.chunk] != 0) return Codec::kFast;
   if (terms_.coding.codec) return *terms_.coding.codec;
   const CoderRates& rates = *terms_.coding.rates;
@@ -42,7 +42,7 @@ Codec FrameMaker::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const 
   in.decode = terms_.coding.decode;
   for (const Coder& coder : Coders()) {
     in.ratio[coder.codec] = rates.ratio(coder.codec);
-    in.made[coder.codec] = encoder_.Made(coder.codec, job);
+    in.made[coder.codec] = encoder_.IsCached(coder.codec, job);
   }
   return ChooseCodec(in);
 }
@@ -50,13 +50,13 @@ Codec FrameMaker::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const 
 StatusOr<MadeFrame> FrameMaker::MakeDelta(const FrameTask& task, const LeasedState& leased) {
   kernels::History history = task.history.First(task.history.depth());
   const ChunkEncoder::Job job{task.chunk, task.plan, leased, history, task.if_busy};
-  if (task.history.depth() > terms_.coding.history && !encoder_.MadeWithHistory(job)) {
+  if (task.history.depth() > terms_.coding.history && !encoder_.IsCachedWithHistory(job)) {
     history = HistoryFor(task);
   }
-  DW_ASSIGN_OR_RETURN(const auto fast, encoder_.Fast(job));
+  DW_ASSIGN_OR_RETURN(const auto fast, encoder_.Fold(job));
   if (!fast) return MadeFrame{.later = true};
   if (fast->bytes.empty()) return MadeFrame{};  // the changes cancel out
-  const auto coded = encoder_.In(Choose(job, fast->bytes.size()), job, *fast);
+  const auto coded = encoder_.Encode(Choose(job, fast->bytes.size()), job, *fast);
   if (!coded) return MadeFrame{.later = true};
   // A codec that the options name is used if the chunk shrinks; auto takes the smaller payload.
   const bool larger = coded->bytes.size() >= fast->bytes.size();
@@ -82,7 +82,7 @@ StatusOr<MadeFrame> FrameMaker::MakeDelta(const FrameTask& task, const LeasedSta
 
 StatusOr<MadeFrame> FrameMaker::MakeFull(uint32_t chunk, const LeasedState& leased) {
   const ChunkBytes::How how{.copy = terms_.coding.link->slow(terms_.streams),
-                            .check = IsSuspect(chunk)};
+                            .check = IsCorrupt(chunk)};
   DW_ASSIGN_OR_RETURN(WholeChunk whole, bytes_.Get(chunk, leased, how));
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkFull;
@@ -121,16 +121,16 @@ FrameMaker::Choice FrameMaker::ChooseFor(const FrameTask& task) const {
   const kernels::History history = HistoryFor(task);
   const ChunkEncoder::Job job = PieceJob(task, history);
   const Codec codec = Choose(job, task.piece->delta->payload.size());
-  return {codec, encoder_.Made(codec, job)};
+  return {codec, encoder_.IsCached(codec, job)};
 }
 
 std::optional<ChunkPayload> FrameMaker::EncodePiece(const FrameTask& task) const {
   const kernels::History history = HistoryFor(task);
   const ChunkDelta& delta = *task.piece->delta;
   const ChunkPayload fast{Codec::kFast, delta.payload, delta.payload_xxh3, task.piece->payload};
-  const auto coded = encoder_.In(task.codec, PieceJob(task, history), fast);
+  const auto coded = encoder_.Encode(task.codec, PieceJob(task, history), fast);
   if (!coded) return std::nullopt;
-  // As of a published version: a codec that the options name is used if the chunk shrinks.
+  // As in MakeDelta, a codec that the options name is used if the chunk shrinks.
   const size_t most = terms_.coding.codec ? model_.chunks()[task.chunk].bytes : fast.bytes.size();
   return coded->bytes.size() < most ? *coded : fast;
 }

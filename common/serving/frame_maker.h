@@ -1,7 +1,6 @@
 // Makes one pull's frames: a chunk of a published state, whole or as a delta, or a piece of the
-// incoming version, each in the codec that suits the link. The ServedPull owns it; StateSource,
-// terms and tally outlive it. Every method may be called from any thread, and takes no lock while
-// it copies, folds or encodes.
+// incoming version, each in the codec that suits the link. Thread-safe, without a lock while it
+// copies, folds or encodes. StateSource, terms and tally outlive it.
 #pragma once
 
 #include <optional>
@@ -17,20 +16,20 @@
 
 namespace deltawire {
 
-/// A frame to make, of one chunk.
+/// A frame to make from one chunk.
 struct FrameTask {
   uint32_t chunk = 0;
-  bool lift = false;  ///< from the version that this pull has sent to the one that overtook it
-  /// Whether to make a payload that another thread is making, or to leave the chunk for later.
+  bool lift = false;  ///< from the version that this pull sent to the one that overtook it
+  /// Behavior while another thread makes the payload. kSkip leaves the chunk for later.
   EncodedCache::IfBusy if_busy = EncodedCache::IfBusy::kSkip;
   ChunkPlan plan;
   ChunkHistory history;
   /// Set: a piece of the incoming version, instead of a chunk of the published state.
   std::optional<IncomingVersion::Piece> piece = {};
-  wire::Have::Entry before = {};  ///< the chunk at the receiver when the piece was taken
-  bool as_fast = false;           ///< the receiver lacks the history that the payload refers to
-  kernels::Codec codec = kernels::Codec::kFast;  ///< a codec other than kFast encodes it anew
-  LeasedState base = {};                         ///< against this state
+  wire::Have::Entry before = {};  ///< the receiver's chunk when the piece was taken
+  bool as_fast = false;           ///< the receiver is missing history that the payload refers to
+  kernels::Codec codec = kernels::Codec::kFast;  ///< another codec encodes the piece anew
+  LeasedState base = {};                         ///< the state to encode it against
 };
 
 struct MadeFrame {
@@ -58,11 +57,13 @@ class FrameMaker {
     kernels::Codec codec = kernels::Codec::kFast;
     bool made = false;  ///< the payload is in the cache
   };
-  /// The codec for a piece, by the rule for published chunks. REQUIRES: its delta and base are set.
+  /// Chooses a piece's codec by the rule for published chunks. REQUIRES: its delta and base are
+  /// set.
   Choice ChooseFor(const FrameTask& task) const;
-  /// The state that encoding pieces anew needs; none if they go out as they came.
+  /// Leases the state against which pieces are encoded anew. Empty if they are forwarded unchanged.
   LeasedState LeaseBase() const;
-  bool IsSuspect(uint32_t chunk) const;
+  /// Whether the receiver found the chunk corrupt.
+  bool IsCorrupt(uint32_t chunk) const;
 
  private:
   StatusOr<MadeFrame> MakeDelta(const FrameTask& task, const LeasedState& leased);
@@ -71,7 +72,7 @@ class FrameMaker {
   /// Nullopt: another thread is making the payload.
   std::optional<ChunkPayload> EncodePiece(const FrameTask& task) const;
   ChunkEncoder::Job PieceJob(const FrameTask& task, const kernels::History& history) const;
-  /// As much of the task's history as this pull's options allow.
+  /// The part of the task's history that the options allow.
   kernels::History HistoryFor(const FrameTask& task) const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   void CountDecode(kernels::Codec codec, uint32_t chunk, size_t fast_bytes);

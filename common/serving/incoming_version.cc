@@ -20,7 +20,7 @@ IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint
       payload_limit_(payload_limit),
       encoded_(payload_limit, std::move(encoded)),
       base_(std::move(base)),
-      came_(base_.chunks.size()),
+      arrived_(base_.chunks.size()),
       copies_(base_.chunks.size()) {}
 
 void IncomingVersion::SetHistory(std::vector<StateId> history, uint32_t wanted) {
@@ -29,11 +29,11 @@ void IncomingVersion::SetHistory(std::vector<StateId> history, uint32_t wanted) 
   history_wanted_ = wanted;
 }
 
-void IncomingVersion::Begins(const wire::FrameHeader& header) {
+void IncomingVersion::AbandonUnlessOf(const wire::FrameHeader& header) {
   const StateId of{header.epoch, header.version};
   if (of == identity_.id) return;
-  Abandon(Errorf(StatusCode::kAborted, "{} has overtaken {} on its way here; pull again",
-                 ToString(of), ToString(identity_.id)));
+  Abandon(Errorf(StatusCode::kAborted, "{} has overtaken the incoming {}; pull again", ToString(of),
+                 ToString(identity_.id)));
 }
 
 std::vector<std::shared_ptr<IncomingVersion::Watcher>> IncomingVersion::Watchers() {
@@ -52,7 +52,7 @@ void IncomingVersion::Add(Piece piece) {
   {
     MutexLock lock(mu_);
     const wire::FrameHeader& header = piece.header;
-    if (step_ != Step::kComing || std::exchange(came_[header.chunk], uint8_t{1}) != 0) return;
+    if (step_ != Step::kComing || std::exchange(arrived_[header.chunk], uint8_t{1}) != 0) return;
     base_.chunks[header.chunk] = {header.version, header.digest_after, 0};
     const uint64_t bytes = piece.payload == nullptr ? 0 : header.payload_bytes + piece.fast_bytes;
     if (payload_bytes_ + bytes > payload_limit_) return;
@@ -71,7 +71,7 @@ void IncomingVersion::Add(Piece piece) {
   for (const auto& watcher : watchers) watcher->OnPiece(false);
 }
 
-bool IncomingVersion::MakesUp(const net::PullEnd& end) const {
+bool IncomingVersion::IsWhole(const net::PullEnd& end) const {
   MutexLock lock(mu_);
   if (step_ != Step::kComing || !IsOf(identity_, end.identity)) return false;
   uint64_t root = 0;
@@ -110,7 +110,7 @@ void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
 }
 
 void IncomingVersion::Release() {
-  std::deque<Piece> pieces;  // may be large, so they are destroyed without the lock
+  std::deque<Piece> pieces;  // may be large, so destroyed without the lock
   {
     MutexLock lock(mu_);
     pieces.swap(pieces_);
@@ -156,7 +156,7 @@ std::shared_ptr<const std::byte[]> IncomingVersion::CopyOf(const Piece& piece) {
     if (auto copy = copies_[chunk].lock()) return copy;
     ++copying_;
   }
-  // Also without memory for the copy, nobody may wait for it.
+  // If there is no memory for the copy, nobody may wait for it.
   const absl::Cleanup copied = [this] {
     MutexLock lock(mu_);
     if (--copying_ == 0) cv_.notify_all();

@@ -1,8 +1,7 @@
-// A version that is still arriving at whoever will serve it: its name, and what has come of it, in
-// the form in which it came. The receiving end feeds it, and served pulls send on from it. Owner:
-// both, by shared_ptr. Threads: any; its lock is a leaf, and watchers are called without it. Cost:
-// 28 bytes a chunk, payloads up to a limit, as much where they are coded anew, and copies of whole
-// chunks that frames carry. Errors: why it was given up.
+// An incoming version at the sender or relay that will serve it: its chunks, in the form in which
+// they arrived. The receiving end feeds it, and served pulls forward from it. It takes 28 bytes a
+// chunk, payloads up to a limit, as much again for those that are encoded anew, and copies of whole
+// chunks in frames. Thread-safe; watchers are called without its lock.
 #pragma once
 
 #include <deque>
@@ -30,102 +29,97 @@ class IncomingVersion {
   /// kComing -> kComplete -> kSettled; each but kSettled -> kAbandoned.
   enum class Step : uint8_t {
     kComing,     ///< chunks arrive
-    kComplete,   ///< all have, and their digests make up the version's root
-    kSettled,    ///< it is served as any other version now
+    kComplete,   ///< all have arrived, and their digests make the version's root
+    kSettled,    ///< it is served like any other version
     kAbandoned,  ///< it will not be complete here
   };
 
-  /// One chunk, checked.
+  /// One chunk that was checked.
   struct Piece {
-    wire::FrameHeader header;  ///< as it came
-    /// A delta's payload as it came; null: the chunk came whole, and `whole` are its bytes where
-    /// they lie.
+    wire::FrameHeader header;  ///< as it arrived
+    /// A delta's payload as it arrived. Null: the chunk arrived whole, and its bytes in place are
+    /// `whole`.
     std::shared_ptr<const std::byte[]> payload;
     Bytes whole;
-    /// The same delta in the codec fast; null: that is the codec in which it came.
+    /// The same delta in the codec fast. Null: it arrived in that codec.
     std::shared_ptr<const std::byte[]> fast;
     size_t fast_bytes = 0;
-    /// For those who code it anew; null: it came whole, or coded otherwise. Set by Add.
+    /// The input for another codec. Null: the chunk arrived whole, or not in fast. Set by Add.
     std::shared_ptr<const ChunkDelta> delta = nullptr;
   };
 
-  /// Is notified when there may be more to send.
+  /// An observer that may have more to send.
   class Watcher {
    public:
     virtual ~Watcher() = default;
-    /// A chunk has come; or, with `last`, none will any more.
+    /// A chunk has arrived; or, with `last`, no further one will.
     virtual void OnPiece(bool last) = 0;
   };
 
-  /// `base`: what the receiving end holds, which is where the version's deltas begin.
-  /// `payload_limit`: bytes of payloads that are kept; a chunk beyond this limit is served only
-  /// when the version is settled. `encoded`: counts the payloads of encoded().
+  /// `base`: the receiving end's chunks, at which the version's deltas begin. `payload_limit`: the
+  /// bytes of payloads that are kept; a chunk beyond it is served once the version is settled.
+  /// `encoded`: counts the payloads of encoded().
   IncomingVersion(
       const Identity& identity, wire::Have base, uint64_t payload_limit,
       std::shared_ptr<EncodedCache::Totals> encoded = std::make_shared<EncodedCache::Totals>());
 
-  /// Root 0: the version is still being written, and only the end of its pulls says its root.
+  /// Root 0: the trainer is still writing the version; the end of its pulls names its root.
   const Identity& identity() const { return identity_; }
   IncomingNews news() const { return {identity_, starts_at_}; }
 
   // For the receiving end.
-  /// `history`: the deltas that tight payloads may look back to, newest first, each named by the
-  /// state before it. `wanted`: how many of them receivers should keep. REQUIRES: no chunk has
-  /// come.
+  /// `history`: the deltas that tight payloads may refer to, newest first, each named by the state
+  /// before it. `wanted`: how many of them receivers should keep. REQUIRES: no chunk has arrived.
   void SetHistory(std::vector<StateId> history, uint32_t wanted);
-  /// A frame is about to change bytes in place. If it belongs to another version, this one is given
-  /// up.
-  void Begins(const wire::FrameHeader& header);
-  /// Adds a chunk that has come. A second piece of a chunk is dropped: it was only repaired here.
+  /// Abandons the version if a frame that is about to change bytes in place belongs to another one.
+  void AbandonUnlessOf(const wire::FrameHeader& header);
+  /// Adds a chunk that has arrived. A second piece of a chunk is ignored: it only repaired the
+  /// chunk here.
   void Add(Piece piece);
-  /// Whether the chunks that came, with those that did not change, make up the version that `end`
-  /// names.
-  bool MakesUp(const net::PullEnd& end) const;
-  /// REQUIRES: MakesUp(end).
+  /// Whether the chunks that arrived and the unchanged ones are the version that `end` names.
+  bool IsWhole(const net::PullEnd& end) const;
+  /// REQUIRES: IsWhole(end).
   void Complete(const net::PullEnd& end, std::shared_ptr<const SideFileSet> side_files);
-  /// `state` is this version, as it is served from now on. The bytes in place are read no more;
-  /// payloads of deltas can be taken as before. Does nothing to a version that was given up.
+  /// Hands the version's pulls over to `state`, its published form. When this returns, nobody reads
+  /// the bytes in place; payloads of deltas stay. Has no effect on an abandoned version.
   void Settle(std::shared_ptr<const Published> state);
-  /// Drops what came, also from its pulls: they go on with the version as it is served. REQUIRES:
-  /// Settle.
+  /// Discards the pieces. Pulls go on with the published form. REQUIRES: Settle.
   void Release();
-  /// Pulls of it end with `why`. The bytes in place are read no more when this returns, also where
-  /// another thread gives the version up at the same time. A settled version stays settled.
+  /// Ends the version's pulls with `why`. When this returns, nobody reads the bytes in place, even
+  /// if another thread abandons the version at the same time. A settled version stays settled.
   void Abandon(const Status& why);
 
   // For served pulls.
   struct Found {
     Step step = Step::kComing;
-    std::optional<Piece> piece;              ///< the n-th that came
+    std::optional<Piece> piece;              ///< the n-th that arrived
     std::shared_ptr<const Published> state;  ///< if settled
     Status why;                              ///< if abandoned
   };
   Found PieceAt(size_t n) const;
   Step step() const;
-  /// Whether `state` is the one that its deltas start at.
+  /// Whether the version's deltas start at `state`.
   bool StartsAt(const Identity& state) const { return state == starts_at_; }
-  /// A copy of a whole chunk's bytes, shared by the frames that carry it at the same time. Null:
-  /// the bytes in place must not be read any more.
+  /// Copies a whole chunk's bytes. Frames that carry the chunk at the same time share the copy.
+  /// Null: the bytes in place must not be read any more.
   std::shared_ptr<const std::byte[]> CopyOf(const Piece& piece);
-  /// The digest that the chunk has in this version, as far as is known; nullopt: the chunk has not
-  /// come.
+  /// The chunk's digest in this version; nullopt: the chunk has not arrived.
   std::optional<uint64_t> digest(uint32_t chunk) const;
   /// Whether a receiver's `have` has every chunk of the version. REQUIRES: complete.
   bool Has(const std::vector<wire::Have::Entry>& have) const;
   /// Whether a receiver that holds `held`, after the deltas of `history`, has kept those that a
-  /// payload of `depth` looks back to.
+  /// payload of `depth` refers to.
   bool SharesHistory(const Identity& held, const std::vector<StateId>& history, size_t depth) const;
   net::PullEnd end() const;
   std::shared_ptr<const SideFileSet> side_files() const;
   uint32_t history_wanted() const;
-  /// Its pieces as they are coded anew for the way, once for all pulls.
+  /// The pieces that are encoded anew, once for all pulls.
   EncodedCache& encoded() { return encoded_; }
   void Watch(std::weak_ptr<Watcher> watcher);
 
  private:
   bool live() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return step_ <= Step::kComplete; }
   std::vector<std::shared_ptr<Watcher>> Watchers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Moves on to `step`, and waits for copies that are being made.
 
   const Identity identity_;
   const Identity starts_at_;  // the state that the deltas start at
@@ -134,8 +128,8 @@ class IncomingVersion {
   mutable CheckedMutex mu_;
   CondVar cv_;  // a copy was made
   Step step_ ABSL_GUARDED_BY(mu_) = Step::kComing;
-  wire::Have base_ ABSL_GUARDED_BY(mu_);  // the digests as they will be, as far as chunks have come
-  std::vector<uint8_t> came_ ABSL_GUARDED_BY(mu_);
+  wire::Have base_ ABSL_GUARDED_BY(mu_);  // with the digests of the chunks that have arrived
+  std::vector<uint8_t> arrived_ ABSL_GUARDED_BY(mu_);
   std::deque<Piece> pieces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::weak_ptr<const std::byte[]>> copies_ ABSL_GUARDED_BY(mu_);  // by chunk
   size_t copying_ ABSL_GUARDED_BY(mu_) = 0;

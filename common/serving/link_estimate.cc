@@ -8,15 +8,15 @@ namespace {
 
 // A pull of fewer bytes measures round trips rather than the link.
 constexpr uint64_t kTelling = 64 << 10;
-// A pull of so many bytes or seconds moves the estimate half the way to the measured speed.
+// A pull of this size or duration moves the estimate half the way to the measured speed.
 constexpr double kTellingBytes = 4 << 20;
 constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
 // Faster than any link: without this limit, a rise after every pull would end at infinity.
 constexpr double kMost = 1e12;
-// When so many bytes were counted, what was sent before them counts half.
+// After this many bytes, earlier ones count half.
 constexpr double kSentRemembered = 64 << 20;
-// Bytes that the two socket buffers of a stream may take at once.
+// Bytes in the two socket buffers of a stream, at most.
 constexpr uint64_t kSocketBuffers = 12 << 20;
 
 }  // namespace

@@ -1,6 +1,5 @@
-// Estimated speed of the link to one receiver, from the durations of its pulls. An average, not a
-// promise: it chooses a codec, sockets' memory, and whether frames are copied. Owner: PullDesk, one
-// per receiver; pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
+// The estimated speed of the link to one receiver, from the durations of its pulls. It decides the
+// codec, the sockets' memory, and whether frames are copied. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ namespace deltawire {
 struct LinkView {
   double bytes_per_s = 0;          ///< LinkEstimate::bytes_per_s
   double round_trip_seconds = 0;   ///< 0: not known
-  double sent_again_ratio = 0;     ///< of the last pulls' bytes: those sent again
+  double sent_again_ratio = 0;     ///< retransmitted bytes of the last pulls, of all their bytes
   std::string congestion_control;  ///< of the last stream
 };
 
@@ -25,19 +24,19 @@ class LinkEstimate {
   /// Payload bytes per second over all streams of a pull; 0: not known yet.
   double bytes_per_s() const;
 
-  /// A pull moved `bytes` in `seconds`. `coders_bound`: encoding or decoding took about as long, so
-  /// the link may be faster than the pull was; the estimate then rises a little and never falls.
+  /// Adds a pull that moved `bytes` in `seconds`. `coders_bound`: encoding or decoding took about
+  /// as long, so the link may be faster. The estimate then rises a little and never falls.
   void Add(uint64_t bytes, double seconds, bool coders_bound);
 
-  /// What the kernel says of a stream that has ended.
+  /// Adds the kernel's figures of a stream that has ended.
   void AddFacts(const net::TcpFacts& facts);
   LinkView view() const;
 
-  /// The socket took a whole chunk of `bytes`; `late`: the socket took longer than a frame may keep
-  /// a half from the trainer.
+  /// Adds a whole chunk that the socket has taken. `late`: that took longer than a frame may keep a
+  /// half from the trainer.
   void AddFrame(uint64_t bytes, bool late);
-  /// Whether a frame may occupy its half for long: the last frames were late, or too few bytes have
-  /// been sent since to tell a fast link from the buffers of `streams` sockets.
+  /// Whether a frame may occupy its half for long: after a late frame, until more bytes were sent
+  /// in time than the buffers of `streams` sockets hold.
   bool slow(uint32_t streams) const;
 
  private:

@@ -19,7 +19,7 @@ StatusOr<wire::Ticket> RandomTicket() {
   return ticket;
 }
 
-// "ipv4:10.0.0.2" of "ipv4:10.0.0.2:40512"; of a peer without a port, all of it.
+// Returns "ipv4:10.0.0.2" for "ipv4:10.0.0.2:40512", and a peer without a port unchanged.
 std::string_view WithoutPort(std::string_view peer) { return peer.substr(0, peer.rfind(':')); }
 
 }  // namespace
@@ -37,7 +37,7 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
   }
   MutexLock lock(mu_);
   constexpr size_t kMaxLinks = 4096;
-  if (links_.size() >= kMaxLinks) {  // drop unused estimates; they start anew on return
+  if (links_.size() >= kMaxLinks) {  // discard unused estimates
     std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
   }
   auto& link = links_[request.receiver_id];
@@ -56,7 +56,7 @@ std::shared_ptr<TokenBucket> PullDesk::RateFor(const std::string& name, uint64_t
   if (bytes_per_s == 0) return nullptr;
   MutexLock lock(mu_);
   constexpr size_t kMostRates = 4096;
-  if (rates_.size() >= kMostRates) {  // a bucket that no pull has is full again soon
+  if (rates_.size() >= kMostRates) {  // discard unused buckets
     std::erase_if(rates_, [](const auto& r) { return r.second.use_count() == 1; });
   }
   auto& rate = rates_[name];
@@ -64,7 +64,7 @@ std::shared_ptr<TokenBucket> PullDesk::RateFor(const std::string& name, uint64_t
   return rate;
 }
 
-// How many deltas the receiver should keep for later pulls; none if fast will be chosen anyway.
+// The number of deltas that the receiver should keep for later pulls; none if fast will be chosen.
 uint32_t PullDesk::HistoryWanted(const PullCoding& coding, const Published& now) {
   const auto wanted = [&](kernels::Codec codec) {
     const Coder* coder = CoderOf(codec);
@@ -117,8 +117,7 @@ void PullDesk::Close() {
 }
 
 void PullDesk::Run() {
-  // A ticket lives for seconds, and so may a broken stream; this only bounds for how long they stay
-  // in the table afterwards.
+  // Bounds how long an expired ticket or a broken stream stays in the table.
   constexpr std::chrono::milliseconds kSweep{500};
   MutexLock lock(mu_);
   while (!closing_) {
@@ -151,9 +150,10 @@ Status PullDesk::CheckRequest(const PullRequest& r, const StateSource& model) co
                   "describe the model again (a receiver needs --sender for every agent)",
                   r.model, ToString(model.owned().ranges()), model.chunks().size(), r.receiver_id);
   }
-  if (r.suspects.size() > wire::kMaxSuspects) {
-    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} suspects; name at most {} a pull",
-                  r.model, r.suspects.size(), wire::kMaxSuspects);
+  if (r.corrupt.size() > wire::kMaxSuspects) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\": {} corrupt chunks; name at most {} per pull", r.model,
+                  r.corrupt.size(), wire::kMaxSuspects);
   }
   return absl::OkStatus();
 }
@@ -175,7 +175,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .incoming = incoming,
                   .ahead_bytes = request.ahead_bytes,
                   .ends_at_incoming = incoming != nullptr && !request.at.empty(),
-                  .suspects = request.suspects,
+                  .corrupt = request.corrupt,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
                   .rate = RateFor("receiver " + request.model + "/" + request.receiver_id,
@@ -196,12 +196,12 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
   terms.granted = end;
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
   uint32_t history = newest == nullptr ? 0 : HistoryWanted(terms.coding, *newest);
-  // Payloads that are passed on as they came look back as far as the origin has chosen.
+  // Forwarded payloads refer to as much history as the origin has chosen.
   if (incoming != nullptr) history = std::max(history, incoming->history_wanted());
   auto session = std::make_shared<ServedPull>(source, std::move(terms));
   DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
-  // The session was not in the table yet when versions after At were published.
+  // Versions that were published before Enter have not overtaken the session yet.
   if (const auto now = source->published(); now != nullptr) session->Overtake(*now);
   if (incoming != nullptr) incoming->Watch(session);
   LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
@@ -217,8 +217,8 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
   bool attached = false;
   DW_RETURN_IF_ERROR(
       attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
-  // A receiver has one pull at a time; an older one is left over from a broken connection. But
-  // another peer's pull under the same id is not ended while it moves bytes.
+  // A receiver has one pull at a time; an older one belongs to a broken connection. But another
+  // peer's pull under the same id is not cut while it moves bytes.
   Pulls same;
   {
     MutexLock lock(mu_);
@@ -233,12 +233,11 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
     if (attached || other->terms().peer == request.peer) continue;
     if (now - other->last_heard() > limits_.attachments.silence) continue;
     return Errorf(StatusCode::kAlreadyExists,
-                  "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
+                  "model \"{}\": receiver \"{}\" is pulling already, from {}; give each receiver a "
                   "--receiver-id of its own",
                   request.model, request.receiver_id, other->terms().peer);
   }
-  // Those that have ended count until the next sweep, which looks at each: with thousands of pulls
-  // that is too much for every new one.
+  // Ended pulls count until the next sweep, which is too slow for every new one of thousands.
   Status room = Add(request, ticket, session);
   if (absl::IsResourceExhausted(room)) {
     Sweep();
@@ -329,7 +328,7 @@ PullDesk::Pulls PullDesk::PullsOf(const StateSource& model) const {
   return pulls;
 }
 
-void PullDesk::Refused(const std::string& model) {
+void PullDesk::CountRefusal(const std::string& model) {
   MutexLock lock(mu_);
   ++finished_pulls_[model].refused;
 }
@@ -341,11 +340,12 @@ bool PullDesk::Sweep() {
     MutexLock lock(mu_);
     pulls.assign(pulls_.begin(), pulls_.end());
   }
-  // Pulls that have ended go to the back and are destroyed at the end, without the lock.
+  // Ended pulls go to the back and are destroyed at the end, without the lock.
   const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
     if (p.second->CutIfLate(now)) {
-      LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
-              p.second->model()->name(), p.second->terms().receiver_id, p.second->terms().peer);
+      LogWarn(
+          "model {}: receiver {} at {}: cut a pull, since not all of its streams arrived in time",
+          p.second->model()->name(), p.second->terms().receiver_id, p.second->terms().peer);
     }
     return !p.second->IsFinished(now);
   });
@@ -363,7 +363,7 @@ void PullDesk::AddTo(Counts& counts, const ServedPull& pull) {
   counts.sent += pull.tally().forms();
 }
 
-void PullDesk::Changed(const StateSource& source) {
+void PullDesk::Announce(const StateSource& source) {
   const auto newest = source.published();
   attachments_.feed().Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
@@ -372,12 +372,12 @@ void PullDesk::Changed(const StateSource& source) {
   }
   for (const auto& pull : PullsOf(source)) {
     pull->Overtake(*newest);
-    if (pull->CutIfGivenUp()) CountCut(source, *pull, "since it holds too many old deltas");
+    if (pull->CutIfDiscarded()) CountCut(source, *pull, "since it holds too many old deltas");
   }
 }
 
 void PullDesk::CountCut(const StateSource& source, const ServedPull& pull, std::string_view why) {
-  LogInfo("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
+  LogInfo("model {}: receiver {}: pull was cut {}; it will resume", source.name(),
           pull.terms().receiver_id, why);
   MutexLock lock(mu_);
   ++finished_pulls_[source.name()].cut;
@@ -389,7 +389,7 @@ void PullDesk::CutReaders(const StateSource& source, uint32_t half, std::string_
   }
 }
 
-void PullDesk::Drop(const StateSource& source, const Status& why) {
+void PullDesk::CutAll(const StateSource& source, const Status& why) {
   Pulls pulls;
   {
     MutexLock lock(mu_);
@@ -427,16 +427,16 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
 }
 
 StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
-                                                       std::shared_ptr<IncomingVersion> coming,
+                                                       std::shared_ptr<IncomingVersion> incoming,
                                                        const StateSource& source) {
   const Identity& wanted = request.incoming;
   if (wanted.empty()) return nullptr;
-  if (coming != nullptr && IsOf(coming->identity(), wanted)) return coming;
+  if (incoming != nullptr && IsOf(incoming->identity(), wanted)) return incoming;
   const auto published = source.published();
   const bool there = published != nullptr && (IsOf(wanted, published->info.identity) ||
                                               IsLater(published->info.identity, wanted));
   if (there) return nullptr;
-  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not coming here any more; ask again",
+  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not incoming any more; ask again",
                 request.model, DescribeFully(wanted));
 }
 

@@ -1,7 +1,6 @@
-// Grants pulls over StateSources, ties bulk streams to them by ticket, ends those whose time is
-// over, and counts what they moved; it also keeps the attached receivers. Owner: the daemon that
-// serves. Threads: every method from any; a thread of its own ends pulls. While it holds its lock
-// it calls into no source or pull. Cost: one thread, 4096 pulls at most. Errors name the model.
+// The pulls over StateSources that a daemon grants: it ties bulk streams to them by ticket, ends
+// those that are late, and counts their bytes. It also keeps the attached receivers. While it holds
+// its lock it calls into no source or pull. Thread-safe. Errors name the model.
 #pragma once
 
 #include <atomic>
@@ -29,26 +28,26 @@ namespace deltawire {
 struct PullRequest {
   std::string model;
   std::string receiver_id;
-  std::string peer;         ///< the address that the receiver asks from
+  std::string peer;         ///< the receiver's address
   std::string fingerprint;  ///< of the receiver's layout
   uint32_t streams = 0;
-  CoderSpeeds decode;       ///< of the receiver, all its threads; 0: not said
-  uint64_t owned_hash = 0;  ///< of the part that the receiver expects here; 0: the whole
+  CoderSpeeds decode;       ///< of the receiver, all its threads; 0: unknown
+  uint64_t owned_hash = 0;  ///< of the part that the receiver expects; 0: the whole
   /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
   Identity at;
-  /// The version that is still coming here and that the receiver can take; epoch 0: none. If `at`
-  /// is set as well, it is the same version, and the pull ends there.
+  /// The incoming version that the receiver can pull; epoch 0: none. If `at` is set as well, it is
+  /// the same version, and the pull ends there.
   Identity incoming;
-  uint64_t ahead_bytes = 0;        ///< see PullTerms
-  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
-  std::string site;                ///< label of the receiver's site; empty: it says none
-  std::string principal;           ///< who asks; empty: the daemon knows no principals
-  /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
+  uint64_t ahead_bytes = 0;       ///< see PullTerms
+  std::vector<uint32_t> corrupt;  ///< chunks that the receiver found corrupt
+  std::string site;               ///< label of the receiver's site; empty: none
+  std::string principal;          ///< the receiver's; empty: the daemon knows no principals
+  /// Checks that a stream comes from the principal; null: a ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 struct PullTicket {
   wire::Ticket ticket{};
-  uint32_t history = 0;  ///< how many deltas the receiver should keep
+  uint32_t history = 0;  ///< the number of deltas that the receiver should keep
   VersionInfo newest;
 };
 
@@ -61,17 +60,17 @@ struct PullLimits {
   size_t pulls_per_principal = 1024;
 };
 
-/// What the daemon's options say of pulls.
+/// The daemon's options for pulls.
 struct PullTraits {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
-  /// Pulls that read a half when it is to be written end within this. A frame that reads one for a
-  /// quarter of this is late, and the frames after it are copied.
+  /// Pulls that read a half that the trainer waits for end within this. A frame that reads one for
+  /// a quarter of this is late, and the frames after it are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
-  uint64_t rate_limit_per_site = 0;      ///< the same for all receivers of a site together
-  StageObserver stages;                  ///< told of each pull that has ended as it should
-  bool in_order = false;  ///< Changed is called by one at a time; see VersionFeed::Publish
+  uint64_t rate_limit_per_site = 0;      ///< for all receivers of a site together
+  StageObserver stages;                  ///< called for each pull that ended without an error
+  bool in_order = false;                 ///< calls of Announce come in order
 };
 
 class PullDesk {
@@ -82,40 +81,37 @@ class PullDesk {
   ~PullDesk();
 
   /// Grants a pull of `source`. `still` returns whether `source` is still the model of its name. It
-  /// is called when the pull stands in the table, so that a Drop at the same time either finds the
-  /// pull or makes `still` false.
-  /// With `incoming` the pull is of a version that still comes: chunks go out as they come, and the
-  /// pull ends at that version.
+  /// is called when the pull is in the table, so that a concurrent CutAll either finds the pull or
+  /// makes `still` false. With `incoming`, the pull forwards that version's chunks as they arrive.
   StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
                             const std::function<bool()>& still,
                             std::shared_ptr<IncomingVersion> incoming = nullptr);
-  void Refused(const std::string& model);
+  void CountRefusal(const std::string& model);
   /// See net::PullSource.
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
                                                    const net::StreamPeer& peer);
 
-  /// Tells the attached receivers and the running pulls what `source` has published.
-  void Changed(const StateSource& source);
+  /// Announces the newest state of `source` to the attached receivers and the running pulls.
+  void Announce(const StateSource& source);
   /// Cuts the pulls that still read `half`.
   void CutReaders(const StateSource& source, uint32_t half, std::string_view why);
-  /// Forgets and cuts the pulls of a source that has lost its name.
-  void Drop(const StateSource& source, const Status& why);
+  /// Cuts and forgets the pulls of a source that has lost its name.
+  void CutAll(const StateSource& source, const Status& why);
 
   struct Counts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
-    uint64_t bytes_ahead = 0;  ///< of these, sent on as they came; see PullTally
+    uint64_t bytes_ahead = 0;  ///< of these, those of incoming versions
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;
     Admission::Counts admission;
   };
   Counts CountsOf(const std::string& model) const;
-  /// The number of bulk streams that were refused because their ticket was unknown or granted to
-  /// somebody else.
+  /// The number of bulk streams whose ticket was unknown or granted to another principal.
   uint64_t streams_refused() const { return streams_refused_; }
 
-  /// The link to a receiver, over its pulls of all models; zeros: it is not known.
+  /// The link to a receiver, from its pulls of all models; zeros if it is unknown.
   LinkView LinkTo(const std::string& receiver_id) const;
 
   Attachments& attachments() { return attachments_; }
@@ -130,7 +126,7 @@ class PullDesk {
   using Tickets = std::map<wire::Ticket, std::shared_ptr<ServedPull>>;
 
   Status CheckRequest(const PullRequest& request, const StateSource& source) const;
-  /// Adds the session to the table, if the limits allow it; returns the pulls that it replaces.
+  /// Adds the session to the table if the limits allow it. Returns the pulls that it replaces.
   StatusOr<Pulls> Enter(const PullRequest& request, const wire::Ticket& ticket,
                         const std::shared_ptr<ServedPull>& session,
                         const std::function<bool()>& still);
@@ -138,11 +134,11 @@ class PullDesk {
              const std::shared_ptr<ServedPull>& session);
   Pulls PullsOf(const StateSource& source) const;
   PullCoding CodingFor(const PullRequest& request);
-  /// The bucket of that name, which is made if it is new; null where `bytes_per_s` is no limit.
+  /// The bucket of that name; null if `bytes_per_s` is 0.
   std::shared_ptr<TokenBucket> RateFor(const std::string& name, uint64_t bytes_per_s);
   static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
   void Run();
-  /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
+  /// Cuts late pulls and forgets those that have ended. Returns whether some are left.
   bool Sweep();
   void CountCut(const StateSource& source, const ServedPull& pull, std::string_view why);
   static void AddTo(Counts& counts, const ServedPull& pull);
@@ -168,13 +164,13 @@ class PullDesk {
   Thread thread_;
 };
 
-/// The version that `request` wants while it comes, if that is what is coming; null: it is
-/// published or nothing is wanted but what is. kAborted: it does not come any more.
+/// The incoming version that `request` names. Null: it is published by now, or the request names
+/// none. kAborted: it was abandoned.
 StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
-                                                       std::shared_ptr<IncomingVersion> coming,
+                                                       std::shared_ptr<IncomingVersion> incoming,
                                                        const StateSource& source);
 
-/// What the service for receivers needs of the daemon that serves them.
+/// The interface of a serving daemon to the service for receivers.
 class PullHost {
  public:
   virtual ~PullHost() = default;
@@ -182,7 +178,7 @@ class PullHost {
   virtual StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const = 0;
   virtual StatusOr<PullTicket> OpenPull(const PullRequest& request) = 0;
   virtual Attachments& attachments() = 0;
-  /// Host that receivers dial for weights; empty: the one that they dialled for control.
+  /// The host that receivers dial for weights; empty: the one that they dialed for control.
   virtual const std::string& advertise_host() const = 0;
 };
 

@@ -12,7 +12,7 @@ namespace {
 using IncomingStep = IncomingVersion::Step;
 using kernels::Codec;
 
-/// A state of which only the name is known here.
+/// A state without content, which names the end of a pull.
 std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
   auto state = std::make_shared<Published>();
   state->info.identity = end.identity;
@@ -20,7 +20,7 @@ std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
   return state;
 }
 
-/// The bytes that the piece takes at a receiver until it is applied: there deltas are fast.
+/// The piece's bytes at a receiver until it is applied. Receivers stage deltas in fast.
 uint64_t StagedBytes(const IncomingVersion::Piece& piece) {
   return std::max<uint64_t>(piece.header.payload_bytes, piece.fast_bytes);
 }
@@ -43,7 +43,7 @@ void PullPlan::Start(const wire::Have& have) {
 void PullPlan::Pin(const std::shared_ptr<const Published>& state) {
   pin_ = model_.Pin(state);
   pinned_ = state;
-  first_ = nullptr;  // else its log would be kept to the end of the pull
+  first_ = nullptr;  // so that its log is not kept until the end of the pull
   StopNeedingWayBack();
 }
 
@@ -52,8 +52,8 @@ void PullPlan::StopNeedingWayBack() {
 }
 
 void PullPlan::Overtake(const Published& newest) {
-  // The pull is about to pin a state whose half may be written over, so the model must keep what
-  // leads back to it.
+  // The pull is about to pin a state whose half may be overwritten, so the model must keep the way
+  // back to it.
   if (phase_ != Phase::kPublished || first_ == nullptr || newest.serial <= first_serial_) return;
   if (!std::exchange(needs_way_back_, true)) model_.CountPull(1);
 }
@@ -71,9 +71,8 @@ bool PullPlan::Accept(const std::shared_ptr<const Published>& state) {
   if (state == first_) return true;
   // Another stream may have seen a newer state between our lease and our lock.
   if (state->serial < first_serial_) return false;
-  // Pinned, the pull no longer depends on the trainer's pace: at most, chunks are sent once before
-  // and once after this point, so the pull ends within twice the time that the model takes on the
-  // link.
+  // Each chunk is sent at most once before and once after this point. So the pull ends within twice
+  // the time that the model takes on the link, however often the trainer publishes.
   LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_.name(),
           terms_.receiver_id, ToString(state->info.id()), ToString(first_->info.id()),
           ToString(TraceOf(state->info.identity)));
@@ -120,8 +119,7 @@ void PullPlan::Finish(uint16_t stream, FrameTask task, bool later) {
   Work& work = work_[stream];
   work.making = false;
   if (!later) return;
-  // It is planned anew, perhaps after the pull was overtaken; a chunk that is sent then needs no
-  // lift.
+  // The chunk is planned anew. If the pull is overtaken before, it needs no lift.
   if (!task.lift && !work.sent.empty() && work.sent.back() == task.chunk) work.sent.pop_back();
   if (task.piece) {
     have_.chunks[task.chunk] = task.before;
@@ -134,7 +132,7 @@ void PullPlan::Finish(uint16_t stream, FrameTask task, bool later) {
 // Published chunks ----------------------------------------------------------------------------
 
 std::optional<FrameTask> PullPlan::NextChunk(Work& work, const Published& now) {
-  // After each other chunk, while the cache has its payload.
+  // Postponed chunks alternate with others, while the cache still has their payloads.
   if (!std::exchange(work.retried, false)) {
     if (auto again = NextPostponed(work, now)) {
       work.retried = true;
@@ -170,11 +168,10 @@ std::optional<FrameTask> PullPlan::NextPostponed(Work& work, const Published& no
 
 ChunkHistory PullPlan::HistoryOf(uint32_t chunk, const Published& now) const {
   const wire::Have::Entry& have = have_.chunks[chunk];
-  // A payload from another sender may look back further than those that are made here.
+  // A payload from another sender may refer to more history than those that are made here.
   const size_t limit =
       now.encoded->has_foreign() ? have.depth : std::min<size_t>(terms_.coding.history, have.depth);
-  // A chunk at another version than the receiver's committed state did not get there by its
-  // history.
+  // History leads only to chunks at the receiver's committed version.
   if (have_.held.lineage != now.info.identity.lineage) return {};
   if (limit == 0 || have.version != have_.held.id.version) return {};
   return {CommonHistory(now.log, have_.held.id, have_.history), chunk, limit};
@@ -237,8 +234,7 @@ StatusOr<std::optional<FrameTask>> PullPlan::NextPiece(Work& work, const LeasedS
     case IncomingStep::kComing:
       break;
     case IncomingStep::kComplete:
-      // If the receiver lacks chunks that the version did not change, the pull goes on until the
-      // version is settled, and sends them then.
+      // Unchanged chunks that are missing at the receiver are sent once the version is settled.
       if (HasUnfinished() || !terms_.incoming->Has(have_.chunks)) break;
       pinned_ = NameOf(terms_.incoming->end());
       phase_ = Phase::kEnded;
@@ -288,10 +284,10 @@ bool PullPlan::Fits(FrameTask& task) const {
   const wire::FrameHeader& header = piece.header;
   const bool known = task.before.version != wire::Have::kUnknown;
   if (known && task.before.digest == header.digest_after) return false;  // the receiver has it
-  // A suspect waits until the version is settled: its bytes are then compared with their digest.
-  if (maker_.IsSuspect(task.chunk)) return false;
+  // A corrupt chunk waits for the settled version, whose bytes are compared with their digest.
+  if (maker_.IsCorrupt(task.chunk)) return false;
   if (const uint64_t most = terms_.ahead_bytes; most != 0) {
-    // A receiver whose only file keeps its bytes until the version is published.
+    // The receiver stages deltas, since its only file must stay until the version is published.
     if (piece.payload == nullptr || piece_bytes_ + StagedBytes(piece) > most) return false;
   }
   if (header.type == wire::FrameType::kChunkFull) return true;
@@ -314,8 +310,8 @@ bool PullPlan::ChooseCodec(FrameTask& task, const LeasedState& base, IncomingSte
   task.base = base;
   const auto [codec, made] = maker_.ChooseFor(task);
   if (codec == Codec::kFast) return true;
-  // Once the version is settled, its old bytes are no longer where they were, and are made anew for
-  // whoever asks in the ordinary way.
+  // Once the version is settled, its old bytes have moved. A pull of the published form makes them
+  // anew.
   const bool live = step <= IncomingStep::kComplete;
   const bool there = base.lease != nullptr && terms_.incoming->StartsAt(base.state->info.identity);
   if (made || (live && there)) task.codec = codec;
@@ -326,16 +322,16 @@ bool PullPlan::ChooseCodec(FrameTask& task, const LeasedState& base, IncomingSte
 
 PullClass PullPlan::Classify(const Published* end) const {
   const uint64_t unknown = wire::Have::Entry{}.version;
-  // Chunks of another lineage, or from before the log, are no base for a delta. A version that is
-  // still coming needs no log: only receivers that hold what its deltas begin at are told of it.
-  const bool coming = terms_.incoming != nullptr;
-  const Identity& to = coming ? terms_.incoming->identity() : end->info.identity;
-  const bool known = have_.held.lineage == to.lineage && (coming || !end->log.empty());
-  const uint64_t oldest = !known ? unknown : coming ? 0 : end->log.front()->from().version;
+  // Chunks of another lineage, or from before the log, are no base for a delta. An incoming version
+  // needs no log: only receivers that hold its base pull it.
+  const bool incoming = terms_.incoming != nullptr;
+  const Identity& to = incoming ? terms_.incoming->identity() : end->info.identity;
+  const bool known = have_.held.lineage == to.lineage && (incoming || !end->log.empty());
+  const uint64_t oldest = !known ? unknown : incoming ? 0 : end->log.front()->from().version;
   uint64_t whole = 0;
   for (uint32_t c = 0; c < have_.chunks.size(); ++c) {
     if (!model_.owned().contains(c)) continue;
-    if (!coming && have_.chunks[c].digest == (*end->digests)[c]) continue;
+    if (!incoming && have_.chunks[c].digest == (*end->digests)[c]) continue;
     const uint64_t version = have_.chunks[c].version;
     if (version == unknown || version < oldest) whole += model_.chunks()[c].bytes;
   }

@@ -1,4 +1,4 @@
-// The sums of what one pull has sent. Every method may be called from any thread.
+// The sums of what one pull has sent. Thread-safe.
 #pragma once
 
 #include <array>
@@ -17,9 +17,9 @@ class PullTally {
     ++form_chunks_[form];
     form_bytes_[form] += bytes;
   }
-  /// So many of the bytes were those of an incoming version.
+  /// Counts the bytes that belong to an incoming version.
   void AddAhead(size_t bytes) { bytes_ahead_ += bytes; }
-  /// So long the receiver decodes them, on all its threads, by the speeds that it reported.
+  /// Adds the receiver's decoding time, on all its threads, by the speeds that it reported.
   void AddDecode(double seconds) { decode_seconds_ += seconds; }
 
   uint64_t bytes() const { return bytes_; }

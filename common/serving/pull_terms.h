@@ -20,7 +20,7 @@
 
 namespace deltawire {
 
-/// How a pull's chunks are coded.
+/// The coding of a pull's chunks.
 struct PullCoding {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
@@ -32,21 +32,21 @@ struct PullCoding {
 
 struct PullTerms {
   std::string receiver_id;
-  std::string peer;  ///< the address that asked for it
+  std::string peer;  ///< the receiver's address
   uint16_t streams = 1;
   PullCoding coding;
   /// The state to end at, from StateSource::At; null: the newest state at the start, or the first
   /// one that overtakes the pull.
   std::shared_ptr<const Published> pinned;
-  /// The incoming version whose chunks go out first; null: none.
+  /// The incoming version whose chunks are sent first; null: none.
   std::shared_ptr<IncomingVersion> incoming;
-  /// Until that version is published, only deltas go out, and at most this many bytes of them; 0:
-  /// no limit.
+  /// Until that version is published, the pull sends only deltas, and at most this many bytes of
+  /// them; 0: no limit.
   uint64_t ahead_bytes = 0;
   /// The pull ends at that version, and a newer one does not overtake it. REQUIRES: `incoming`.
   bool ends_at_incoming = false;
-  Identity granted;                ///< the state to end at, if none overtakes it: for the log
-  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  Identity granted;               ///< the state to end at if none overtakes it, for the log
+  std::vector<uint32_t> corrupt;  ///< chunks that the receiver found corrupt
   /// A frame that reads a half for longer than this is late, and the frames after it are copied.
   std::chrono::milliseconds late_after{62};
   /// All streams must arrive within this time. Have may arrive later, by as long as it takes at
@@ -54,10 +54,10 @@ struct PullTerms {
   std::chrono::milliseconds ticket_life{30000};
   /// The rates of the receiver's pulls together, and of all pulls of its site; null: no limit.
   std::shared_ptr<TokenBucket> rate, site_rate;
-  std::shared_ptr<Admission> admission;  ///< null: no pull goes before another
-  StageObserver stages;                  ///< hears of the pull when it has ended as it should
-  std::string principal;  ///< who asked for it; empty: the sender knows no principals
-  /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
+  std::shared_ptr<Admission> admission;  ///< null: no pull has priority
+  StageObserver stages;                  ///< called when the pull has ended without an error
+  std::string principal;                 ///< the receiver's; empty: the sender knows no principals
+  /// Checks that a stream comes from the principal; null: a ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 

@@ -12,11 +12,11 @@ namespace {
 
 using Clock = SteadyClock;
 
-// A Have that comes more slowly than this, in bytes a second, is late.
+// A Have that arrives more slowly than this, in bytes a second, is late.
 constexpr uint64_t kSlowestHave = uint64_t{64} << 10;
 
-PullTerms WithSortedSuspects(PullTerms terms) {
-  std::ranges::sort(terms.suspects);
+PullTerms WithSortedCorrupt(PullTerms terms) {
+  std::ranges::sort(terms.corrupt);
   return terms;
 }
 
@@ -24,7 +24,7 @@ PullTerms WithSortedSuspects(PullTerms terms) {
 
 ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
     : model_(std::move(model)),
-      terms_(WithSortedSuspects(std::move(terms))),
+      terms_(WithSortedCorrupt(std::move(terms))),
       created_(Clock::now()),
       maker_(*model_, terms_, tally_),
       turn_(terms_.admission, model_->name()),
@@ -39,9 +39,10 @@ Status ServedPull::Reserve(uint16_t stream, uint16_t streams) {
   if (!failed_.ok()) return failed_;
   if (streams != streams_.size() || stream >= streams_.size() ||
       streams_[stream].state != StreamState::kAwaited) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "stream {} of {} does not belong to this pull of {} streams, or was there before",
-                  stream, streams, streams_.size());
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "stream {} of {} does not belong to this pull of {} streams, or was reserved before",
+        stream, streams, streams_.size());
   }
   streams_[stream].state = StreamState::kReserved;
   return absl::OkStatus();
@@ -79,7 +80,7 @@ void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
         })) {
       turn_.Leave();
     }
-    // One broken stream ends the pull; the receiver resumes with what it has verified.
+    // One broken stream ends the pull. The receiver resumes with the chunks that it has verified.
     if (!why.ok() && failed_.ok()) {
       Fail(why);
       cuts = Cuts();
@@ -102,9 +103,9 @@ std::optional<ServedPull::Course> ServedPull::CourseOfEnded() const {
     course.encode += s.clock.coding_seconds();
   }
   const auto now = Clock::now();
-  auto begun = std::min(first, now);  // a pull that has nothing to send has no frame
+  auto begun = std::min(first, now);  // a pull without chunks has no first frame
   course.connect = std::chrono::duration<double>(begun - created_).count();
-  // Bytes that went out while the trainer still wrote the version held nobody up.
+  // Bytes that were sent while the trainer still wrote the version delayed nobody.
   const bool unwritten = terms_.incoming != nullptr && terms_.incoming->identity().root == 0;
   if (settled_ && unwritten) begun = std::max(begun, *settled_);
   course.send = std::chrono::duration<double>(now - begun).count();
@@ -149,8 +150,8 @@ Status ServedPull::Start(const wire::Have& have) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   model_->name());
   }
-  // Between two lineages numbers cannot be compared (IsLater is false): digests alone decide which
-  // chunks stay.
+  // Numbers of two lineages cannot be compared (IsLater is false): digests decide which chunks
+  // stay.
   const Identity& to =
       terms_.incoming != nullptr ? terms_.incoming->identity() : end->info.identity;
   if (IsLater(have.held, to)) {
@@ -176,7 +177,7 @@ Status ServedPull::Start(const wire::Have& have) {
 
 void ServedPull::OnPiece(bool last) {
   Callbacks wakes;
-  // The streams may look at it when the log does not reach back to it any more.
+  // Pinned now, since the log may not reach back to it when the streams ask.
   const auto settled = last ? terms_.incoming->PieceAt(~size_t{0}).state : nullptr;
   {
     MutexLock lock(mu_);
@@ -269,7 +270,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     Stream& s = streams_[index];
     s.clock.AddCoding(SecondsSince(start));
     plan_.Finish(index, std::move(step.task), made.ok() && made->later);
-    // A frame sent from memory of its own does not occupy the half.
+    // A frame of a copy does not occupy the half.
     s.reading = made.ok() ? made->half : std::nullopt;
     if (!made.ok()) return made.status();
     if (made->whole) {
@@ -309,7 +310,7 @@ void ServedPull::EstimateLink() {
   const uint64_t sent = tally_.bytes();
   terms_.coding.link->Add(sent - std::min(sent, idle), longest,
                           CodersBound(coding, threads, decode, longest));
-  LogDebug("model {}: receiver {}: {} in {}, {} while idle, coders {}: the link is taken for {}",
+  LogDebug("model {}: receiver {}: {} in {}, {} while idle, coders {}: the link estimate is {}",
            model_->name(), terms_.receiver_id, HumanBytes(sent), HumanSeconds(longest),
            HumanBytes(idle), HumanSeconds(coding / threads + decode),
            HumanRate(terms_.coding.link->bytes_per_s()));
@@ -351,11 +352,11 @@ bool ServedPull::CutIfLate(SteadyClock::time_point now) {
     const bool complete = all && plan_.phase() != PullPlan::Phase::kGranted;
     if (!failed_.ok() || complete || now - created_ <= limit) return false;
   }
-  Cut(Errorf(
-      StatusCode::kDeadlineExceeded,
-      "model \"{}\": not all of the pull's {} streams came, with a Have on the first, within "
-      "{} ms of its ticket; open another pull",
-      model_->name(), terms_.streams, limit.count()));
+  Cut(Errorf(StatusCode::kDeadlineExceeded,
+             "model \"{}\": not all of the pull's {} streams, or not its Have, arrived within {} "
+             "ms of its "
+             "ticket; open another pull",
+             model_->name(), terms_.streams, limit.count()));
   return true;
 }
 
@@ -364,11 +365,11 @@ void ServedPull::Overtake(const Published& newest) {
   plan_.Overtake(newest);
 }
 
-bool ServedPull::CutIfGivenUp() {
+bool ServedPull::CutIfDiscarded() {
   {
     MutexLock lock(mu_);
     const auto& state = plan_.state();
-    if (!failed_.ok() || state == nullptr || state->back == nullptr || !state->back->given_up()) {
+    if (!failed_.ok() || state == nullptr || state->back == nullptr || !state->back->discarded()) {
       return false;
     }
   }

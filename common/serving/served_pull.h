@@ -1,6 +1,5 @@
-// One receiver's pull: its streams, how long they may take, and how it ends. PullPlan decides what
-// they send, and FrameMaker makes it. The PullDesk and the bulk streams share it, and any thread
-// may call it.
+// One receiver's pull: its streams, their deadlines and its end. PullPlan decides what the streams
+// send, and FrameMaker makes it. The PullDesk and the bulk streams share it. Thread-safe.
 #pragma once
 
 #include <array>
@@ -44,28 +43,27 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   void StreamClosed(uint16_t stream, const Status& why) override;
   void OnPiece(bool last) override;
 
-  /// kInvalidArgument when the stream is out of range or was there before.
+  /// kInvalidArgument when the stream is out of range or was reserved before.
   Status Reserve(uint16_t stream, uint16_t streams);
-  /// Ends the pull: its streams are closed.
+  /// Ends the pull and closes its streams.
   void Cut(const Status& why);
   /// Cuts the pull if one of its streams still reads `half`; returns whether it did.
   bool CutIfReading(uint32_t half, std::string_view why);
-  /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
-  /// whether it did. When all streams have arrived, Have gets the time that a slow link needs.
+  /// Cuts the pull if a stream, or Have, has not arrived within the ticket's life; returns whether
+  /// it did. Once all streams have arrived, Have gets the time that a slow link needs.
   bool CutIfLate(SteadyClock::time_point now);
   /// See PullPlan::Overtake.
   void Overtake(const Published& newest);
-  /// Cuts the pull if the VersionStore has given up the state that it ends at; returns whether it
+  /// Cuts the pull if the VersionStore has discarded the way back to its end; returns whether it
   /// did.
-  bool CutIfGivenUp();
+  bool CutIfDiscarded();
 
   const PullTerms& terms() const { return terms_; }
   const std::shared_ptr<StateSource>& model() const { return model_; }
   const PullTally& tally() const { return tally_; }
   /// When a stream was last opened or asked for a frame; before that, when the pull was granted.
   SteadyClock::time_point last_heard() const;
-  /// True when no stream is open, and either all have ended, the pull failed, or its ticket's life
-  /// is over.
+  /// Whether no stream is open, and all have ended, the pull failed, or its ticket's life is over.
   bool IsFinished(SteadyClock::time_point now) const;
 
  private:
@@ -76,23 +74,23 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   struct Stream {
     StreamState state = StreamState::kAwaited;
     std::function<void()> cut, wake;
-    std::optional<uint32_t> reading;  // half that its present frame may read
-    // For a whole chunk that the socket is taking: since when, and its bytes.
+    std::optional<uint32_t> reading;  // the half that its current frame may read
+    // The start and the size of a whole chunk that the socket is taking.
     std::optional<SteadyClock::time_point> handed_over;
     uint64_t handed_bytes = 0;
     StreamClock clock;
   };
-  /// How a pull went whose streams have all sent their End.
+  /// The stages of a pull whose streams have all sent their End, in seconds.
   struct Course {
-    double connect = 0, encode = 0, send = 0;  // seconds
+    double connect = 0, encode = 0, send = 0;
   };
 
   LeasedState Lease(PullPlan::Phase phase, std::shared_ptr<const Published> pinned) const;
-  /// The next step of the stream, and in `wakes` the streams that can go on meanwhile.
+  /// Returns the next step of the stream, and in `wakes` the streams that can go on.
   StatusOr<PullPlan::Step> Step(Stream& stream, uint16_t index, const LeasedState& leased,
                                 const std::function<void()>& wake, Callbacks& wakes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// The socket has taken the stream's last frame.
+  /// Records that the socket has taken the stream's last frame.
   void NoteFrameTaken(Stream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EstimateLink() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Nullopt: the pull is not over, or failed.

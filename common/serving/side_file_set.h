@@ -1,6 +1,5 @@
-// The side files (config.json, tokenizer) of one version, as they travel.
-// Owner: whoever holds the shared_ptr. Threads: immutable. Cost: the files, in memory. Errors name
-// the file.
+// The side files (config.json, tokenizer) of one version, in memory. Immutable. Errors name the
+// file.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 namespace deltawire {
 
-/// Files sorted by name, and the hash that names them: XXH3-64 of each file's two sizes, name and
-/// content.
+/// Files sorted by name, and the hash that names the set: XXH3-64 of each file's two sizes, name
+/// and content.
 struct SideFileSet {
   std::vector<SideFile> files;
   uint64_t hash = 0;

@@ -1,7 +1,6 @@
-// Where served pulls take their states from: what is published, the deltas that lead to it, and its
-// bytes. The agent's model is one, and so is what a receiver relays.
-// Owner: its daemon, by shared_ptr; pulls hold one too. Threads: every method from any.
-// Cost: see the implementations. Errors name the model.
+// The source of served pulls: a model's published states, the deltas that lead to them, and their
+// bytes. The agent's Model and a relay's RelayedModel are sources. Thread-safe. Errors name the
+// model.
 #pragma once
 
 #include <cstdint>
@@ -42,37 +41,38 @@ class StateSource {
   virtual ThreadPool& pool() = 0;
   uint64_t digest_seed() const { return key().seed(); }
 
-  /// Null: nothing yet.
+  /// The newest state; null: nothing is published yet.
   virtual std::shared_ptr<const Published> published() const = 0;
-  /// The published state, with a lease of its half if that can be had; null state when nothing is
+  /// The newest state, with a lease of its half if possible. The state is null when nothing is
   /// published.
   virtual LeasedState Lease() = 0;
   /// The bytes of a half. REQUIRES: a lease of it.
   virtual Bytes half(uint32_t i) const = 0;
-  /// A lease: while the caller holds it, `half` keeps the bytes of `id`. Null when the half has
-  /// other bytes or may be written to.
+  /// Returns a lease: while the caller holds it, `half` keeps the bytes of `id`. Null when the half
+  /// has other bytes or may be written to.
   virtual std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) = 0;
   /// See VersionStore::At.
   virtual StatusOr<std::shared_ptr<const Published>> At(const Identity& id) = 0;
-  /// Side files of the published version; before there is one, those that the first will have.
+  /// The side files of the published version, or of the first one before there is any.
   virtual std::shared_ptr<const SideFileSet> side_files() const = 0;
-  /// The set of that hash, if it belongs to the published version or to one that a pull may still
-  /// end at; else null.
+  /// The set of that hash if it belongs to the published version, or to one at which a pull may
+  /// still end; else null.
   virtual std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const = 0;
-  /// Compares one chunk of the newest state with its digest at once, as the scrub would.
+  /// Scrubs one chunk of the newest state at once.
   virtual void Recheck(uint32_t chunk) = 0;
-  /// What brings a chunk back that has lost its digest, for messages.
+  /// The remedy for a corrupt chunk, for messages.
   virtual std::string_view healed_by() const {
     return "a version in which the trainer writes that tensor";
   }
-  /// Counts pulls that may yet pin the newest state: what a version changes of it is kept.
+  /// Counts the pulls that may yet pin the newest state. While there are any, the old bytes of
+  /// changed chunks are kept.
   virtual void CountPull(int change) = 0;
   /// See VersionStore::Pin.
   virtual std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) = 0;
   virtual uint64_t log_limit() const = 0;
 };
 
-/// The info that receivers are sent about `state`; null means that nothing is published. The side
+/// The info about `state` for receivers. A null `state` means that nothing is published. The side
 /// files' hash is set either way.
 inline VersionInfo InfoOf(const StateSource& source, const Published* state) {
   VersionInfo info;

@@ -1,5 +1,5 @@
-// The times of one bulk stream, from which a pull's link is estimated and its stages are told. Its
-// owner calls it from one thread at a time.
+// The times of one bulk stream, for the link's estimate and the stages of its pull. One thread at a
+// time.
 #pragma once
 
 #include <algorithm>
@@ -15,21 +15,21 @@ class StreamClock {
  public:
   using Time = SteadyClock::time_point;
 
-  /// The stream makes a frame.
+  /// Starts a frame.
   void Begin(Time now) {
     if (!first_frame_) first_frame_ = now;
   }
   void AddCoding(double seconds) { coding_seconds_ += seconds; }
-  /// The stream has nothing to send, until it asks again.
+  /// Starts a rest: the stream has nothing to send until Resume.
   void Rest(Time now) {
     if (first_frame_) idle_since_ = now;
   }
   void Resume(Time now) {
     if (idle_since_) idle_seconds_ += Seconds(now - *std::exchange(idle_since_, std::nullopt));
   }
-  /// The kernel held `queued` bytes when the stream began to rest, and holds `left` now.
+  /// Notes that the kernel held `queued` bytes when the stream began to rest, and holds `left` now.
   void AddRest(uint64_t queued, uint64_t left);
-  /// The stream has sent its End.
+  /// Ends the stream, which has sent its End.
   void Close(Time now) {
     if (first_frame_) seconds_ = Seconds(now - *first_frame_) - idle_seconds_;
   }
@@ -37,7 +37,7 @@ class StreamClock {
   std::optional<Time> first_frame() const { return first_frame_; }
   double coding_seconds() const { return coding_seconds_; }
   double seconds() const { return seconds_; }  ///< from the first frame to Close, without rests
-  uint64_t idle_bytes() const { return idle_bytes_; }  ///< that the kernel sent during rests
+  uint64_t idle_bytes() const { return idle_bytes_; }  ///< sent by the kernel during rests
 
  private:
   static double Seconds(SteadyClock::duration d) {
@@ -50,14 +50,14 @@ class StreamClock {
 };
 
 inline void StreamClock::AddRest(uint64_t queued, uint64_t left) {
-  // More than a receiver's kernel leaves unacknowledged of what has come: the link was at work all
-  // the time.
-  constexpr uint64_t kAtWork = uint64_t{64} << 10;
+  // More bytes than a receiver's kernel leaves unacknowledged mean that the link was busy all the
+  // time.
+  constexpr uint64_t kBusy = uint64_t{64} << 10;
   if (!idle_since_) return;
-  if (left > kAtWork) {
+  if (left > kBusy) {
     idle_since_.reset();
   } else {
-    // Nobody knows how long these bytes took, so neither they nor the time tell of the link.
+    // The time of these bytes is unknown, so they say nothing about the link.
     idle_bytes_ += queued - std::min(queued, left);
   }
 }

@@ -1,6 +1,5 @@
-// Takes a delta of a chunk back. Stateless; the chunk and its digest are the caller's. Threads:
-// any, each with scratch memory of its own. Cost: about that of applying the delta. Errors:
-// DecodeStatus.
+// Undoes a delta of a chunk, at about the cost of applying it. Thread-safe, with scratch memory for
+// each thread.
 #pragma once
 
 #include "common/base/bytes.h"
@@ -8,9 +7,9 @@
 
 namespace deltawire {
 
-/// `bytes` are what `payload`, a fast payload, has made of a chunk; this restores the chunk's bytes
-/// and `digest` from before. The digest is computed from the payload, so bytes that went bad
-/// earlier go unnoticed. After an error `bytes` are undefined.
+/// Restores a chunk's `bytes` and `digest` from before `payload`, a fast payload, was applied. The
+/// digest is computed from the payload, so it does not show corrupt bytes. After an error `bytes`
+/// are undefined.
 kernels::DecodeStatus UndoDelta(const kernels::Backend& backend, const kernels::DigestKey& key,
                                 Bytes payload, unsigned width, MutableBytes bytes,
                                 uint64_t& digest);

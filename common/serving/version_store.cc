@@ -38,7 +38,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
 }
 
 void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta) {
-  States earlier;  // these may be large, so they are destroyed without the lock
+  States earlier;  // may be large, so destroyed without the lock
   std::shared_ptr<const Published> last, kept;
   MutexLock lock(mu_);
   const uint64_t serial = next_serial_++;
@@ -70,7 +70,7 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
   if (last == nullptr) return;
   last->encoded->Retire(EncodedCache::kUsualBytes);
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
-  // The next offload writes to the half of an earlier state, so nothing here refers to it any more.
+  // The next offload writes to the half of an earlier state, so nothing here refers to it.
   kept = std::exchange(kept_, nullptr);
   for (const auto& gone : {kept, last}) {
     if (gone == nullptr) continue;
@@ -107,7 +107,7 @@ std::shared_ptr<const void> VersionStore::Pin(const std::shared_ptr<const Publis
   return WayBack::Pin(way);
 }
 
-void VersionStore::Changing(uint32_t chunk, Bytes before, bool undoable, bool may_pin) {
+void VersionStore::KeepOldBytes(uint32_t chunk, Bytes before, bool undoable, bool may_pin) {
   std::vector<std::shared_ptr<WayBack>> wanting;
   WayBack::Base base{.chunk = chunk};
   {
@@ -133,10 +133,10 @@ void VersionStore::Changing(uint32_t chunk, Bytes before, bool undoable, bool ma
     if (keep(OldBytes::Copy(old_bytes_, before))) return;
   }
   std::unique_lock lock(keeping_);
-  if (!keep(OldBytes::Copy(old_bytes_, before))) keep(CopyInPlaceOfNewer(before, wanting));
+  if (!keep(OldBytes::Copy(old_bytes_, before))) keep(CopyReplacingNewer(before, wanting));
 }
 
-std::shared_ptr<const OldBytes> VersionStore::CopyInPlaceOfNewer(
+std::shared_ptr<const OldBytes> VersionStore::CopyReplacingNewer(
     Bytes before, const std::vector<std::shared_ptr<WayBack>>& wanting) {
   uint64_t oldest = ~uint64_t{0};
   for (const auto& way : wanting) {
@@ -189,7 +189,7 @@ uint64_t VersionStore::HeldDeltas(const States& states, uint64_t limit) const {
     if (from >= to) continue;
     const uint64_t more = bytes(from, to);
     if (held > 0 && held + more > limit) {
-      state->back->GiveUp();
+      state->back->Discard();
     } else {
       held += more;
       counted_from = from;
@@ -289,7 +289,7 @@ StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
   const LogView& log = newest_->log;
   uint64_t oldest = newest_->info.id().version;
   for (size_t i = log.size(); i-- > 0;) {
-    // A payload that was too large to keep cannot be undone, so nothing before it can be reached.
+    // A payload that was too large to keep cannot be undone.
     const auto& chunks = log[i]->chunks();
     if (std::any_of(chunks.begin(), chunks.end(), [](const ChunkDelta& d) { return d.full; }))
       break;

@@ -10,7 +10,7 @@ std::shared_ptr<const OldBytes> OldBytes::Copy(std::shared_ptr<Budget> budget, B
   do {
     if (left < from.size()) return nullptr;
   } while (!budget->left.compare_exchange_weak(left, left - from.size()));
-  // Gives the budget back if there is no memory for the bytes.
+  // Returns the bytes to the budget if there is no memory for them.
   struct Taken {
     ~Taken() {
       if (budget != nullptr) budget->left += bytes;
@@ -46,7 +46,7 @@ void WayBack::Start(LogView since) {
 
 void WayBack::Follow(std::shared_ptr<const Delta> delta, uint64_t serial) {
   MutexLock lock(mu_);
-  // While the first delta was made, perhaps nobody kept old bytes: it is followed in any case.
+  // The first delta is always followed, since old bytes may not have been kept while it was made.
   if (broken_ || full()) return;
   followed_ = true;
   broken_ = serial_ + since_.size() + 1 != serial;
@@ -66,7 +66,7 @@ void WayBack::Break() {
 bool WayBack::Wants(const Base& base, bool undoable) const {
   MutexLock lock(mu_);
   if (undoable && !full() && !broken_) return false;
-  // Old bytes are of no use where no chain leads from them to the state.
+  // Old bytes need a chain from them to the state.
   return !old_.contains(base.chunk) && ChainTo(base);
 }
 
@@ -98,12 +98,12 @@ std::optional<WayBack::Way> WayBack::ChainTo(const Base& base) const {
     way.keep.push_back(since_[i]);
     digest = change->digest_after;
   }
-  // Another digest tells of a change that nobody followed.
+  // Another digest shows a change that was not followed.
   if (digest != base.digest) return std::nullopt;
   return way;
 }
 
-std::optional<WayBack::Way> WayBack::Of(const Base& newest) const {
+std::optional<WayBack::Way> WayBack::FindFrom(const Base& newest) const {
   MutexLock lock(mu_);
   if (const auto old = old_.find(newest.chunk); old != old_.end()) {
     auto way = ChainTo(old->second.base);

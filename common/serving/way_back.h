@@ -1,7 +1,7 @@
-// The way back to the bytes of one published state when its half may be written to: later deltas,
-// up to a limit, and a chunk's old bytes where no delta leads back. Owner: the Published state;
-// the VersionStore feeds it. Threads: any; its lock is a leaf. Cost: pointers to deltas; old bytes
-// of all states of a model take at most its budget. Errors: none; a chunk may have no way back.
+// The way back to the bytes of one published state whose half may be written to: later deltas up to
+// a limit, and old bytes of the chunks to which no delta leads back. The VersionStore feeds it. The
+// old bytes of all states of a model share one budget, so a chunk may have no way back.
+// Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace deltawire {
 
-/// A chunk's bytes at one state, shared by the ways back to that state and to earlier ones.
+/// A chunk's bytes in one state, shared by the ways back to that state and to earlier ones.
 class OldBytes {
  public:
   struct Budget {
@@ -43,48 +43,49 @@ class OldBytes {
 
 class WayBack {
  public:
-  /// Once the deltas that it follows have `delta_limit` bytes, old bytes replace further ones.
+  /// Old bytes replace deltas beyond `delta_limit` bytes.
   explicit WayBack(uint64_t delta_limit) : delta_limit_(delta_limit) {}
 
   // For the VersionStore.
-  /// Says which state it is. `serial`: its place among all states of the process; 0: unknown, and
-  /// no delta leads back to it. REQUIRES: no other thread has it yet.
+  /// Sets the state. `serial`: its place among all states of the process; 0: unknown, and no delta
+  /// leads back to it. REQUIRES: no other thread has this object yet.
   void Begin(uint64_t serial, std::shared_ptr<const std::vector<uint64_t>> digests);
   uint64_t serial() const { return serial_; }
-  /// As long as the result lives, the state is the end of a pull.
+  /// Marks the state as the end of a pull while the result lives.
   static std::shared_ptr<const void> Pin(std::shared_ptr<WayBack> way);
   bool pinned() const { return pins_ > 0; }
   /// Begins with the deltas that lead from the state to the newest one.
   void Start(LogView since);
-  /// `delta` leads on to the newest state, which is the `serial`-th.
+  /// Appends `delta`, which leads to the newest state, the `serial`-th.
   void Follow(std::shared_ptr<const Delta> delta, uint64_t serial);
-  /// A delta is unknown, or nobody needs them: forgets all deltas until Start.
+  /// Forgets all deltas until Start, since one is unknown or no pull needs them.
   void Break();
-  /// A chunk of the newest state.
+  /// A chunk in the newest state.
   struct Base {
     uint32_t chunk = 0;
     uint64_t serial = 0;  ///< of that state
     uint64_t digest = 0;
   };
-  /// Whether the next version, which changes the chunk, must leave its bytes here. `undoable`: the
-  /// version's delta can undo the change.
+  /// Whether the old bytes of the chunk, which the next version changes, are needed. `undoable`:
+  /// the version's delta can undo the change.
   bool Wants(const Base& base, bool undoable) const;
   void Keep(const Base& base, std::shared_ptr<const OldBytes> old);
   void ForgetOldBytes();
-  /// Pulls hold too many old deltas: those that end at this state must end now.
-  void GiveUp() { given_up_ = true; }
-  bool given_up() const { return given_up_; }
-  /// The newest state that a delta held here leads to.
+  /// Has the pulls that end at this state cut, since pulls hold too many old deltas.
+  void Discard() { discarded_ = true; }
+  bool discarded() const { return discarded_; }
+  /// The newest state to which a delta leads.
   uint64_t reached() const;
 
   // For pulls.
   struct Way {
-    std::shared_ptr<const OldBytes> from;  ///< null: from the newest state's bytes
-    std::vector<const ChunkDelta*> chain;  ///< to be undone on these, the newest last
-    LogView keep;                          ///< of the chain
+    std::shared_ptr<const OldBytes> from;  ///< null: the newest state's bytes
+    std::vector<const ChunkDelta*> chain;  ///< deltas to undo on these, the newest last
+    LogView keep;                          ///< owns the chain
   };
-  /// `newest`: what the caller has; serial 0: nothing. Nullopt: some change cannot be undone.
-  std::optional<Way> Of(const Base& newest) const;
+  /// Finds the way from `newest`, the caller's chunk; serial 0: the caller has none. Nullopt: some
+  /// change cannot be undone.
+  std::optional<Way> FindFrom(const Base& newest) const;
 
  private:
   struct Old {
@@ -94,16 +95,16 @@ class WayBack {
   bool full() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return followed_ && since_bytes_ >= delta_limit_;
   }
-  /// The way from the chunk of `base`, without its `from`.
+  /// Finds the deltas from the chunk of `base`.
   std::optional<Way> ChainTo(const Base& base) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint64_t delta_limit_;
   uint64_t serial_ = 0;
   std::shared_ptr<const std::vector<uint64_t>> digests_;
   std::atomic<int> pins_{0};
-  std::atomic<bool> given_up_{false};
+  std::atomic<bool> discarded_{false};
   mutable CheckedMutex mu_;
-  LogView since_ ABSL_GUARDED_BY(mu_);  // the n-th leads to the state serial_ + n + 1
+  LogView since_ ABSL_GUARDED_BY(mu_);  // the n-th leads to the state of serial_ + n + 1
   uint64_t since_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool broken_ ABSL_GUARDED_BY(mu_) = false;
   bool followed_ ABSL_GUARDED_BY(mu_) = false;  // a delta, since Start

@@ -111,7 +111,7 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .at = FromProto(request->at()),
                      .incoming = FromProto(request->incoming()),
                      .ahead_bytes = request->ahead_bytes(),
-                     .suspects = {request->suspects().begin(), request->suspects().end()},
+                     .corrupt = {request->suspects().begin(), request->suspects().end()},
                      .site = SiteOf(*request)};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);

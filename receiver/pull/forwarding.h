@@ -36,7 +36,7 @@ class Forwarding {
 
   // Of one chunk.
   void Begins(const wire::FrameHeader& header) {
-    if (incoming_ != nullptr) incoming_->Begins(GoingOn(header));
+    if (incoming_ != nullptr) incoming_->AbandonUnlessOf(GoingOn(header));
   }
   void Came(IncomingVersion::Piece piece) {
     if (incoming_ == nullptr) return;
@@ -46,7 +46,7 @@ class Forwarding {
 
   /// Whether the chunks that came, with those that were there, are all of the version of `end`.
   bool MakesUp(const net::PullEnd& end) const {
-    return incoming_ != nullptr && incoming_->MakesUp(end);
+    return incoming_ != nullptr && incoming_->IsWhole(end);
   }
   /// All of the version has come. REQUIRES: MakesUp(end). `side_files`: those that `end` names, or
   /// those of its parts if it is made of several agents', since such an end names none.

@@ -51,7 +51,7 @@ class Relay::Channel : public Downstream {
       model->KeepPayloads(*incoming);
       incoming->Settle(published);
     }
-    relay_.desk_.Changed(*model);
+    relay_.desk_.Announce(*model);
     return true;
   }
 
@@ -64,7 +64,7 @@ class Relay::Channel : public Downstream {
     if (unknown) relay_.SetModel(name_, model);
     relay_.desk_.attachments().feed().SetIncoming(name_, news);
     // Receivers can attach to a relay that holds nothing itself yet.
-    if (unknown) relay_.desk_.Changed(*model);
+    if (unknown) relay_.desk_.Announce(*model);
     return relay_.attachments().CountsOf(name_).attached > 0;
   }
 
@@ -130,7 +130,7 @@ class Relay::Channel : public Downstream {
     if (model == nullptr) return;
     relay_.SetModel(name_, nullptr);
     relay_.desk_.attachments().feed().Forget(name_);
-    relay_.desk_.Drop(*model, why);
+    relay_.desk_.CutAll(*model, why);
   }
 
   Relay& relay_;
@@ -203,7 +203,7 @@ StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
                                     [&] { return Find(request.model).get() == source.get(); },
                                     *std::move(incoming))
                               : incoming.status();
-  if (!ticket.ok()) desk_.Refused(request.model);
+  if (!ticket.ok()) desk_.CountRefusal(request.model);
   return ticket;
 }
 

@@ -262,8 +262,8 @@ Status Agent::LetGo(const std::string& name, const Status& ended) {
                     ? absl::AbortedError(fmt::format(
                           "model \"{}\" was replaced at the sender; register it again", name))
                     : ended);
-    desk_.Drop(*model, absl::AbortedError(ended.ok() ? "the model was replaced; describe it again"
-                                                     : ended.message()));
+    desk_.CutAll(*model, absl::AbortedError(ended.ok() ? "the model was replaced; describe it again"
+                                                       : ended.message()));
   }
   model.reset();
   if (end == nullptr || end->WaitFor(limits_.letting_go)) return absl::OkStatus();
@@ -308,7 +308,7 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
   auto incoming = IncomingFor(request, model->offloads().incoming(), *model);
   auto ticket =
       incoming.ok() ? desk_.Open(request, model, still, *std::move(incoming)) : incoming.status();
-  if (!ticket.ok()) desk_.Refused(request.model);
+  if (!ticket.ok()) desk_.CountRefusal(request.model);
   return ticket;
 }
 

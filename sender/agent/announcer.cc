@@ -6,7 +6,7 @@ void Announcer::AnnouncePublished(const Model& model) {
   {
     MutexLock lock(mu_);
     if (!models_.Has(model)) return;
-    desk_.Changed(model);
+    desk_.Announce(model);
   }
   if (!models_.Has(model)) return;
   if (const auto state = model.published(); state != nullptr) {

@@ -61,7 +61,7 @@ class ModelStates : public StateSource {
   StateId NextState(uint64_t version) const;
   /// The version that is being made changes a chunk, whose bytes in the newest state are `before`.
   void KeepChanged(uint32_t chunk, Bytes before, bool undoable) {
-    store_.Changing(chunk, before, undoable, pulls_ > 0);
+    store_.KeepOldBytes(chunk, before, undoable, pulls_ > 0);
   }
   /// Fills the half with the bytes of `target`. kDataLoss if a chunk has lost its digest.
   Status UndoInto(uint32_t half, const Published& newest, const Identity& target);

@@ -48,7 +48,7 @@ class Sender : public PublishedModel {
   static uint64_t Kept(const Published& state) {
     uint64_t bytes = 0;
     for (uint32_t c = 0; c < kChunks; ++c) {
-      const auto way = state.back->Of({.chunk = c});
+      const auto way = state.back->FindFrom({.chunk = c});
       if (way && way->from != nullptr) bytes += way->from->bytes().size();
     }
     return bytes;
@@ -232,7 +232,7 @@ TEST_CASE("chunk bytes: of states that hold too many old deltas the oldest are g
     const auto newest = sender.Version(version);
     if (version % 6 == 0) ends.emplace_back(newest, sender.model()->Pin(newest));
     // A pull whose state is given up is cut.
-    std::erase_if(ends, [](const auto& end) { return end.first->back->given_up(); });
+    std::erase_if(ends, [](const auto& end) { return end.first->back->discarded(); });
     REQUIRE(!ends.empty() == (version >= 6));
     CHECK(sender.model()->store().held_bytes() <=
           VersionStore::kHeldLogs * kLog + sender.model()->owned_bytes());
@@ -358,7 +358,7 @@ TEST_CASE(
     std::set<const OldBytes*> kept;  // ends may share them
     for (const End& end : ends) {
       for (uint32_t c = 0; c < kChunks; ++c) {
-        const auto way = end.state->back->Of({.chunk = c});
+        const auto way = end.state->back->FindFrom({.chunk = c});
         if (way && way->from != nullptr) kept.insert(way->from.get());
       }
     }
@@ -427,7 +427,7 @@ TEST_CASE("chunk bytes: bytes that lost their digest are not sent") {
   SECTION("in what was kept, and somebody doubts it") {
     const auto pin = sender.model()->Pin(end);
     for (uint64_t v = 2; v <= 3; ++v) sender.Version(v, true);
-    const auto kept = end->back->Of({.chunk = bad});
+    const auto kept = end->back->FindFrom({.chunk = bad});
     REQUIRE((kept && kept->from != nullptr));
     const_cast<std::byte&>(kept->from->bytes()[9]) ^= std::byte{4};
     CHECK(refuses({end, nullptr}, false));

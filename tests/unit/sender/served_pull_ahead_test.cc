@@ -202,8 +202,8 @@ TEST_CASE("pull: a payload that is gone again is not made of a half that may be 
                                 .plan = plan,
                                 .leased = base,
                                 .history = none,
-                                .coming = &empty};
-    const auto coded = encoder.In(Codec::kTight, job, fast);
+                                .incoming = &empty};
+    const auto coded = encoder.Encode(Codec::kTight, job, fast);
     REQUIRE(coded.has_value());
     CHECK(empty.Has({piece.delta.get(), Codec::kTight}) == false);
     return coded->codec;

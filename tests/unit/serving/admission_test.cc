@@ -18,7 +18,7 @@ struct Rig {
   void Busy(milliseconds time = milliseconds(1000)) {
     for (milliseconds done{0}; done < time; done += milliseconds(10)) {
       now += milliseconds(10);
-      admission.Sent(kMega, now);
+      admission.AddSent(kMega, now);
     }
   }
   double Wait(uint64_t bytes) {
@@ -50,12 +50,12 @@ TEST_CASE("admission: beside a follower newcomers get a quarter of what the send
   rig.admission.Begin("m", PullClass::kNewcomer, 4, rig.now);
   rig.Busy();
   const uint64_t follower = rig.admission.Begin("m", PullClass::kFollower, 4, rig.now);
-  CHECK(rig.admission.first(rig.now));
+  CHECK(rig.admission.IsHoldingBack(rig.now));
   CHECK(rig.Wait(kMega) == 0);
   CHECK(rig.Wait(kMega) == Approx(0.04).epsilon(0.05));  // at 25 MB/s
   CHECK(rig.Wait(kMega) == Approx(0.08).epsilon(0.05));
   rig.admission.End(follower);
-  CHECK_FALSE(rig.admission.first(rig.now));
+  CHECK_FALSE(rig.admission.IsHoldingBack(rig.now));
   CHECK(rig.Wait(kMega) == 0);
 }
 
@@ -93,8 +93,8 @@ TEST_CASE("admission: a follower whose own link is slow holds newcomers up for t
   Rig rig;
   rig.Busy();
   rig.admission.Begin("m", PullClass::kFollower, 4, rig.now);
-  CHECK(rig.admission.first(rig.now + milliseconds(1999)));
-  CHECK_FALSE(rig.admission.first(rig.now + milliseconds(2000)));
+  CHECK(rig.admission.IsHoldingBack(rig.now + milliseconds(1999)));
+  CHECK_FALSE(rig.admission.IsHoldingBack(rig.now + milliseconds(2000)));
   rig.now += milliseconds(2000);
   CHECK(rig.Wait(100 * kMega) == 0);
   CHECK(rig.Wait(100 * kMega) == 0);
@@ -106,8 +106,8 @@ TEST_CASE("admission: from a publish on followers are expected for a moment") {
   rig.admission.Expect("m", 1, rig.now);
   CHECK(rig.Wait(kMega) == 0);
   CHECK(rig.Wait(kMega) > 0);
-  CHECK(rig.admission.first(rig.now + milliseconds(299)));
-  CHECK_FALSE(rig.admission.first(rig.now + milliseconds(300)));
+  CHECK(rig.admission.IsHoldingBack(rig.now + milliseconds(299)));
+  CHECK_FALSE(rig.admission.IsHoldingBack(rig.now + milliseconds(300)));
 }
 
 TEST_CASE(
@@ -116,10 +116,10 @@ TEST_CASE(
   rig.Busy();
   rig.admission.Expect("m", 2, rig.now);
   rig.admission.End(rig.admission.Begin("m", PullClass::kFollower, 4, rig.now));
-  CHECK(rig.admission.first(rig.now));
+  CHECK(rig.admission.IsHoldingBack(rig.now));
   // The other one has lost its base, and pulls the model whole.
   rig.admission.Begin("m", PullClass::kNewcomer, 4, rig.now);
-  CHECK_FALSE(rig.admission.first(rig.now));
+  CHECK_FALSE(rig.admission.IsHoldingBack(rig.now));
 }
 
 TEST_CASE("admission: followers whose pulls run when a version is published are not waited for") {
@@ -129,9 +129,9 @@ TEST_CASE("admission: followers whose pulls run when a version is published are 
   rig.admission.Begin("other", PullClass::kFollower, 4, rig.now);
   rig.now += milliseconds(2000);  // neither is young any more
   rig.admission.Expect("m", 1, rig.now);
-  CHECK_FALSE(rig.admission.first(rig.now));
+  CHECK_FALSE(rig.admission.IsHoldingBack(rig.now));
   rig.admission.Expect("m", 2, rig.now);
-  CHECK(rig.admission.first(rig.now));
+  CHECK(rig.admission.IsHoldingBack(rig.now));
 }
 
 TEST_CASE("admission: who is held back takes small pieces, so that it is not silent") {
@@ -164,7 +164,7 @@ TEST_CASE("admission: a pause between two windows is no low rate") {
   Rig rig;
   rig.Busy();
   rig.now += std::chrono::seconds(5);
-  rig.admission.Sent(1, rig.now);
+  rig.admission.AddSent(1, rig.now);
   rig.Busy(milliseconds(400));
   CHECK(rig.admission.best_rate(rig.now) == Approx(100e6).epsilon(0.05));
 }
@@ -175,8 +175,8 @@ TEST_CASE("admission: what it counts, by model") {
   rig.admission.Begin("a", PullClass::kNewcomer, 1, rig.now);
   rig.admission.Begin("a", PullClass::kNewcomer, 1, rig.now);
   rig.admission.Begin("b", PullClass::kNewcomer, 1, rig.now);
-  rig.admission.Waited("a", milliseconds(250));
-  rig.admission.Waited("a", milliseconds(250));
+  rig.admission.AddWait("a", milliseconds(250));
+  rig.admission.AddWait("a", milliseconds(250));
   const auto a = rig.admission.CountsOf("a"), b = rig.admission.CountsOf("b");
   CHECK(a.followers == 1);
   CHECK(a.newcomers == 2);

@@ -100,12 +100,12 @@ TEST_CASE("incoming version: pieces are taken in the order in which they came, o
 TEST_CASE("incoming version: it is complete only when its chunks have its root") {
   IncomingVersion v(Two({1, 3}), Base(), 1000);
   v.Add(Came(1));
-  CHECK_FALSE(v.MakesUp({v.identity(), 0}));
+  CHECK_FALSE(v.IsWhole({v.identity(), 0}));
   v.Add(Came(3));
   Identity other = v.identity();
   other.id.version = 3;
-  CHECK_FALSE(v.MakesUp({other, 0}));
-  REQUIRE(v.MakesUp({v.identity(), 0}));
+  CHECK_FALSE(v.IsWhole({other, 0}));
+  REQUIRE(v.IsWhole({v.identity(), 0}));
   v.Complete({v.identity(), 9}, nullptr);
   CHECK(v.PieceAt(2).step == Step::kComplete);
   CHECK(v.end().side_files_hash == 9);
@@ -120,9 +120,9 @@ TEST_CASE("incoming version: it is complete only when its chunks have its root")
 TEST_CASE("incoming version: unknown chunks that do not come make up nothing") {
   IncomingVersion v(Two({0, 1, 2, 3}), Base(false), 1000);
   for (uint32_t c = 0; c < 3; ++c) v.Add(Came(c));
-  CHECK_FALSE(v.MakesUp({v.identity(), 0}));
+  CHECK_FALSE(v.IsWhole({v.identity(), 0}));
   v.Add(Came(3));
-  CHECK(v.MakesUp({v.identity(), 0}));
+  CHECK(v.IsWhole({v.identity(), 0}));
 }
 
 TEST_CASE("incoming version: payloads beyond the limit are not kept and their digests are") {
@@ -130,7 +130,7 @@ TEST_CASE("incoming version: payloads beyond the limit are not kept and their di
   for (uint32_t c = 0; c < 3; ++c) v.Add(Came(c));
   CHECK(v.PieceAt(1).piece);
   CHECK_FALSE(v.PieceAt(2).piece);
-  CHECK(v.MakesUp({v.identity(), 0}));
+  CHECK(v.IsWhole({v.identity(), 0}));
   // A whole chunk lies where it arrived, and takes nothing.
   IncomingVersion whole(Two({0}), Base(), 0);
   std::vector<std::byte> bytes(8);
@@ -143,11 +143,11 @@ TEST_CASE("incoming version: a frame of another version gives it up") {
   const auto watcher = std::make_shared<Counting>();
   v.Watch(watcher);
   v.Add(Came(1));
-  v.Begins(Header(2));
+  v.AbandonUnlessOf(Header(2));
   CHECK(v.PieceAt(0).step == Step::kComing);
   wire::FrameHeader later = Header(2);
   later.version = 3;
-  v.Begins(later);
+  v.AbandonUnlessOf(later);
   const auto found = v.PieceAt(0);
   CHECK(found.step == Step::kAbandoned);
   CHECK_FALSE(found.piece);
@@ -214,16 +214,16 @@ TEST_CASE("incoming version: the root of one that is still written is what its e
   CHECK(IsOf(unwritten, written));
   IncomingVersion v(unwritten, Base(), 1000);
   v.Add(Came(1));
-  CHECK_FALSE(v.MakesUp({written, 0}));
+  CHECK_FALSE(v.IsWhole({written, 0}));
   v.Add(Came(3));
   Identity other = written;
   other.root += 1;
-  CHECK_FALSE(v.MakesUp({other, 0}));
+  CHECK_FALSE(v.IsWhole({other, 0}));
   other = written;
   other.attempt = 9;
   CHECK_FALSE(IsOf(unwritten, other));
-  CHECK_FALSE(v.MakesUp({other, 0}));
-  REQUIRE(v.MakesUp({written, 7}));
+  CHECK_FALSE(v.IsWhole({other, 0}));
+  REQUIRE(v.IsWhole({written, 7}));
   v.Complete({written, 7}, nullptr);
   CHECK(v.end().identity == written);
 }
