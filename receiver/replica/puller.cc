@@ -127,19 +127,16 @@ std::shared_ptr<PullRound> Puller::MakeRound(const Follower::Target& target, con
 }
 
 Status Puller::WithdrawCorrupt() {
-  if (!has_corrupt()) return absl::OkStatus();
+  if (env_.corrupt.empty()) return absl::OkStatus();
   DW_RETURN_IF_ERROR(env_.gate.BeginChange());
-  std::set<uint32_t> corrupt;
+  env_.gate.LoseName();
+  const std::vector<uint32_t> chunks = env_.corrupt.Take();
   {
     MutexLock lock(mu_);
-    env_.gate.LoseName();
-    corrupt.swap(corrupt_);
-    totals_.repaired_chunks += corrupt.size();
+    totals_.repaired_chunks += chunks.size();
   }
-  const std::vector<uint32_t> chunks(corrupt.begin(), corrupt.end());
   if (Status withdrawn = buffer().Distrust(chunks); !withdrawn.ok()) {
-    MutexLock lock(mu_);
-    corrupt_.merge(corrupt);
+    env_.corrupt.Merge(chunks);
     return withdrawn;
   }
   env_.downstream.Distrust(chunks);
@@ -287,8 +284,6 @@ void Puller::ForgetBuffer() {
   unwritten_ = {};
   history_.Forget();
   env_.links.ForgetHeld();
-  MutexLock lock(mu_);
-  corrupt_.clear();
 }
 
 RunningPull Puller::running() const {
@@ -311,16 +306,6 @@ void Puller::CancelUnwritten() {
   if (const RunningPull pull = running(); pull.state() == RunningPull::State::kUnwritten) {
     pull.round()->Cancel();
   }
-}
-
-bool Puller::AddCorrupt(uint32_t chunk) {
-  MutexLock lock(mu_);
-  return corrupt_.insert(chunk).second;
-}
-
-bool Puller::has_corrupt() const {
-  MutexLock lock(mu_);
-  return !corrupt_.empty();
 }
 
 PullTotals Puller::totals() const {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "common/base/checked_mutex.h"
@@ -25,6 +24,7 @@
 #include "receiver/replica/agent_links.h"
 #include "receiver/replica/buffer_home.h"
 #include "receiver/replica/commit_log.h"
+#include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/replica_options.h"
 #include "receiver/replica/upkeep.h"
 
@@ -64,6 +64,7 @@ class Puller {
     BufferHome& home;
     BufferGate& gate;
     CommitLog& commits;
+    CorruptChunks& corrupt;
     DownstreamLink& downstream;
     AgentLinks& links;
     Upkeep& upkeep;
@@ -103,7 +104,7 @@ class Puller {
     side_files_.Put(agent, hash, std::move(files));
   }
   /// The buffer is gone: forgets what led to its bytes.
-  void ForgetBuffer() ABSL_LOCKS_EXCLUDED(mu_);
+  void ForgetBuffer();
 
   // The running pull.
   RunningPull running() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -113,10 +114,6 @@ class Puller {
   /// Ends a pull of an unwritten version: it could take long, and a caller wants the buffer.
   void CancelUnwritten() ABSL_LOCKS_EXCLUDED(mu_);
 
-  /// The next pull checks this chunk, and fetches it whole if it lacks its digest. False: it will
-  /// do so already.
-  bool AddCorrupt(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
-  bool has_corrupt() const ABSL_LOCKS_EXCLUDED(mu_);
   PullTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -156,7 +153,6 @@ class Puller {
   mutable CheckedMutex mu_;
   RunningPull pull_ ABSL_GUARDED_BY(mu_);
   PullTotals totals_ ABSL_GUARDED_BY(mu_);
-  std::set<uint32_t> corrupt_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::receiver

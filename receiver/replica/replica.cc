@@ -68,6 +68,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .home = *home_,
                .gate = gate_,
                .commits = commits_,
+               .corrupt = corrupt_,
                .downstream = downstream_,
                .links = links_,
                .upkeep = upkeep_,
@@ -76,7 +77,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .owner = *this},
               std::move(transport)),
       random_(options.seed),
-      verifier_(options.model, requests_, pool),
+      verifier_(options.model, requests_, corrupt_, pool),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       line_(options.model),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
@@ -90,6 +91,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   last_whole_ = buffer().last_whole();
   status_.model_bytes = buffer().layout().total_bytes();
   status_.fingerprint = buffer().layout().fingerprint().Hex();
+  corrupt_.SetLayout(status_.fingerprint);
   if (committed.empty()) {
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
@@ -277,6 +279,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   gate_.Look(buffer());
   status_.model_bytes = buffer().layout().total_bytes();
   status_.fingerprint = buffer().layout().fingerprint().Hex();
+  corrupt_.SetLayout(status_.fingerprint);
   return absl::OkStatus();
 }
 
@@ -296,6 +299,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
 
 void Replica::DropBuffer() {
   downstream_.Drop();
+  corrupt_.SetLayout("");
   {
     MutexLock lock(mu_);
     status_.fingerprint.clear();
@@ -323,7 +327,7 @@ Follower::Situation Replica::Situation() const {
           .last_whole = last_whole_,
           .paused = paused_ && !gate_.half_updated(),
           .requested = requests_.wants_pull(),
-          .suspects = puller_.has_corrupt(),
+          .suspects = !corrupt_.empty(),
           .checking = requests_.wants_check(),
           .member = member_.bound(),
           .one_file = status_.buffers == 1};
@@ -348,6 +352,7 @@ ReplicaStatus Replica::status() const {
   MutexLock lock(mu_);
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
+  s.scrub_mismatches = corrupt_.counted();
   s.following = options_.follow && !paused_;
   s.committed = gate_.committed();
   static_cast<PullTotals&>(s) = puller_.totals();
@@ -663,19 +668,14 @@ uint64_t Replica::AskCheck(bool repair) {
 
 bool Replica::VerifySome() {
   if (!requests_.wants_check()) return false;
-  std::vector<uint32_t> corrupt;
-  {
-    const MutexUnlock unlocked(mu_);
-    corrupt = verifier_.Slice(*home_);
-  }
-  for (const uint32_t chunk : corrupt) puller_.AddCorrupt(chunk);
+  const MutexUnlock unlocked(mu_);
+  verifier_.CheckSlice(*home_);
   return true;
 }
 
 void Replica::Doubt(const std::vector<uint32_t>& chunks) {
   for (const uint32_t c : chunks) {
-    if (!puller_.AddCorrupt(c)) continue;
-    ++status_.scrub_mismatches;
+    if (!corrupt_.Add(c)) continue;
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
         "{}",
@@ -688,16 +688,14 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
 
 void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
   MutexLock lock(mu_);
-  if (fingerprint != status_.fingerprint || !puller_.AddCorrupt(chunk)) return;
-  ++status_.scrub_mismatches;
-  cv_.notify_all();
+  if (corrupt_.AddOf(fingerprint, chunk)) cv_.notify_all();
 }
 
 Upkeep::Situation Replica::UpkeepSituation() const {
   return {.committed = !gate_.committed().empty(),
           .paused = paused_,
           .prepared = puller_.prepared(),
-          .corrupt = puller_.has_corrupt(),
+          .corrupt = !corrupt_.empty(),
           .verifying = requests_.wants_check()};
 }
 
@@ -744,7 +742,7 @@ void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
     LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
   }
   if (health->bad_chunks.empty()) return;
-  status_.scrub_mismatches += health->bad_chunks.size();
+  corrupt_.Count(health->bad_chunks.size());
   LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
            options_.model, health->bad_chunks.size(), options_.directory.native());
 }

@@ -37,6 +37,7 @@
 #include "receiver/replica/agent_links.h"
 #include "receiver/replica/buffer_home.h"
 #include "receiver/replica/commit_log.h"
+#include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/puller.h"
 #include "receiver/replica/replica_line.h"
 #include "receiver/replica/replica_options.h"
@@ -249,6 +250,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   BufferGate gate_;
   CommitLog commits_;
   RequestQueue requests_;
+  CorruptChunks corrupt_;
 
   // Used by the driving thread only.
   const std::unique_ptr<BufferHome> home_;

@@ -13,9 +13,9 @@ constexpr size_t kMaxBadTensors = 100;
 
 }  // namespace
 
-std::vector<uint32_t> Verifier::Slice(const BufferHome& home) {
+void Verifier::CheckSlice(const BufferHome& home) {
   if (pass_ && !requests_.checking()) pass_.reset();  // its callers have gone
-  if (!pass_ && !requests_.BeginCheck()) return {};
+  if (!pass_ && !requests_.BeginCheck()) return;
   if (!pass_ || pass_->buffer_number != home.number()) {
     pass_ =
         Pass{.buffer_number = home.number(), .began = pass_ ? pass_->began : SteadyClock::now()};
@@ -24,15 +24,14 @@ std::vector<uint32_t> Verifier::Slice(const BufferHome& home) {
       Errorf(StatusCode::kFailedPrecondition,
              "model \"{}\": no whole version is committed; sync first", model_);
   if (home.buffer() != nullptr && !home.buffer()->committed().empty()) {
-    if (CheckSome(*home.buffer())) return {};
+    if (CheckSome(*home.buffer())) return;
     found = Result(*home.buffer());
   }
   const Pass pass = *std::exchange(pass_, std::nullopt);
   if (found.ok() && !pass.corrupt.empty()) {
     LogError("model {}: verify: {} chunks disagree with their digest", model_, pass.corrupt.size());
   }
-  if (!requests_.EndCheck(found)) return {};
-  return {pass.corrupt.begin(), pass.corrupt.end()};
+  if (requests_.EndCheck(found)) corrupt_.Merge({pass.corrupt.begin(), pass.corrupt.end()});
 }
 
 bool Verifier::CheckSome(const Buffer& buffer) {

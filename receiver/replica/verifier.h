@@ -7,24 +7,24 @@
 #include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "receiver/replica/buffer_home.h"
+#include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/request_queue.h"
 
 namespace deltawire::receiver {
 
 class Verifier {
  public:
-  Verifier(std::string model, RequestQueue& requests, ThreadPool& pool)
-      : model_(std::move(model)), requests_(requests), pool_(pool) {}
+  Verifier(std::string model, RequestQueue& requests, CorruptChunks& corrupt, ThreadPool& pool)
+      : model_(std::move(model)), requests_(requests), corrupt_(corrupt), pool_(pool) {}
 
   /// Checks some chunks. All callers that wait when a pass begins share it; it starts over if
-  /// another buffer has replaced the one that it began with. The last slice of a pass answers them,
-  /// and returns the corrupt chunks that the next pull is to repair for them.
-  std::vector<uint32_t> Slice(const BufferHome& home);
+  /// another buffer has replaced the one that it began with. The last slice answers them, or has
+  /// the next pull repair the corrupt chunks for them.
+  void CheckSlice(const BufferHome& home);
 
  private:
   struct Pass {
@@ -39,6 +39,7 @@ class Verifier {
 
   const std::string model_;
   RequestQueue& requests_;
+  CorruptChunks& corrupt_;
   ThreadPool& pool_;
   std::optional<Pass> pass_;
 };
