@@ -57,6 +57,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
              .copy_for_reader = options.copy_for_reader,
              .downstream = options.downstream},
             [this] { requests_.Notify(); }),
+      line_(options.model, gate_),
       requests_(commits_),
       home_(std::move(home)),
       downstream_(options.downstream, options.served_delta_bytes),
@@ -79,7 +80,6 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       random_(options.seed),
       verifier_(options.model, requests_, corrupt_, pool),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
-      line_(options.model),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
@@ -231,9 +231,7 @@ void Replica::Describe() {
   mu_.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
-    const bool over = line_.phase() == ReceiverPhase::kFailed ||
-                      line_.phase() == ReceiverPhase::kWaitingForVersion;
-    if (over) line_.Set(ReceiverPhase::kStarting);
+    line_.EndWait();
     // The directory that was lost came back before it was made anew, so its version is ready again.
     if (gate_.Ready().empty() && !gate_.committed().empty()) {
       mu_.unlock();
@@ -344,10 +342,6 @@ void Replica::SetPauseEnds(bool paused, bool requested) {
   gate_.SetYielding(paused && !requested);
 }
 
-ReceiverPhase Replica::ShownPhase() const {
-  return gate_.waits().waiting ? ReceiverPhase::kWaitingForReader : line_.phase();
-}
-
 ReplicaStatus Replica::status() const {
   MutexLock lock(mu_);
   ReplicaStatus s = status_;
@@ -359,8 +353,9 @@ ReplicaStatus Replica::status() const {
   const RunningPull pull = puller_.running();
   s.bytes_done = pull.bytes_done();
   s.bytes_total = pull.bytes_expected();
-  s.phase = ShownPhase();
-  s.message = line_.message();
+  ReplicaLine::Shown shown = line_.shown();
+  s.phase = shown.phase;
+  s.message = std::move(shown.message);
   const BufferGate::Waits waits = gate_.waits();
   s.readers = waits.readers;
   s.reader_wait_seconds = waits.seconds;
@@ -477,7 +472,7 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
   if (pulled.ok()) {
     line_.Succeed(RestingPhase());
   } else if (paused) {
-    line_.Set(ReceiverPhase::kPaused);
+    line_.SetPhase(ReceiverPhase::kPaused);
   } else {
     ++status_.pull_failures;
     // The upstream asks to pull again: what was pulled is not there any more, or makes way.
@@ -501,7 +496,7 @@ void Replica::TellNews() {
     if (pull.round() != nullptr && failed_in_row_ < kFailuresInProgress) {
       news.fetching = pull.target();
       news.fetched_bytes = pull.bytes_done();
-      news.applying = ShownPhase() == ReceiverPhase::kApplying;
+      news.applying = line_.shown().phase == ReceiverPhase::kApplying;
     }
   }
   downstream_.News(news);
@@ -552,11 +547,7 @@ StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
 }
 
 void Replica::OnPhase(ReceiverPhase phase) {
-  {
-    MutexLock lock(mu_);
-    if (!line_.Set(phase)) return;
-  }
-  OnProgress();
+  if (line_.SetPhase(phase)) OnProgress();
 }
 
 void Replica::OnProgress() {
@@ -771,11 +762,12 @@ Report Replica::MakeReport(size_t /*agent*/) {
   MutexLock lock(mu_);
   Report r;
   r.committed = gate_.committed();
-  r.phase = ShownPhase();
+  ReplicaLine::Shown shown = line_.shown();
+  r.phase = shown.phase;
+  r.message = std::move(shown.message);
   const RunningPull pull = puller_.running();
   r.bytes_done = pull.bytes_done();
   r.bytes_total = pull.bytes_expected();
-  r.message = line_.message();
   r.last_pull = puller_.totals().last_pull;
   r.group = member_.report(Situation());
   r.engines = engines_;
@@ -811,6 +803,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   const Identity before = follower_.newest(agent);
   const Identity before_coming = follower_.incoming(agent);
   follower_.Event(agent, event);
+  if (follower_.attached()) line_.Recover(ReplicaLine::Cause::kConnection);
   if (!a.heard) {
     a.ended.clear();
     LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
@@ -875,7 +868,8 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   const bool taken = was_attached && absl::IsAborted(why);
   if (AsksToWait(why) && !taken) {
     const std::string text = fmt::format("sender {}: {}", address, reason);
-    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why));
+    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why),
+                      ReplicaLine::Cause::kConnection);
   }
   const std::string text =
       was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)
@@ -883,7 +877,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   // This end cancels the attachment to an upstream that it leaves for another one.
   const auto level = absl::IsCancelled(why) ? LogLevel::kInfo : LogLevel::kWarn;
   if (!said(text)) LogLine(level, "model {}: {}", options_.model, text);
-  line_.Show(text, ReplicaLine::Cause::kConnection);
+  line_.FailConnection(text);
 }
 
 void Replica::SetEngines(const EnginesServe& engines) {

@@ -220,8 +220,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   void NoteEnded(AgentLink& a, bool was_attached, const Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  /// The phase, or the wait for readers that holds it up.
-  ReceiverPhase ShownPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const RequestQueue::Batch& batch, const Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -248,6 +246,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
 
   // With locks of their own.
   BufferGate gate_;
+  ReplicaLine line_;
   CommitLog commits_;
   RequestQueue requests_;
   CorruptChunks corrupt_;
@@ -278,7 +277,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
   Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
-  ReplicaLine line_ ABSL_GUARDED_BY(mu_);
   uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
   RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
   bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull

@@ -2,6 +2,12 @@
 
 namespace deltawire::receiver {
 
+ReplicaLine::Shown ReplicaLine::shown() const {
+  const bool waits = gate_.waits().waiting;
+  MutexLock lock(mu_);
+  return {.phase = waits ? ReceiverPhase::kWaitingForReader : phase_, .message = message_};
+}
+
 void ReplicaLine::Put(ReceiverPhase phase, const std::string& message, Cause cause) {
   phase_ = phase;
   message_ = message;
@@ -10,6 +16,7 @@ void ReplicaLine::Put(ReceiverPhase phase, const std::string& message, Cause cau
 }
 
 void ReplicaLine::Fail(const Status& failed, Cause cause, TraceId trace, LogLevel level) {
+  MutexLock lock(mu_);
   if (MessageOf(failed) != message_ || !(trace == trace_)) {
     LogLine(level, "model {}: {}{}", model_, MessageOf(failed),
             trace == TraceId{} ? "" : fmt::format(" {}", ToString(trace)));
@@ -18,40 +25,57 @@ void ReplicaLine::Fail(const Status& failed, Cause cause, TraceId trace, LogLeve
   trace_ = trace;
 }
 
-void ReplicaLine::Show(const std::string& message, Cause cause) {
-  Put(ReceiverPhase::kFailed, message, cause);
+void ReplicaLine::FailConnection(const std::string& message) {
+  MutexLock lock(mu_);
+  Put(ReceiverPhase::kFailed, message, Cause::kConnection);
 }
 
-void ReplicaLine::Wait(const std::string& why, LogLevel level) {
+void ReplicaLine::Wait(const std::string& why, LogLevel level, Cause cause) {
   const std::string text = fmt::format("waiting for a version: {}", why);
+  MutexLock lock(mu_);
   if (text != message_) LogLine(level, "model {}: {}", model_, text);
-  Put(ReceiverPhase::kWaitingForVersion, text, Cause::kOther);
+  Put(ReceiverPhase::kWaitingForVersion, text, cause);
 }
 
 bool ReplicaLine::Rest(const std::string& why, ReceiverPhase phase) {
-  Recover(Cause::kConnection);
-  if (phase_ == ReceiverPhase::kFailed) return false;
+  MutexLock lock(mu_);
+  // The caller may not have seen yet that a connection has ended.
+  if (phase_ == ReceiverPhase::kFailed || cause_ == Cause::kConnection) return false;
   if (why != message_ && !why.empty()) LogInfo("model {}: {}", model_, why);
   message_ = why;
-  return Set(phase);
+  cause_ = Cause::kOther;
+  return SetUnder(phase);
 }
 
-bool ReplicaLine::Set(ReceiverPhase phase) { return std::exchange(phase_, phase) != phase; }
+bool ReplicaLine::SetPhase(ReceiverPhase phase) {
+  MutexLock lock(mu_);
+  return SetUnder(phase);
+}
 
 void ReplicaLine::Succeed(ReceiverPhase phase) {
+  MutexLock lock(mu_);
   phase_ = phase;
   message_.clear();
+  cause_ = Cause::kOther;
+}
+
+void ReplicaLine::EndWait() {
+  MutexLock lock(mu_);
+  if (phase_ != ReceiverPhase::kFailed && phase_ != ReceiverPhase::kWaitingForVersion) return;
+  phase_ = ReceiverPhase::kStarting;
 }
 
 void ReplicaLine::Recover(Cause cause) {
+  MutexLock lock(mu_);
   if (cause_ != cause) return;
   cause_ = Cause::kOther;
-  if (phase_ != ReceiverPhase::kFailed) return;
+  if (phase_ != ReceiverPhase::kFailed && phase_ != ReceiverPhase::kWaitingForVersion) return;
   phase_ = ReceiverPhase::kStarting;
   message_.clear();
 }
 
 Status ReplicaLine::WhyNoSender() const {
+  MutexLock lock(mu_);
   if (phase_ == ReceiverPhase::kWaitingForVersion) {
     return Errorf(StatusCode::kUnavailable, "model \"{}\": {}", model_, message_);
   }

@@ -1,55 +1,71 @@
-// The phase and the message that a replica shows, and the cause of a failure, which says when it is
-// over. It logs each new message once. A Replica owns it, under its lock.
+// The phase and the message that a replica shows, with the cause of a failure or wait, which says
+// when it is over. It logs each new message once. A Replica owns it. Every method may be called
+// from any thread.
 #pragma once
 
 #include <string>
 #include <utility>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/log.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/status.h"
 #include "common/base/trace.h"
+#include "receiver/buffer/buffer_gate.h"
 
 namespace deltawire::receiver {
 
 class ReplicaLine {
  public:
-  /// The cause of kFailed. kConnection is over with the next attachment, kCheck with the next check
-  /// that succeeds, kOther with the next pull.
+  /// The cause of a failure or wait. kConnection is over when all agents are attached, kCheck with
+  /// the next check that succeeds, kOther with the next pull or description.
   enum class Cause : uint8_t { kOther, kConnection, kCheck };
 
-  explicit ReplicaLine(std::string model) : model_(std::move(model)) {}
+  /// A wait at `gate` shows as the phase kWaitingForReader.
+  ReplicaLine(std::string model, const BufferGate& gate) : model_(std::move(model)), gate_(gate) {}
 
-  ReceiverPhase phase() const { return phase_; }
-  const std::string& message() const { return message_; }
+  struct Shown {
+    ReceiverPhase phase = ReceiverPhase::kStarting;
+    std::string message;
+  };
+  Shown shown() const ABSL_LOCKS_EXCLUDED(mu_);
 
   /// Shows a failure. `trace`: of the version that failed, for the log; empty: of none.
   void Fail(const Status& failed, Cause cause = Cause::kOther, TraceId trace = {},
-            LogLevel level = LogLevel::kWarn);
-  /// Shows a failure that was logged already.
-  void Show(const std::string& message, Cause cause);
+            LogLevel level = LogLevel::kWarn) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Shows that a connection has failed, which was logged already.
+  void FailConnection(const std::string& message) ABSL_LOCKS_EXCLUDED(mu_);
   /// Shows a wait: the upstream runs, and `why` says that it has no version to pull yet.
-  void Wait(const std::string& why, LogLevel level);
-  /// Nothing is to be pulled: shows `why`, what is waited for, unless a failure stands. Returns
-  /// true if the phase became `phase`.
-  bool Rest(const std::string& why, ReceiverPhase phase);
+  void Wait(const std::string& why, LogLevel level, Cause cause = Cause::kOther)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  /// Nothing is to be pulled: shows `why`, what is waited for, unless a failure or a connection's
+  /// wait stands. Returns true if the phase became `phase`.
+  bool Rest(const std::string& why, ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
   /// Changes the phase and keeps the message. Returns false if it is that already.
-  bool Set(ReceiverPhase phase);
+  bool SetPhase(ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
   /// A pull has succeeded.
-  void Succeed(ReceiverPhase phase);
-  /// The failure by `cause` is over.
-  void Recover(Cause cause);
+  void Succeed(ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The agents have described the model, so a failure or wait is over.
+  void EndWait() ABSL_LOCKS_EXCLUDED(mu_);
+  /// The failure or wait by `cause` is over.
+  void Recover(Cause cause) ABSL_LOCKS_EXCLUDED(mu_);
   /// The answer to a caller who wants a version while no sender can give one.
-  Status WhyNoSender() const;
+  Status WhyNoSender() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void Put(ReceiverPhase phase, const std::string& message, Cause cause);
+  void Put(ReceiverPhase phase, const std::string& message, Cause cause)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool SetUnder(ReceiverPhase phase) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return std::exchange(phase_, phase) != phase;
+  }
 
   const std::string model_;
-  ReceiverPhase phase_ = ReceiverPhase::kStarting;
-  std::string message_;
-  TraceId trace_;  // of the version that message_ is about
-  Cause cause_ = Cause::kOther;
+  const BufferGate& gate_;
+  mutable CheckedMutex mu_;
+  ReceiverPhase phase_ ABSL_GUARDED_BY(mu_) = ReceiverPhase::kStarting;
+  std::string message_ ABSL_GUARDED_BY(mu_);
+  TraceId trace_ ABSL_GUARDED_BY(mu_);  // of the version that message_ is about
+  Cause cause_ ABSL_GUARDED_BY(mu_) = Cause::kOther;
 };
 
 }  // namespace deltawire::receiver

@@ -1,4 +1,4 @@
-// The phase and message that a replica shows, and when a failure is over.
+// The phase and message that a replica shows, and when a failure or wait is over.
 #include "receiver/replica/replica_line.h"
 
 #include <catch2/catch.hpp>
@@ -8,40 +8,67 @@ namespace {
 
 using Cause = ReplicaLine::Cause;
 
+struct LineRig {
+  ReceiverPhase phase() const { return line.shown().phase; }
+  std::string message() const { return line.shown().message; }
+
+  BufferGate gate{{.model = "m"}};
+  ReplicaLine line{"m", gate};
+};
+
 }  // namespace
 
 TEST_CASE("replica line: a failure ends with its own cause") {
-  ReplicaLine line("m");
-  CHECK(line.phase() == ReceiverPhase::kStarting);
-  line.Show("the connection ended", Cause::kConnection);
+  LineRig rig;
+  ReplicaLine& line = rig.line;
+  CHECK(rig.phase() == ReceiverPhase::kStarting);
+  line.FailConnection("the connection ended");
   line.Recover(Cause::kCheck);
-  CHECK(line.phase() == ReceiverPhase::kFailed);
-  CHECK(line.Rest("", ReceiverPhase::kIdle));  // attached again
-  CHECK(line.phase() == ReceiverPhase::kIdle);
-  CHECK(line.message().empty());
+  CHECK(rig.phase() == ReceiverPhase::kFailed);
+  line.Recover(Cause::kConnection);
+  CHECK(rig.phase() == ReceiverPhase::kStarting);
+  CHECK(line.Rest("", ReceiverPhase::kIdle));
+  CHECK(rig.message().empty());
 
   line.Fail(absl::DataLossError("a file is gone"), Cause::kCheck);
   CHECK_FALSE(line.Rest("", ReceiverPhase::kIdle));
-  CHECK(line.message() == "a file is gone");
+  CHECK(rig.message() == "a file is gone");
   line.Recover(Cause::kCheck);
-  CHECK(line.phase() == ReceiverPhase::kStarting);
+  CHECK(rig.phase() == ReceiverPhase::kStarting);
 
   // A check that succeeds says nothing of a pull that failed after the last one.
   line.Fail(absl::DataLossError("a file is gone"), Cause::kCheck);
   line.Fail(absl::UnavailableError("the stream broke"));
   line.Recover(Cause::kCheck);
-  CHECK(line.message() == "the stream broke");
+  CHECK(rig.message() == "the stream broke");
   line.Succeed(ReceiverPhase::kIdle);
-  CHECK(line.phase() == ReceiverPhase::kIdle);
-  CHECK(line.message().empty());
+  CHECK(rig.phase() == ReceiverPhase::kIdle);
+  CHECK(rig.message().empty());
 }
 
 TEST_CASE("replica line: rest shows what is waited for, and whether the phase is new") {
-  ReplicaLine line("m");
-  CHECK(line.Rest("nothing is published", ReceiverPhase::kWaitingForVersion));
-  CHECK_FALSE(line.Rest("nothing is published", ReceiverPhase::kWaitingForVersion));
-  CHECK(line.message() == "nothing is published");
-  CHECK(MessageOf(line.WhyNoSender()) == "model \"m\": nothing is published");
+  LineRig rig;
+  CHECK(rig.line.Rest("nothing is published", ReceiverPhase::kWaitingForVersion));
+  CHECK_FALSE(rig.line.Rest("nothing is published", ReceiverPhase::kWaitingForVersion));
+  CHECK(rig.message() == "nothing is published");
+  CHECK(MessageOf(rig.line.WhyNoSender()) == "model \"m\": nothing is published");
+}
+
+TEST_CASE("replica line: rest does not hide that a connection has ended or waits") {
+  LineRig rig;
+  rig.line.Wait("sender s: no such model", LogLevel::kInfo, Cause::kConnection);
+  CHECK_FALSE(rig.line.Rest("", ReceiverPhase::kIdle));
+  CHECK(rig.phase() == ReceiverPhase::kWaitingForVersion);
+  CHECK(rig.message().starts_with("waiting for a version: sender s: no such"));
+  rig.line.Recover(Cause::kConnection);
+  CHECK(rig.message().empty());
+  CHECK(rig.line.Rest("", ReceiverPhase::kIdle));
+
+  // A pull from before has succeeded all the same.
+  rig.line.FailConnection("the connection ended");
+  rig.line.Succeed(ReceiverPhase::kIdle);
+  CHECK_FALSE(rig.line.Rest("", ReceiverPhase::kIdle));
+  CHECK(rig.phase() == ReceiverPhase::kIdle);
 }
 
 }  // namespace deltawire::receiver::replica_line_test
