@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "common/base/call_end.h"
 #include "receiver/attach/follower.h"
 
 namespace deltawire::receiver {
@@ -52,8 +53,17 @@ std::optional<Commit> CommitLog::last() const {
   return last_;
 }
 
-std::optional<Commit> CommitLog::After(uint64_t seen) const {
+void CommitLog::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  Notify();
+}
+
+StatusOr<std::optional<Commit>> CommitLog::After(uint64_t seen) const {
   MutexLock lock(mu_);
+  if (stopping_) return Stopping("receiver");
   return last_ && last_->serial > seen ? last_ : std::nullopt;
 }
 

@@ -12,6 +12,7 @@
 #include "common/base/checked_mutex.h"
 #include "common/base/identity.h"
 #include "common/base/listeners.h"
+#include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/base/trace.h"
 #include "common/delta/pull_stats.h"
@@ -46,10 +47,12 @@ class CommitLog {
                                  SteadyClock::time_point began, bool anew) ABSL_LOCKS_EXCLUDED(mu_);
   /// Calls the listeners. REQUIRES: no lock is held.
   void Notify() { listeners_.Call(); }
+  /// Ends the waits for a commit.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   std::optional<Commit> last() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// The last commit, if its serial is above `seen`.
-  std::optional<Commit> After(uint64_t seen) const ABSL_LOCKS_EXCLUDED(mu_);
+  /// The last commit, if its serial is above `seen`. kUnavailable after Stop.
+  StatusOr<std::optional<Commit>> After(uint64_t seen) const ABSL_LOCKS_EXCLUDED(mu_);
   /// The latest commits of this process, the oldest first.
   std::vector<Commit> recent() const ABSL_LOCKS_EXCLUDED(mu_);
   /// `news` is called, without a lock, when After may have something; see Listeners.
@@ -64,6 +67,7 @@ class CommitLog {
 
   Listeners listeners_;  // not under mu_
   mutable CheckedMutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Commit> last_ ABSL_GUARDED_BY(mu_);
   std::deque<Commit> recent_ ABSL_GUARDED_BY(mu_);
   std::deque<std::pair<TraceId, SteadyClock::time_point>> heard_ ABSL_GUARDED_BY(mu_);

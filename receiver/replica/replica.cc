@@ -118,7 +118,7 @@ void Replica::Stop() {
   }
   keeper_.Stop();
   gate_.Stop();
-  commits_.Notify();
+  commits_.Stop();
   requests_.Stop();
   puller_.Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
@@ -408,12 +408,6 @@ void Replica::SetPaused(bool paused) {
 bool Replica::Settled() const {
   MutexLock lock(mu_);
   return stopping_ || !(using_buffer_ || PauseWaits());
-}
-
-StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
-  MutexLock lock(mu_);
-  if (stopping_) return Stopping("receiver");
-  return commits_.After(seen);
 }
 
 void Replica::Pull(Follower::Target target, bool hold) {

@@ -115,10 +115,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   /// Whether nothing is being changed while this is paused.
   bool Settled() const;
 
-  /// The last commit, if its serial is above `seen`. Does not block. An error: the replica stops.
-  /// CommitLog::OnCommit says when it may have something.
-  StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
-
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
   /// Sets what reports say of the engines from now on, and sends one if that is news.

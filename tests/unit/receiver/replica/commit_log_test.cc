@@ -19,22 +19,25 @@ TEST_CASE("commit log: serials rise, and a commit again only gets new statistics
   const SteadyClock::time_point now{std::chrono::hours(1)};
   int news = 0;
   const auto listener = log.OnCommit([&] { ++news; });
-  CHECK_FALSE(log.After(0));
+  CHECK_FALSE(log.After(0)->has_value());
   log.TakeUp(Version(1));
-  CHECK(log.After(0)->serial == 1);
+  CHECK((*log.After(0))->serial == 1);
   CHECK(log.recent().empty());  // it is not of this process
   CHECK(log.Add(Version(2), {}, {}, now, false));
-  CHECK(log.After(1)->id == Version(2));
+  CHECK((*log.After(1))->id == Version(2));
   PullStats again;
   again.payload_bytes = 7;
   CHECK_FALSE(log.Add(Version(2), again, {}, now, false));
-  CHECK_FALSE(log.After(2));
+  CHECK_FALSE(log.After(2)->has_value());
   CHECK(log.last()->stats.payload_bytes == 7);
   CHECK(log.Add(Version(2), {}, {}, now, true));  // in a directory that was made anew
   CHECK(log.last()->serial == 3);
   CHECK(news == 0);
   log.Notify();
   CHECK(news == 1);
+  log.Stop();
+  CHECK(news == 2);
+  CHECK(absl::IsUnavailable(log.After(0).status()));
 }
 
 TEST_CASE("commit log: only the latest commits are kept") {
