@@ -194,7 +194,7 @@ class PauseSource final : public WatchSource<v1::PauseResponse> {
     replica_.SetPaused(true);
   }
   StatusOr<Found> Next(v1::PauseResponse*) override {
-    return replica_.Settled() ? Found::kMessage : Found::kNothing;
+    return replica_.run().settled() ? Found::kMessage : Found::kNothing;
   }
 
  private:

@@ -57,6 +57,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
              .copy_for_reader = options.copy_for_reader,
              .downstream = options.downstream},
             [this] { requests_.Notify(); }),
+      run_(gate_, options.follow),
       line_(options.model, gate_),
       requests_(commits_),
       home_(std::move(home)),
@@ -111,9 +112,9 @@ Replica::~Replica() {
 }
 
 void Replica::Stop() {
+  run_.Stop();
   {
     MutexLock lock(mu_);
-    stopping_ = true;
     cv_.notify_all();
   }
   keeper_.Stop();
@@ -132,7 +133,7 @@ void Replica::Join() {
 void Replica::Run() {
   if (home_->buffer() != nullptr) downstream_.Serve(buffer());
   MutexLock lock(mu_);
-  while (!stopping_) {
+  while (!run_.stopping()) {
     auto again = Clock::time_point::max();
     if (DoNext(&again)) {
       // What was done may be what somebody waits for.
@@ -155,7 +156,7 @@ bool Replica::DoNext(Clock::time_point* again) {
     mu_.unlock();  // the file system may be slow
     const bool there = home_->IsInPlace();
     mu_.lock();
-    if (stopping_) return true;
+    if (run_.stopping()) return true;
     if (!there && !describe_) LoseDirectory();
   }
   const auto now = Clock::now();
@@ -216,7 +217,7 @@ void Replica::Rest(const std::string& why) {
 }
 
 ReceiverPhase Replica::RestingPhase() const {
-  if (paused_) return ReceiverPhase::kPaused;
+  if (run_.paused()) return ReceiverPhase::kPaused;
   if (puller_.prepared()) return ReceiverPhase::kPrepared;
   return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
@@ -256,14 +257,10 @@ void Replica::Describe() {
 }
 
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
-  {
-    MutexLock lock(mu_);
-    using_buffer_ = true;
-  }
+  run_.Begin(RunState::Use::kUpkeep);
   const Status made = MakeBuffer(descriptions.front());
+  run_.End();
   MutexLock lock(mu_);
-  using_buffer_ = false;
-  cv_.notify_all();
   DW_RETURN_IF_ERROR(made);
   for (size_t i = 0; i < agents_.size(); ++i) {
     AgentLink& agent = agents_[i];
@@ -283,10 +280,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
 
 Status Replica::MakeBuffer(ModelDescription& description) {
   if (home_->IsStale(description.layout)) DropBuffer();
-  DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] {
-    MutexLock lock(mu_);
-    return stopping_;
-  }));
+  DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] { return run_.stopping(); }));
   if (!opened) return absl::OkStatus();
   upkeep_.Look(buffer());
   MutexLock lock(mu_);
@@ -313,7 +307,7 @@ void Replica::LoseDirectory() {
   line_.Fail(Errorf(StatusCode::kFailedPrecondition,
                     "{} was removed or moved by another process; making it anew{}",
                     options_.directory.native(),
-                    options_.follow && !paused_ ? " and pulling the model whole"
+                    run_.follows() ? " and pulling the model whole"
                                                 : ", and the next sync pulls the model whole"));
   describe_ = true;
   describe_at_ = Clock::now();
@@ -323,7 +317,7 @@ void Replica::LoseDirectory() {
 Follower::Situation Replica::Situation() const {
   return {.committed = gate_.committed(),
           .last_whole = last_whole_,
-          .paused = paused_ && !gate_.half_updated(),
+          .paused = run_.paused() && !gate_.half_updated(),
           .requested = requests_.wants_pull(),
           .suspects = !corrupt_.empty(),
           .checking = requests_.wants_check(),
@@ -336,18 +330,12 @@ LogLevel Replica::LevelOfWait(const Status& why) const {
   return lost ? LogLevel::kWarn : LogLevel::kInfo;
 }
 
-void Replica::SetPauseEnds(bool paused, bool requested) {
-  paused_ = paused;
-  round_requested_ = requested;
-  gate_.SetYielding(paused && !requested);
-}
-
 ReplicaStatus Replica::status() const {
   MutexLock lock(mu_);
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.scrub_mismatches = corrupt_.counted();
-  s.following = options_.follow && !paused_;
+  s.following = run_.follows();
   s.committed = gate_.committed();
   static_cast<PullTotals&>(s) = puller_.totals();
   const RunningPull pull = puller_.running();
@@ -381,7 +369,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
   uint64_t request = 0;
   {
     MutexLock lock(mu_);
-    if (stopping_) return Stopping("receiver");
+    if (run_.stopping()) return Stopping("receiver");
     if (!follower_.attached()) {
       return line_.WhyNoSender();
     }
@@ -393,30 +381,20 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
 }
 
 void Replica::SetPaused(bool paused) {
-  bool ends = false;
+  const bool ends = run_.SetPaused(paused);
   {
     MutexLock lock(mu_);
-    SetPauseEnds(paused, round_requested_);
     cv_.notify_all();
-    // A pull that has begun to change the only file (then `committed` is empty) is not cancelled,
-    // and is made again if it fails: a half-updated file could not be loaded at all.
-    ends = paused && !round_requested_ && !gate_.committed().empty();
   }
   if (ends) puller_.Cancel();
-}
-
-bool Replica::Settled() const {
-  MutexLock lock(mu_);
-  return stopping_ || !(using_buffer_ || PauseWaits());
 }
 
 void Replica::Pull(Follower::Target target, bool hold) {
   const RequestQueue::Batch batch = requests_.Take();
   if (batch.empty() && target.parts.empty()) return;  // the only caller has just gone
-  DropPrepared();                                     // a round uses the buffer
-  SetPauseEnds(paused_, !batch.empty());
+  if (!run_.Begin(batch.empty() ? RunState::Use::kFollow : RunState::Use::kRequest)) return;
+  DropPrepared();  // a round uses the buffer
   hold = hold && batch.empty();
-  using_buffer_ = true;
   mu_.unlock();
   gate_.SetLimit(BufferGate::Limit::kNone);
   Status pulled;
@@ -430,7 +408,7 @@ void Replica::Pull(Follower::Target target, bool hold) {
   }
   mu_.lock();
   if (puller_.prepared()) member_.Prepared(puller_.prepared_version(), target.incoming);
-  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
   const bool reached = hold || !IsLater(target.whole, gate_.committed());
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
   // Nor is one that a member cannot make ready: it says so when its group asks for it.
@@ -458,10 +436,10 @@ void Replica::AfterPull(bool committed) {
 }
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
-  using_buffer_ = false;
+  run_.End();
   last_whole_ = buffer().last_whole();
   // A pull that a pause ended has not failed.
-  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
   failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
   if (pulled.ok()) {
     line_.Succeed(RestingPhase());
@@ -526,7 +504,7 @@ StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
 
 StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
   MutexLock lock(mu_);
-  if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
+  if (run_.EndsPull()) return absl::CancelledError("paused");
   if (target.unwritten() && (requests_.wants_pull() || requests_.wants_check())) {
     return absl::CancelledError("somebody asks for something else first");
   }
@@ -557,12 +535,11 @@ void Replica::OnCommit(const std::vector<PullRound::Result>& results) {
 }
 
 void Replica::DiscardUnwritten() {
-  using_buffer_ = true;
+  run_.Begin(RunState::Use::kUpkeep);
   mu_.unlock();
   puller_.DiscardUnwritten();
   mu_.lock();
-  using_buffer_ = false;
-  cv_.notify_all();
+  run_.End();
 }
 
 bool Replica::UnwrittenIsOver() const {
@@ -614,15 +591,14 @@ void Replica::DropPrepared() {
 
 void Replica::CommitPrepared() {
   const Identity target = member_.prepared();
-  SetPauseEnds(paused_, false);
-  using_buffer_ = true;
+  if (!run_.Begin(RunState::Use::kFollow)) return;
   mu_.unlock();
   const Status ended = puller_.Commit();
   mu_.lock();
   if (ended.ok()) member_.Committed();
   member_.NotPrepared();
   // If it failed, the group's state is pulled as by a member that comes back.
-  const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
+  const bool paused = absl::IsCancelled(ended) && run_.state() != RunState::State::kRunning;
   if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
   NoteEnd(ended, target);
   AfterPull(ended.ok());
@@ -666,7 +642,7 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
         "{}",
         options_.model, ToString(gate_.committed()), c,
         buffer().layout().tensor(buffer().chunks()[c].tensor).name,
-        options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole",
+        run_.follows() ? "fetching it whole" : "the next sync fetches it whole",
         ToString(TraceOf(gate_.committed())));
   }
 }
@@ -678,7 +654,7 @@ void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
 
 Upkeep::Situation Replica::UpkeepSituation() const {
   return {.committed = !gate_.committed().empty(),
-          .paused = paused_,
+          .paused = run_.paused(),
           .prepared = puller_.prepared(),
           .corrupt = !corrupt_.empty(),
           .verifying = requests_.wants_check()};
@@ -694,7 +670,12 @@ bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
 }
 
 void Replica::RunUpkeep(Upkeep::Task task) {
-  using_buffer_ = task != Upkeep::Task::kScrub;
+  using Use = RunState::Use;
+  const bool copies = task == Upkeep::Task::kCatchUp || task == Upkeep::Task::kMakeSpare;
+  const bool checks = task == Upkeep::Task::kCheck;
+  if (!run_.Begin(copies ? Use::kFollow : checks ? Use::kUpkeep : Use::kNone)) {
+    return;
+  }
   mu_.unlock();
   const bool spare = task == Upkeep::Task::kMakeSpare;
   const Upkeep::Outcome done =
@@ -709,8 +690,7 @@ void Replica::RunUpkeep(Upkeep::Task task) {
     downstream_.Distrust(buffer().TakeLost());
   }
   mu_.lock();
-  using_buffer_ = false;
-  cv_.notify_all();
+  run_.End();
   status_.scrubbed_bytes += done.scrubbed_bytes;
   Doubt(done.corrupt);
   if (task == Upkeep::Task::kCheck) NoteCheck(done.health);
@@ -734,7 +714,7 @@ void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
 
 bool Replica::IsWanted(bool incoming) const {
   MutexLock lock(mu_);
-  if (stopping_ || paused_ || requests_.wants_pull() || describe_) return true;
+  if (run_.state() != RunState::State::kRunning || requests_.wants_pull() || describe_) return true;
   if (requests_.wants_check()) return true;
   const Follower::Choice next = NextPlan(Clock::now()).choice;
   return next.pull && (incoming || !next.target.unwritten());
@@ -842,7 +822,7 @@ void Replica::OnEnded(size_t agent, const Status& why) {
   follower_.Ended(agent);
   requests_.DropRemote(agent);
   upstream_news_ = {};
-  if (stopping_) return;
+  if (run_.stopping()) return;
   NoteEnded(a, was_attached, why);
   cv_.notify_all();
   lock.unlock();
@@ -877,7 +857,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
 void Replica::SetEngines(const EnginesServe& engines) {
   {
     MutexLock lock(mu_);
-    if (stopping_ || engines_ == engines) return;
+    if (run_.stopping() || engines_ == engines) return;
     engines_ = engines;
   }
   SendAll();

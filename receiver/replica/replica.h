@@ -42,6 +42,7 @@
 #include "receiver/replica/replica_line.h"
 #include "receiver/replica/replica_options.h"
 #include "receiver/replica/request_queue.h"
+#include "receiver/replica/run_state.h"
 #include "receiver/replica/upkeep.h"
 #include "receiver/replica/verifier.h"
 
@@ -109,11 +110,9 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   /// The driving thread works in slices, so that a pull waits for one slice at most; all who wait
   /// when it begins share one pass.
   uint64_t AskCheck(bool repair);
-  /// Pausing ends a pull that follows. If one has begun to change the only weight file, it goes on
-  /// to the commit, however many pulls that takes; Settled tells when.
+  /// Pausing ends a pull that follows, unless that must go on; RunState::settled tells when.
   void SetPaused(bool paused);
-  /// Whether nothing is being changed while this is paused.
-  bool Settled() const;
+  const RunState& run() const { return run_; }
 
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
@@ -224,16 +223,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   /// The next pull checks these chunks again, and fetches the bad ones whole.
   void Doubt(const std::vector<uint32_t>& chunks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Follower::Situation Situation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Whether what runs for the sake of following must end. A pull that has taken the weights' name
-  /// away goes on.
-  bool PauseEndsIt() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return paused_ && !round_requested_ && !gate_.half_updated();
-  }
-  bool PauseWaits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return paused_ && gate_.half_updated() && options_.follow;
-  }
-  /// Sets what a pause ends, for the next pull too.
-  void SetPauseEnds(bool paused, bool requested) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }
 
@@ -242,6 +231,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
 
   // With locks of their own.
   BufferGate gate_;
+  RunState run_;
   ReplicaLine line_;
   CommitLog commits_;
   RequestQueue requests_;
@@ -262,8 +252,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   mutable CheckedMutex mu_;
   /// Notified when a member below changes.
   mutable CondVar cv_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;
   EnginesServe engines_ ABSL_GUARDED_BY(mu_);
   /// The agents are to be asked for layout and part before the next pull.
   bool describe_ ABSL_GUARDED_BY(mu_) = true;
@@ -275,9 +263,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
   uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
   RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
-  bool round_requested_ ABSL_GUARDED_BY(mu_) = false;  // a caller waits for the running pull
-  /// A pull, upkeep or a replacement uses the buffer, or will.
-  bool using_buffer_ ABSL_GUARDED_BY(mu_) = false;
   AttachmentKeeper keeper_;
   Thread thread_;
 };

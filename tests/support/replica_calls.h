@@ -66,7 +66,7 @@ inline StatusOr<receiver::VerifyResult> VerifyOf(receiver::Replica& replica, boo
 
 inline Status PauseOf(receiver::Replica& replica, const std::function<bool()>& gone) {
   const bool settled = AwaitAnswer(
-      replica, [&] { replica.SetPaused(true); }, [&] { return replica.Settled(); }, gone);
+      replica, [&] { replica.SetPaused(true); }, [&] { return replica.run().settled(); }, gone);
   return settled ? absl::OkStatus() : CallerGone();
 }
 
