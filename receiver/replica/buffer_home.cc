@@ -28,7 +28,11 @@ StatusOr<std::unique_ptr<BufferHome>> BufferHome::Open(const ReplicaOptions& opt
     LogWarn("model {}: {}; replacing its files and pulling the model whole", options.model,
             MessageOf(buffer.status()));
   }
-  if (buffer.ok()) home->buffer_ = std::move(*buffer);
+  if (buffer.ok()) {
+    home->buffer_ = std::move(*buffer);
+    home->Describe();
+    home->Look();
+  }
   return home;
 }
 
@@ -65,6 +69,11 @@ bool BufferHome::IsStale(const Layout& layout) const {
 }
 
 void BufferHome::Drop() {
+  {
+    MutexLock lock(mu_);
+    facts_.fingerprint.clear();
+    facts_.last_whole = {};
+  }
   sink_.reset();
   buffer_.reset();
 }
@@ -84,6 +93,7 @@ StatusOr<bool> BufferHome::Make(ModelDescription& description, BufferGate& gate,
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
     ++number_;
+    Describe();
     if (!options_.start_from.empty()) TakeFirstBytes(stop);
   }
   if (sink_ != nullptr) return false;
@@ -92,9 +102,15 @@ StatusOr<bool> BufferHome::Make(ModelDescription& description, BufferGate& gate,
   if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
     LogWarn("model {}: {}", options_.model, MessageOf(taken));
   }
+  const std::string why = WhyBuffers();
+  {
+    MutexLock lock(mu_);
+    facts_.buffers = buffer_->buffers();
+    facts_.why_buffers = why;
+  }
   const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
   LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",
-          options_.model, buffer_->buffers() == 2 ? "two buffers" : "one buffer", WhyBuffers());
+          options_.model, buffer_->buffers() == 2 ? "two buffers" : "one buffer", why);
   return true;
 }
 
@@ -120,6 +136,23 @@ void BufferHome::TakeFirstBytes(const std::function<bool()>& stop) {
     LogWarn("model {}: {} of the tensors are missing in {}, or have another shape or type there",
             options_.model, taken->others, from);
   }
+}
+
+void BufferHome::Describe() {
+  MutexLock lock(mu_);
+  facts_.model_bytes = buffer_->layout().total_bytes();
+  facts_.fingerprint = buffer_->layout().fingerprint().Hex();
+}
+
+void BufferHome::Look() {
+  const Identity whole = buffer_->last_whole();
+  MutexLock lock(mu_);
+  facts_.last_whole = whole;
+}
+
+BufferFacts BufferHome::facts() const {
+  MutexLock lock(mu_);
+  return facts_;
 }
 
 std::string BufferHome::WhyBuffers() const {

@@ -1,6 +1,7 @@
 // A model's directory at a receiver: its lock, its buffer, the sink that pulls into it, and the
 // delta files beside it. It makes the buffer for a sender's layout, and anew where the directory
-// was removed. A Replica owns it; its driving thread alone uses it. Errors name the directory.
+// was removed. A Replica owns it; its driving thread alone uses it, but facts() is for any thread.
+// Errors name the directory.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "common/base/checked_mutex.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
 #include "common/delta/coder_rates.h"
@@ -20,6 +23,15 @@
 #include "receiver/replica/replica_options.h"
 
 namespace deltawire::receiver {
+
+/// A buffer as threads see it that must not touch it.
+struct BufferFacts {
+  uint64_t model_bytes = 0;
+  std::string fingerprint;  ///< of the layout; empty: there is no buffer
+  uint32_t buffers = 0;     ///< weight files
+  std::string why_buffers;  ///< the reason for their number
+  Identity last_whole;      ///< the state that it last was wholly, as of the last Look
+};
 
 class BufferHome {
  public:
@@ -40,13 +52,14 @@ class BufferHome {
   /// files from where the directory was.
   bool IsStale(const Layout& layout) const;
   /// Destroys the buffer.
-  void Drop();
+  void Drop() ABSL_LOCKS_EXCLUDED(mu_);
   /// Makes what is missing for `description`, whose layout it takes. `stop`, called from any
   /// thread, ends the reading of the first bytes. Returns true if the sink is new.
   StatusOr<bool> Make(ModelDescription& description, BufferGate& gate,
                       const std::function<bool()>& stop);
-  /// The reason for the number of weight files. REQUIRES: a buffer.
-  std::string WhyBuffers() const;
+  BufferFacts facts() const ABSL_LOCKS_EXCLUDED(mu_);
+  /// A pull or commit has ended: takes note of the state that the buffer last was wholly.
+  void Look() ABSL_LOCKS_EXCLUDED(mu_);
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
 
@@ -54,6 +67,10 @@ class BufferHome {
   BufferHome(const ReplicaOptions& options, ThreadPool& pool, CoderRates& rates, DirLock lock);
   Buffer::Options BufferOptions() const;
   void TakeFirstBytes(const std::function<bool()>& stop);
+  /// The reason for the number of weight files.
+  std::string WhyBuffers() const;
+  /// Takes note of the buffer's layout.
+  void Describe() ABSL_LOCKS_EXCLUDED(mu_);
 
   const ReplicaOptions options_;
   ThreadPool& pool_;
@@ -63,6 +80,8 @@ class BufferHome {
   std::unique_ptr<PullSink> sink_;  // of buffer_
   DeltaFiles delta_files_;
   uint64_t number_ = 0;
+  mutable CheckedMutex mu_;
+  BufferFacts facts_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::receiver

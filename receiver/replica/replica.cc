@@ -89,10 +89,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   if (home_->buffer() == nullptr) return;
   gate_.TakeUp(buffer());
   const Identity committed = buffer().committed();
-  last_whole_ = buffer().last_whole();
-  status_.model_bytes = buffer().layout().total_bytes();
-  status_.fingerprint = buffer().layout().fingerprint().Hex();
-  corrupt_.SetLayout(status_.fingerprint);
+  corrupt_.SetLayout(home_->facts().fingerprint);
   if (committed.empty()) {
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
@@ -272,9 +269,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
     puller_.TakeSideFiles(i, d.side_files_hash, std::move(d.side_files));
   }
   gate_.Look(buffer());
-  status_.model_bytes = buffer().layout().total_bytes();
-  status_.fingerprint = buffer().layout().fingerprint().Hex();
-  corrupt_.SetLayout(status_.fingerprint);
+  corrupt_.SetLayout(home_->facts().fingerprint);
   return absl::OkStatus();
 }
 
@@ -283,24 +278,15 @@ Status Replica::MakeBuffer(ModelDescription& description) {
   DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] { return run_.stopping(); }));
   if (!opened) return absl::OkStatus();
   upkeep_.Look(buffer());
-  MutexLock lock(mu_);
-  status_.buffers = buffer().buffers();
-  status_.buffers_why = home_->WhyBuffers();
   return absl::OkStatus();
 }
 
 void Replica::DropBuffer() {
   downstream_.Drop();
   corrupt_.SetLayout("");
-  {
-    MutexLock lock(mu_);
-    status_.fingerprint.clear();
-  }
   home_->Drop();
   puller_.ForgetBuffer();
-  MutexLock lock(mu_);
   gate_.Forget();
-  last_whole_ = {};
 }
 
 void Replica::LoseDirectory() {
@@ -315,14 +301,15 @@ void Replica::LoseDirectory() {
 }
 
 Follower::Situation Replica::Situation() const {
+  const BufferFacts facts = home_->facts();
   return {.committed = gate_.committed(),
-          .last_whole = last_whole_,
+          .last_whole = facts.last_whole,
           .paused = run_.paused() && !gate_.half_updated(),
           .requested = requests_.wants_pull(),
           .suspects = !corrupt_.empty(),
           .checking = requests_.wants_check(),
           .member = member_.bound(),
-          .one_file = status_.buffers == 1};
+          .one_file = facts.buffers == 1};
 }
 
 LogLevel Replica::LevelOfWait(const Status& why) const {
@@ -335,6 +322,11 @@ ReplicaStatus Replica::status() const {
   ReplicaStatus s = status_;
   s.lost_attachments = keeper_.lost();
   s.scrub_mismatches = corrupt_.counted();
+  BufferFacts facts = home_->facts();
+  s.model_bytes = facts.model_bytes;
+  s.fingerprint = std::move(facts.fingerprint);
+  s.buffers = facts.buffers;
+  s.buffers_why = std::move(facts.why_buffers);
   s.following = run_.follows();
   s.committed = gate_.committed();
   static_cast<PullTotals&>(s) = puller_.totals();
@@ -437,7 +429,7 @@ void Replica::AfterPull(bool committed) {
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
   run_.End();
-  last_whole_ = buffer().last_whole();
+  home_->Look();
   // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
   failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);

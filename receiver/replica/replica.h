@@ -236,9 +236,9 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   CommitLog commits_;
   RequestQueue requests_;
   CorruptChunks corrupt_;
+  const std::unique_ptr<BufferHome> home_;
 
   // Used by the driving thread only.
-  const std::unique_ptr<BufferHome> home_;
   DownstreamLink downstream_;
   AgentLinks links_;
   Upkeep upkeep_;
@@ -259,7 +259,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   GroupMember member_ ABSL_GUARDED_BY(mu_);
   /// The last answer to the sender since the phase changed.
   std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
-  Identity last_whole_ ABSL_GUARDED_BY(mu_);  // as the buffer says between pulls
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
   uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
   RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
