@@ -65,7 +65,12 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       links_(Pointers(upstreams)),
       upkeep_({.model = options.model,
                .scrub_bytes_per_s = options.scrub_bytes_per_s,
-               .serves = options.downstream != nullptr}),
+               .serves = options.downstream != nullptr},
+              {.gate = gate_,
+               .run = run_,
+               .line = line_,
+               .corrupt = corrupt_,
+               .downstream = downstream_}),
       puller_({.options = options_,
                .home = *home_,
                .gate = gate_,
@@ -330,6 +335,7 @@ ReplicaStatus Replica::status() const {
   s.following = run_.follows();
   s.committed = gate_.committed();
   static_cast<PullTotals&>(s) = puller_.totals();
+  static_cast<UpkeepTotals&>(s) = upkeep_.totals();
   const RunningPull pull = puller_.running();
   s.bytes_done = pull.bytes_done();
   s.bytes_total = pull.bytes_expected();
@@ -626,19 +632,6 @@ bool Replica::VerifySome() {
   return true;
 }
 
-void Replica::Doubt(const std::vector<uint32_t>& chunks) {
-  for (const uint32_t c : chunks) {
-    if (!corrupt_.Add(c)) continue;
-    LogError(
-        "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
-        "{}",
-        options_.model, ToString(gate_.committed()), c,
-        buffer().layout().tensor(buffer().chunks()[c].tensor).name,
-        run_.follows() ? "fetching it whole" : "the next sync fetches it whole",
-        ToString(TraceOf(gate_.committed())));
-  }
-}
-
 void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
   MutexLock lock(mu_);
   if (corrupt_.AddOf(fingerprint, chunk)) cv_.notify_all();
@@ -662,46 +655,9 @@ bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
 }
 
 void Replica::RunUpkeep(Upkeep::Task task) {
-  using Use = RunState::Use;
-  const bool copies = task == Upkeep::Task::kCatchUp || task == Upkeep::Task::kMakeSpare;
-  const bool checks = task == Upkeep::Task::kCheck;
-  if (!run_.Begin(copies ? Use::kFollow : checks ? Use::kUpkeep : Use::kNone)) {
-    return;
-  }
-  mu_.unlock();
+  const MutexUnlock unlocked(mu_);
   const bool spare = task == Upkeep::Task::kMakeSpare;
-  const Upkeep::Outcome done =
-      upkeep_.Run(task, buffer(), home_->sink(), [this, spare] { return IsWanted(spare); });
-  if (task == Upkeep::Task::kCheck) {
-    const StatusOr<Buffer::Health>& health = done.health;
-    // A file that was put back may be another one.
-    if (health.ok() && (downstream_.serve_again() || !health->put_back.empty())) {
-      downstream_.Serve(buffer());
-    }
-    if (health.ok()) downstream_.Distrust(health->bad_chunks);
-    downstream_.Distrust(buffer().TakeLost());
-  }
-  mu_.lock();
-  run_.End();
-  status_.scrubbed_bytes += done.scrubbed_bytes;
-  Doubt(done.corrupt);
-  if (task == Upkeep::Task::kCheck) NoteCheck(done.health);
-}
-
-void Replica::NoteCheck(const StatusOr<Buffer::Health>& health) {
-  gate_.LookAtVersion(buffer());
-  if (!health.ok()) {
-    return line_.Fail(health.status(), ReplicaLine::Cause::kCheck);
-  }
-  line_.Recover(ReplicaLine::Cause::kCheck);
-  for (const std::string& name : health->put_back) {
-    ++status_.files_put_back;
-    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
-  }
-  if (health->bad_chunks.empty()) return;
-  corrupt_.Count(health->bad_chunks.size());
-  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
-           options_.model, health->bad_chunks.size(), options_.directory.native());
+  upkeep_.Run(task, buffer(), home_->sink(), [this, spare] { return IsWanted(spare); });
 }
 
 bool Replica::IsWanted(bool incoming) const {

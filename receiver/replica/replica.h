@@ -58,7 +58,7 @@ struct AgentView {
   std::string in_use;  ///< of several addresses the one that is used now
 };
 
-struct ReplicaStatus : PullTotals {
+struct ReplicaStatus : PullTotals, UpkeepTotals {
   bool attached = false;  ///< attached to every agent
   bool following = false;
   Identity committed;
@@ -70,9 +70,7 @@ struct ReplicaStatus : PullTotals {
   uint64_t bytes_total = 0;
   uint64_t pull_failures = 0;     ///< pulls that failed, and are tried again
   uint64_t lost_attachments = 0;  ///< attachments ended because of silence or lost events
-  uint64_t scrubbed_bytes = 0;
-  uint64_t scrub_mismatches = 0;
-  uint64_t files_put_back = 0;  ///< weights and side files that somebody removed or changed
+  uint64_t scrub_mismatches = 0;  ///< chunks that had lost their digest
   uint32_t buffers = 0;
   std::string buffers_why;
   std::string readers;  ///< processes that hold up an update now
@@ -194,9 +192,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   // Checks of memory and files.
   bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Does `task` without the lock, and takes note of what it found.
   void RunUpkeep(Upkeep::Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void NoteCheck(const StatusOr<Buffer::Health>& health) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Upkeep::Situation UpkeepSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether something else is to be done first: also an incoming version, if `incoming`.
   bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -220,8 +216,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
   LogLevel LevelOfWait(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// The next pull checks these chunks again, and fetches the bad ones whole.
-  void Doubt(const std::vector<uint32_t>& chunks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Follower::Situation Situation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }

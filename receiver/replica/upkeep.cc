@@ -6,6 +6,7 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -53,27 +54,69 @@ Upkeep::Choice Upkeep::Next(const Buffer& buffer, const Situation& s, Time now) 
   return choice;
 }
 
-Upkeep::Outcome Upkeep::Run(Task task, Buffer& buffer, PullSink* sink,
-                            const std::function<bool()>& stop) {
-  Outcome out;
+void Upkeep::Run(Task task, Buffer& buffer, PullSink* sink, const std::function<bool()>& stop) {
+  const bool changes = task != Task::kScrub;
+  const auto use = task == Task::kCheck ? RunState::Use::kUpkeep : RunState::Use::kFollow;
+  if (changes && !env_.run.Begin(use)) return;
   switch (task) {
     case Task::kCheck:
-      out.health = buffer.Check();
-      check_at_ = SteadyClock::now() + kCheckEvery;
+      Check(buffer);
       break;
     case Task::kCatchUp:
-      CatchUp(buffer, *sink, stop, out);
+      CatchUp(buffer, *sink, stop);
       break;
     case Task::kMakeSpare:
       MakeSpare(buffer, stop);
       break;
     case Task::kScrub:
-      Scrub(buffer, out);
+      Scrub(buffer);
       break;
     case Task::kNothing:
       break;
   }
-  return out;
+  if (changes) env_.run.End();
+}
+
+UpkeepTotals Upkeep::totals() const {
+  MutexLock lock(mu_);
+  return totals_;
+}
+
+void Upkeep::AddCorrupt(const Buffer& buffer, uint32_t chunk) {
+  if (!env_.corrupt.Add(chunk)) return;
+  const Identity committed = env_.gate.committed();
+  LogError(
+      "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
+      "{}",
+      options_.model, ToString(committed), chunk,
+      buffer.layout().tensor(buffer.chunks()[chunk].tensor).name,
+      env_.run.follows() ? "fetching it whole" : "the next sync fetches it whole",
+      ToString(TraceOf(committed)));
+}
+
+void Upkeep::Check(Buffer& buffer) {
+  const StatusOr<Buffer::Health> health = buffer.Check();
+  check_at_ = SteadyClock::now() + kCheckEvery;
+  // A file that was put back may be another one.
+  if (health.ok() && (env_.downstream.serve_again() || !health->put_back.empty())) {
+    env_.downstream.Serve(buffer);
+  }
+  if (health.ok()) env_.downstream.Distrust(health->bad_chunks);
+  env_.downstream.Distrust(buffer.TakeLost());
+  env_.gate.LookAtVersion(buffer);
+  if (!health.ok()) return env_.line.Fail(health.status(), ReplicaLine::Cause::kCheck);
+  env_.line.Recover(ReplicaLine::Cause::kCheck);
+  for (const std::string& name : health->put_back) {
+    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+  }
+  {
+    MutexLock lock(mu_);
+    totals_.files_put_back += health->put_back.size();
+  }
+  if (health->bad_chunks.empty()) return;
+  env_.corrupt.Count(health->bad_chunks.size());
+  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
+           options_.model, health->bad_chunks.size(), buffer.directory().native());
 }
 
 void Upkeep::Committed(const Buffer& buffer) {
@@ -82,8 +125,7 @@ void Upkeep::Committed(const Buffer& buffer) {
   if (options_.serves) catch_up_at_ += kServeFirst;
 }
 
-void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop,
-                     Outcome& out) {
+void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop) {
   const std::vector<AppliedDelta> deltas = sink.Applied();
   auto caught = buffer.CatchUp(deltas, stop);
   catch_up_at_ = SteadyClock::now() + (caught.ok() ? kCatchUpPause : kCatchUpFailedPause);
@@ -94,7 +136,7 @@ void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>
             MessageOf(caught.status()));
     return;
   }
-  out.corrupt = std::move(caught->lost_chunks);
+  for (const uint32_t chunk : caught->lost_chunks) AddCorrupt(buffer, chunk);
   if (!caught->whole) return;
   behind_ = false;
   sink.ForgetApplied();
@@ -108,7 +150,7 @@ void Upkeep::MakeSpare(Buffer& buffer, const std::function<bool()>& stop) {
   LogDebug("model {}: {}", options_.model, MessageOf(made));
 }
 
-void Upkeep::Scrub(const Buffer& buffer, Outcome& out) {
+void Upkeep::Scrub(const Buffer& buffer) {
   // A scrub that comes early keeps to the rate, too.
   const Time due = std::max(scrub_at_, SteadyClock::now());
   const ChunkTable& chunks = buffer.chunks();
@@ -116,14 +158,17 @@ void Upkeep::Scrub(const Buffer& buffer, Outcome& out) {
     scrub_at_ = due + kNothingToScrub;
     return;
   }
-  for (uint32_t n = 0; n < chunks.size() && out.scrubbed_bytes < kBatchBytes; ++n) {
+  uint64_t bytes = 0;
+  for (uint32_t n = 0; n < chunks.size() && bytes < kBatchBytes; ++n) {
     const uint32_t c = scrub_next_++ % chunks.size();
-    out.scrubbed_bytes += chunks[c].bytes;
-    if (!buffer.Intact(c)) out.corrupt.push_back(c);
+    bytes += chunks[c].bytes;
+    if (!buffer.Intact(c)) AddCorrupt(buffer, c);
   }
   scrub_next_ %= chunks.size();
   scrub_at_ = due + std::chrono::duration_cast<SteadyClock::duration>(
-                        TimeAtRate(out.scrubbed_bytes, options_.scrub_bytes_per_s));
+                        TimeAtRate(bytes, options_.scrub_bytes_per_s));
+  MutexLock lock(mu_);
+  totals_.scrubbed_bytes += bytes;
 }
 
 }  // namespace deltawire::receiver

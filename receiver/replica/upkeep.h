@@ -1,19 +1,32 @@
 // The upkeep of a buffer while nothing is pulled: checks of its files every second, the catch-up of
 // the hidden file, the second file before the first version, and scrubbing at a limited rate. It
-// decides what is due and does it. A Replica owns it; its driving thread alone uses it.
+// decides what is due and does it. A Replica owns it; its driving thread alone uses it, but
+// totals() is for any thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
+#include <utility>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "receiver/buffer/buffer.h"
+#include "receiver/buffer/buffer_gate.h"
+#include "receiver/pull/downstream_link.h"
 #include "receiver/pull/pull_sink.h"
+#include "receiver/replica/corrupt_chunks.h"
+#include "receiver/replica/replica_line.h"
+#include "receiver/replica/run_state.h"
 
 namespace deltawire::receiver {
+
+/// Sums of this process.
+struct UpkeepTotals {
+  uint64_t scrubbed_bytes = 0;
+  uint64_t files_put_back = 0;  ///< weights and side files that another process removed or changed
+};
 
 class Upkeep {
  public:
@@ -24,7 +37,15 @@ class Upkeep {
     uint64_t scrub_bytes_per_s = 0;
     bool serves = false;  ///< others take the committed version, so the catch-up comes later
   };
-  explicit Upkeep(Options options) : options_(std::move(options)) {}
+  /// The objects that the tasks change. They outlive this.
+  struct Env {
+    BufferGate& gate;
+    RunState& run;
+    ReplicaLine& line;
+    CorruptChunks& corrupt;
+    DownstreamLink& downstream;
+  };
+  Upkeep(Options options, const Env& env) : options_(std::move(options)), env_(env) {}
 
   struct Situation {
     bool committed = false;
@@ -42,14 +63,11 @@ class Upkeep {
   /// Whether the hidden file is behind, and may be brought up `now`.
   bool MayCatchUp(const Situation& s, Time now) const;
 
-  struct Outcome {
-    StatusOr<Buffer::Health> health = Buffer::Health();  ///< of kCheck
-    std::vector<uint32_t> corrupt;                       ///< chunks found by another task
-    uint64_t scrubbed_bytes = 0;
-  };
-  /// Does `task`. `sink` has the deltas that were applied since the catch-up before. `stop`, which
-  /// is called from any thread, says whether something else is to be done first.
-  Outcome Run(Task task, Buffer& buffer, PullSink* sink, const std::function<bool()>& stop);
+  /// Does `task`, unless a pause forbids it. `sink` has the deltas that were applied since the
+  /// catch-up before. `stop`, which is called from any thread, says whether something else is to be
+  /// done first.
+  void Run(Task task, Buffer& buffer, PullSink* sink, const std::function<bool()>& stop);
+  UpkeepTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
 
   /// A version was committed.
   void Committed(const Buffer& buffer);
@@ -57,15 +75,21 @@ class Upkeep {
   void Look(const Buffer& buffer) { behind_ = buffer.catches_up(); }
 
  private:
-  void CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop, Outcome& out);
+  void Check(Buffer& buffer);
+  void CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop);
   void MakeSpare(Buffer& buffer, const std::function<bool()>& stop);
-  void Scrub(const Buffer& buffer, Outcome& out);
+  void Scrub(const Buffer& buffer);
+  /// Has the next pull fetch `chunk`.
+  void AddCorrupt(const Buffer& buffer, uint32_t chunk);
 
   const Options options_;
+  const Env env_;
   bool behind_ = false;  // the hidden one of two files is not at the committed version
   StatusCode catch_up_failed_ = StatusCode::kOk;  // the last attempt to bring it there
   uint32_t scrub_next_ = 0;
   Time check_at_{}, catch_up_at_{}, scrub_at_{};
+  mutable CheckedMutex mu_;
+  UpkeepTotals totals_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace deltawire::receiver

@@ -12,22 +12,41 @@ using Task = Upkeep::Task;
 
 bool Never() { return false; }
 
+/// An upkeep, and what its tasks change.
+struct UpkeepRig {
+  explicit UpkeepRig(Upkeep::Options options = {.model = "m"})
+      : upkeep(std::move(options), {.gate = gate,
+                                    .run = run,
+                                    .line = line,
+                                    .corrupt = corrupt,
+                                    .downstream = downstream}) {}
+
+  BufferGate gate{{.model = "m"}};
+  RunState run{gate, true};
+  ReplicaLine line{"m", gate};
+  CorruptChunks corrupt;
+  DownstreamLink downstream{nullptr, 0};
+  Upkeep upkeep;
+};
+
 }  // namespace
 
 TEST_CASE("upkeep: files are checked every second, and scrubbing waits for those who verify") {
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());
-  Upkeep upkeep({.model = "m", .scrub_bytes_per_s = 1 << 20});
+  UpkeepRig kept({.model = "m", .scrub_bytes_per_s = 1 << 20});
+  Upkeep& upkeep = kept.upkeep;
   const Upkeep::Situation idle{.committed = true};
   const auto start = SteadyClock::now();
   REQUIRE(upkeep.Next(*rig.buffer, idle, start).task == Task::kCheck);
-  CHECK(upkeep.Run(Task::kCheck, *rig.buffer, nullptr, Never).health->put_back.empty());
+  upkeep.Run(Task::kCheck, *rig.buffer, nullptr, Never);
+  CHECK(upkeep.totals().files_put_back == 0);
   CHECK(upkeep.Next(*rig.buffer, {.committed = true, .verifying = true}, start).task ==
         Task::kNothing);
   REQUIRE(upkeep.Next(*rig.buffer, idle, start).task == Task::kScrub);
-  const Upkeep::Outcome scrubbed = upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
-  CHECK(scrubbed.scrubbed_bytes == rig.buffer->layout().total_bytes());
-  CHECK(scrubbed.corrupt.empty());
+  upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
+  CHECK(upkeep.totals().scrubbed_bytes == rig.buffer->layout().total_bytes());
+  CHECK(kept.corrupt.empty());
   const auto again = upkeep.Next(*rig.buffer, {.committed = true, .verifying = true}, start).again;
   CHECK(again > start);
   CHECK(upkeep.Next(*rig.buffer, idle, again).task == Task::kCheck);
@@ -37,24 +56,44 @@ TEST_CASE("upkeep: a scrub finds a chunk that has lost its digest") {
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());
   const_cast<std::byte&>(rig.buffer->base(1)[17]) ^= std::byte{4};
-  Upkeep upkeep({.model = "m", .scrub_bytes_per_s = 1 << 20});
-  CHECK(upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never).corrupt == std::vector<uint32_t>{1});
+  UpkeepRig kept({.model = "m", .scrub_bytes_per_s = 1 << 20});
+  Upkeep& upkeep = kept.upkeep;
+  upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
+  CHECK(kept.corrupt.Take() == std::vector<uint32_t>{1});
+}
+
+TEST_CASE("upkeep: a check of the files goes on in a pause, and a copy does not begin") {
+  BufferRig rig({.buffers = 1, .huge_pages = false});
+  REQUIRE(rig.Update(1).ok());
+  UpkeepRig kept;
+  kept.run.SetPaused(true);
+  const auto start = SteadyClock::now();
+  REQUIRE(kept.upkeep.Next(*rig.buffer, {.committed = true}, start).task == Task::kCheck);
+  kept.upkeep.Run(Task::kCheck, *rig.buffer, nullptr, Never);
+  CHECK(kept.upkeep.Next(*rig.buffer, {.committed = true}, start).task == Task::kNothing);
+
+  BufferRig two({.buffers = 2, .huge_pages = false});
+  if (!two.buffer->lacks_spare()) return;  // no leases here
+  kept.upkeep.Run(Task::kMakeSpare, *two.buffer, nullptr, Never);
+  CHECK(two.buffer->lacks_spare());
+  CHECK(kept.run.settled());
 }
 
 TEST_CASE("upkeep: the second file is made before the first version, unless paused or failed") {
   BufferRig rig({.buffers = 2, .huge_pages = false});
-  Upkeep upkeep({.model = "m"});
+  UpkeepRig kept;
+  Upkeep& upkeep = kept.upkeep;
   const auto start = SteadyClock::now();
   if (!rig.buffer->lacks_spare()) return;  // no leases here
   CHECK(upkeep.Next(*rig.buffer, {.paused = true}, start).task == Task::kNothing);
   REQUIRE(upkeep.Next(*rig.buffer, {}, start).task == Task::kMakeSpare);
-  (void)upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, [] { return true; });
+  upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, [] { return true; });
   if (rig.buffer->lacks_spare()) {
     CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
     const auto again = upkeep.Next(*rig.buffer, {}, start).again;
     CHECK(again > start);
     REQUIRE(upkeep.Next(*rig.buffer, {}, again).task == Task::kMakeSpare);
-    (void)upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, Never);
+    upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, Never);
   }
   CHECK_FALSE(rig.buffer->lacks_spare());
   CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
@@ -64,13 +103,13 @@ TEST_CASE("upkeep: the hidden file is brought up after a commit, and after those
   for (const bool serves : {false, true}) {
     CAPTURE(serves);
     BufferRig rig({.buffers = 2, .huge_pages = false});
-    BufferGate gate({.model = "m"});
+    UpkeepRig kept({.model = "m", .serves = serves});
+    Upkeep& upkeep = kept.upkeep;
     CoderRates rates;
-    PullSink sink(*rig.buffer, gate, 1 << 20, rates);
+    PullSink sink(*rig.buffer, kept.gate, 1 << 20, rates);
     REQUIRE(rig.Update(1).ok());
     if (!rig.buffer->catches_up()) return;  // no leases here
-    Upkeep upkeep({.model = "m", .serves = serves});
-    (void)upkeep.Run(Task::kCheck, *rig.buffer, &sink, Never);
+    upkeep.Run(Task::kCheck, *rig.buffer, &sink, Never);
     const auto before = SteadyClock::now();
     upkeep.Committed(*rig.buffer);
     const Upkeep::Situation idle{.committed = true};
@@ -80,7 +119,8 @@ TEST_CASE("upkeep: the hidden file is brought up after a commit, and after those
     CHECK_FALSE(upkeep.MayCatchUp({.committed = true, .paused = true}, after));
     CHECK(upkeep.MayCatchUp(idle, after));
     if (serves) CHECK_FALSE(upkeep.MayCatchUp(idle, before + std::chrono::milliseconds(99)));
-    CHECK(upkeep.Run(Task::kCatchUp, *rig.buffer, &sink, Never).corrupt.empty());
+    upkeep.Run(Task::kCatchUp, *rig.buffer, &sink, Never);
+    CHECK(kept.corrupt.empty());
     CHECK_FALSE(upkeep.MayCatchUp(idle, after + std::chrono::hours(1)));
   }
 }
