@@ -61,6 +61,12 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       line_(options.model, gate_),
       requests_(commits_),
       home_(std::move(home)),
+      planner_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed},
+               {.home = *home_,
+                .gate = gate_,
+                .run = run_,
+                .requests = requests_,
+                .corrupt = corrupt_}),
       downstream_(options.downstream, options.served_delta_bytes),
       links_(Pointers(upstreams)),
       upkeep_({.model = options.model,
@@ -85,7 +91,6 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
               std::move(transport)),
       random_(options.seed),
       verifier_(options.model, requests_, corrupt_, pool),
-      follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
@@ -162,7 +167,7 @@ bool Replica::DoNext(Clock::time_point* again) {
     if (!there && !describe_) LoseDirectory();
   }
   const auto now = Clock::now();
-  if (!follower_.attached()) {
+  if (!planner_.attached()) {
     if (!requests_.wants_pull()) return DoUpkeep(now, again) || VerifySome();
     Answer(requests_.Take(), line_.WhyNoSender());
     return true;
@@ -179,30 +184,32 @@ bool Replica::DoNext(Clock::time_point* again) {
     Pull({});
     return true;
   }
-  auto [what, choice] = NextPlan(now);
-  if (what == GroupMember::Do::kDrop) {
+  Planner::Plan plan = planner_.Next(puller_.unwritten_parts(), now);
+  if (!plan.attached) return true;
+  if (plan.what == GroupMember::Do::kDrop) {
     DropPrepared();
     return true;
   }
-  if (what == GroupMember::Do::kCommit) {
+  if (plan.what == GroupMember::Do::kCommit) {
     CommitPrepared();
     return true;
   }
-  if (follower_.GivenUp(puller_.unwritten_parts())) {
+  if (plan.lost) {
     DiscardUnwritten();
     return true;
   }
   // What the trainer still writes can wait until the hidden file is where its deltas begin.
+  Follower::Choice& choice = plan.choice;
   if (choice.pull && choice.target.unwritten() && upkeep_.MayCatchUp(UpkeepSituation(), now)) {
     RunUpkeep(Upkeep::Task::kCatchUp);
     return true;
   }
   if (choice.pull) {
-    Pull(std::move(choice.target), what == GroupMember::Do::kPrepare);
+    Pull(std::move(choice.target), plan.what == GroupMember::Do::kPrepare);
     return true;
   }
   Rest(choice.why);
-  if (GroupReport answer = member_.report(Situation()); answered_ != answer) {
+  if (GroupReport answer = planner_.report(); answered_ != answer) {
     answered_ = std::move(answer);
     cv_.notify_all();
     mu_.unlock();
@@ -221,7 +228,7 @@ void Replica::Rest(const std::string& why) {
 ReceiverPhase Replica::RestingPhase() const {
   if (run_.paused()) return ReceiverPhase::kPaused;
   if (puller_.prepared()) return ReceiverPhase::kPrepared;
-  return follower_.Common() ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
+  return planner_.known().newest ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
 void Replica::Describe() {
@@ -305,18 +312,6 @@ void Replica::LoseDirectory() {
   gate_.ForgetVersion();
 }
 
-Follower::Situation Replica::Situation() const {
-  const BufferFacts facts = home_->facts();
-  return {.committed = gate_.committed(),
-          .last_whole = facts.last_whole,
-          .paused = run_.paused() && !gate_.half_updated(),
-          .requested = requests_.wants_pull(),
-          .suspects = !corrupt_.empty(),
-          .checking = requests_.wants_check(),
-          .member = member_.bound(),
-          .one_file = facts.buffers == 1};
-}
-
 LogLevel Replica::LevelOfWait(const Status& why) const {
   const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
   return lost ? LogLevel::kWarn : LogLevel::kInfo;
@@ -346,14 +341,15 @@ ReplicaStatus Replica::status() const {
   s.readers = waits.readers;
   s.reader_wait_seconds = waits.seconds;
   s.worst_reader_wait_seconds = waits.worst;
-  s.attached = follower_.attached();
-  if (const auto common = follower_.Common()) s.newest = common->whole;
-  s.group = member_.group();
-  s.prepared = member_.prepared();
+  Planner::Known known = planner_.known();
+  s.attached = known.attached;
+  s.newest = known.newest.value_or(Identity{});
+  s.group = std::move(known.group);
+  s.prepared = known.prepared;
   for (size_t i = 0; i < agents_.size(); ++i) {
     AgentView view = agents_[i].view;
-    view.newest = follower_.newest(i);
-    view.attached = follower_.attached(i);
+    view.newest = known.agents[i].newest;
+    view.attached = known.agents[i].attached;
     view.in_use = agents_[i].upstream->in_use();
     // A relay that is behind would hide how far behind this receiver is.
     const auto told = agents_[i].upstream->sender_newest();
@@ -368,7 +364,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
   {
     MutexLock lock(mu_);
     if (run_.stopping()) return Stopping("receiver");
-    if (!follower_.attached()) {
+    if (!planner_.attached()) {
       return line_.WhyNoSender();
     }
     request = requests_.AddSync(force_full);
@@ -405,9 +401,8 @@ void Replica::Pull(Follower::Target target, bool hold) {
     pulled = puller_.Pull(target, {.force_full = batch.force_full, .hold = hold});
   }
   mu_.lock();
-  if (puller_.prepared()) member_.Prepared(puller_.prepared_version(), target.incoming);
+  if (puller_.prepared()) planner_.NotePrepared(puller_.prepared_version(), target.incoming);
   const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
-  const bool reached = hold || !IsLater(target.whole, gate_.committed());
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
   // Nor is one that a member cannot make ready: it says so when its group asks for it.
   const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || CannotPrepare();
@@ -415,9 +410,11 @@ void Replica::Pull(Follower::Target target, bool hold) {
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
   }
-  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(target);
-  if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
-  if (target.exact && !target.incoming && !paused) NoteForGroup(pulled, target.whole, hold);
+  planner_.NotePull(target, {.status = pulled,
+                             .hold = hold,
+                             .paused = paused,
+                             .withdrawn = withdrawn,
+                             .refused = absl::IsCancelled(puller_.fault())});
   NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
   Answer(batch, pulled);
   AfterPull(pulled.ok() && !hold);
@@ -434,7 +431,6 @@ void Replica::AfterPull(bool committed) {
 }
 
 void Replica::NoteEnd(const Status& pulled, const Identity& target) {
-  run_.End();
   home_->Look();
   // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
@@ -452,7 +448,8 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
     if (other && !CannotPrepare()) describe_ = true;
   }
-  answered_ = member_.report(Situation());
+  answered_ = planner_.report();
+  run_.End();
   cv_.notify_all();
 }
 
@@ -473,31 +470,13 @@ void Replica::TellNews() {
 }
 
 StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
-  {
-    MutexLock lock(mu_);
-    if (member_.bound()) {
-      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(Situation()));
-      return Follower::Exactly(goal);
+  if (planner_.NeedsNewest()) {
+    for (size_t i = 0; i < agents_.size(); ++i) {
+      DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
+      planner_.Learn(i, newest);
     }
   }
-  // Several agents are asked now: their last events may be older than a publish that the caller of
-  // Sync knows of. A single sender's pull ends at its newest state in any case.
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    {
-      MutexLock lock(mu_);
-      if (agents_.size() == 1 && !follower_.newest(i).empty()) break;
-    }
-    DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
-    MutexLock lock(mu_);
-    follower_.Learn(i, newest);
-  }
-  MutexLock lock(mu_);
-  Follower::Situation situation = Situation();
-  situation.requested = true;
-  Follower::Choice choice = follower_.Next(situation, Clock::now());
-  const bool older = IsLater(situation.held(), choice.target.whole);
-  if (choice.pull && (or_older || !older)) return std::move(choice.target);
-  return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
+  return planner_.SyncTarget(options_.model, or_older);
 }
 
 StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
@@ -506,14 +485,9 @@ StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
   if (target.unwritten() && (requests_.wants_pull() || requests_.wants_check())) {
     return absl::CancelledError("somebody asks for something else first");
   }
-  // The agents that have published their parts since the target was chosen.
-  const auto round = puller_.running().round();
-  for (const size_t agent : target.awaited) {
-    if (follower_.Has(agent, target.parts[agent])) round->Told(agent);
-  }
-  uint64_t bytes = 0;
-  for (const AgentLink& agent : agents_) bytes += agent.delta_bytes;
-  return bytes;
+  // Agents may have published their parts since the target was chosen.
+  planner_.TellRound(puller_.running());
+  return planner_.known().delta_bytes;
 }
 
 void Replica::OnPhase(ReceiverPhase phase) {
@@ -526,10 +500,7 @@ void Replica::OnProgress() {
 }
 
 void Replica::OnCommit(const std::vector<PullRound::Result>& results) {
-  MutexLock lock(mu_);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (IsLater(results[i].end, follower_.newest(i))) follower_.Learn(i, results[i].end);
-  }
+  for (size_t i = 0; i < results.size(); ++i) planner_.NotePart(i, results[i].end);
 }
 
 void Replica::DiscardUnwritten() {
@@ -540,77 +511,23 @@ void Replica::DiscardUnwritten() {
   run_.End();
 }
 
-bool Replica::UnwrittenIsOver() const {
-  MutexLock lock(mu_);
-  const RunningPull pull = puller_.running();
-  if (!pull.early()) return false;
-  if (agents_.size() > 1) {
-    // An agent that is behind the others' incoming version may publish one between first.
-    const auto common = follower_.Common();
-    const bool overtaken = common && IsLater(common->whole, Situation().held());
-    return overtaken || follower_.GivenUp(pull.parts());
-  }
-  const GroupMember::Choice group = member_.Next(Situation());
-  if (gate_.limit() != BufferGate::Limit::kPrepare) return group.what != GroupMember::Do::kFollow;
-  const bool asked = group.what == GroupMember::Do::kPrepare && IsOf(pull.target(), group.goal);
-  return !asked && !(group.what == GroupMember::Do::kHold && group.idle);
-}
-
-Replica::Plan Replica::NextPlan(SteadyClock::time_point now) const {
-  GroupMember::Choice group = member_.Next(Situation());
-  Plan plan{.what = group.what, .choice = {}};
-  switch (group.what) {
-    case GroupMember::Do::kFollow:
-      plan.choice = follower_.Next(Situation(), now);
-      break;
-    case GroupMember::Do::kPrepare:
-    case GroupMember::Do::kPull:
-      if (follower_.attached()) plan.choice = follower_.Towards(group.goal, now);
-      break;
-    case GroupMember::Do::kHold:
-      if (group.idle) plan.choice = follower_.Ahead(Situation(), now);
-      if (plan.choice.pull) plan.what = GroupMember::Do::kPrepare;
-      plan.choice.why = std::move(group.why);
-      break;
-    case GroupMember::Do::kCommit:
-    case GroupMember::Do::kDrop:
-      plan.choice.why = std::move(group.why);
-      break;
-  }
-  return plan;
-}
-
 void Replica::DropPrepared() {
   if (!puller_.prepared()) return;
   puller_.DropPrepared();
-  member_.NotPrepared();
+  planner_.NoteDiscarded();
   cv_.notify_all();
 }
 
 void Replica::CommitPrepared() {
-  const Identity target = member_.prepared();
+  const Identity target = puller_.prepared_version();
   if (!run_.Begin(RunState::Use::kFollow)) return;
   mu_.unlock();
   const Status ended = puller_.Commit();
   mu_.lock();
-  if (ended.ok()) member_.Committed();
-  member_.NotPrepared();
-  // If it failed, the group's state is pulled as by a member that comes back.
   const bool paused = absl::IsCancelled(ended) && run_.state() != RunState::State::kRunning;
-  if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
+  planner_.NoteCommit(ended, paused);
   NoteEnd(ended, target);
   AfterPull(ended.ok());
-}
-
-void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {
-  if (pulled.ok()) {
-    if (!hold) member_.Committed();
-    return;
-  }
-  if (hold && CannotPrepare()) return member_.Refuse(std::string(MessageOf(pulled)));
-  // The fault is kCancelled when no byte that the sender sent was at fault, as when it refused to
-  // open the pull.
-  member_.Failed(target, pulled, absl::IsCancelled(puller_.fault()));
 }
 
 uint64_t Replica::AskCheck(bool repair) {
@@ -664,8 +581,7 @@ bool Replica::IsWanted(bool incoming) const {
   MutexLock lock(mu_);
   if (run_.state() != RunState::State::kRunning || requests_.wants_pull() || describe_) return true;
   if (requests_.wants_check()) return true;
-  const Follower::Choice next = NextPlan(Clock::now()).choice;
-  return next.pull && (incoming || !next.target.unwritten());
+  return planner_.WantsPull(incoming);
 }
 
 bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
@@ -691,7 +607,7 @@ Report Replica::MakeReport(size_t /*agent*/) {
   r.bytes_done = pull.bytes_done();
   r.bytes_total = pull.bytes_expected();
   r.last_pull = puller_.totals().last_pull;
-  r.group = member_.report(Situation());
+  r.group = planner_.report();
   r.engines = engines_;
   return r;
 }
@@ -714,7 +630,7 @@ bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   if (!TakeEvent(agent, attachment, event)) return;
-  if (event.sync_request != 0 || UnwrittenIsOver()) puller_.CancelUnwritten();
+  if (event.sync_request != 0 || planner_.Obsoletes(puller_.running())) puller_.CancelUnwritten();
   TellNews();
 }
 
@@ -722,40 +638,29 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   MutexLock lock(mu_);
   AgentLink& a = agents_[agent];
   if (!keeper_.IsCurrent(agent, attachment)) return false;
-  const Identity before = follower_.newest(agent);
-  const Identity before_coming = follower_.incoming(agent);
-  follower_.Event(agent, event);
-  if (follower_.attached()) line_.Recover(ReplicaLine::Cause::kConnection);
+  const Planner::Change change = planner_.NoteEvent(agent, event);
+  if (change.all_attached) line_.Recover(ReplicaLine::Cause::kConnection);
   if (!a.heard) {
     a.ended.clear();
     LogInfo("model {}: attached to sender {}", options_.model, a.upstream->in_use());
   }
   if (agents_.size() == 1) upstream_news_ = event.relay;
-  if (agents_.size() == 1) member_.Told(event.group);
-  a.delta_bytes = event.delta_bytes;
+  for (const Identity& version : change.named) commits_.Heard(version, Clock::now());
   const RunningPull pull = puller_.running();
+  if (planner_.HasPublished(pull)) puller_.MarkPublished();
+  planner_.TellRound(pull);
   if (!event.newest.empty()) {
-    const TraceId trace = TraceOf(event.newest);
-    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) {
-      commits_.Heard(event.newest, Clock::now());
-    }
     // A new lineage may come with another layout or part, for which a pull would be refused; so the
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
-    if (pull.early() && follower_.Published(pull.parts())) puller_.MarkPublished();
   }
-  if (const Identity& coming = event.incoming.version; !coming.empty()) {
-    if (!(TraceOf(coming) == TraceOf(before_coming))) commits_.Heard(coming, Clock::now());
-  }
-  if (pull.early() && follower_.Has(agent, pull.parts()[agent])) pull.round()->Told(agent);
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
   // A beat that says what the one before said comes every second and changes nothing, except that
   // it brings back an incoming version that the follower had given up.
-  const bool restored = !(before_coming == event.incoming.version);
-  if (!a.heard || restored || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  if (!a.heard || change.incoming || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
   a.heard = event;
   return true;
 }
@@ -765,9 +670,8 @@ void Replica::OnEnded(size_t agent, const Status& why) {
   MutexLock lock(mu_);
   AgentLink& a = agents_[agent];
   if (const RunningPull pull = puller_.running(); pull.awaits_agents()) waits = pull.round();
-  const bool was_attached = follower_.attached(agent);
   a.heard.reset();
-  follower_.Ended(agent);
+  const bool was_attached = planner_.NoteEnded(agent);
   requests_.DropRemote(agent);
   upstream_news_ = {};
   if (run_.stopping()) return;

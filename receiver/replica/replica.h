@@ -28,7 +28,6 @@
 #include "common/delta/pull_stats.h"
 #include "receiver/attach/attachment_keeper.h"
 #include "receiver/attach/follower.h"
-#include "receiver/attach/group_member.h"
 #include "receiver/attach/upstream.h"
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_gate.h"
@@ -38,6 +37,7 @@
 #include "receiver/replica/buffer_home.h"
 #include "receiver/replica/commit_log.h"
 #include "receiver/replica/corrupt_chunks.h"
+#include "receiver/replica/planner.h"
 #include "receiver/replica/puller.h"
 #include "receiver/replica/replica_line.h"
 #include "receiver/replica/replica_options.h"
@@ -131,7 +131,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
     // Under mu_.
     AgentView view;
     Hash128 described;                   // the lineage at the last description; zero: not known
-    uint64_t delta_bytes = 0;            // of the agent's newest version
     std::optional<UpstreamEvent> heard;  // the last of the attachment
     std::string ended;  // why the last attachment ended, as it was logged; "": attached since
   };
@@ -160,9 +159,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// `or_older`: also a state that is older than what is held.
   StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Whether the agents have abandoned the version of a pull that began before its publish (the
-  /// pull from a single agent ends by itself), or its group wants something else.
-  bool UnwrittenIsOver() const ABSL_LOCKS_EXCLUDED(mu_);
   /// Discards what has come of an unwritten version.
   void DiscardUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StatusOr<uint64_t> MayPull(const Follower::Target& target) override;
@@ -176,19 +172,10 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   /// Tells the downstream what goes on here and above.
   void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
   // As a member of a group.
-  struct Plan {
-    GroupMember::Do what = GroupMember::Do::kFollow;
-    Follower::Choice choice;
-  };
-  /// Chooses what is done next, if nobody asks for a sync.
-  Plan NextPlan(SteadyClock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether the pull would have to change bytes that a reader sees before its group's word.
   bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
-  /// Takes note of how a pull of `target` for the group ended.
-  void NoteForGroup(const Status& pulled, const Identity& target, bool hold)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Checks of memory and files.
   bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -216,7 +203,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
   LogLevel LevelOfWait(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Follower::Situation Situation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }
 
@@ -231,6 +217,7 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   RequestQueue requests_;
   CorruptChunks corrupt_;
   const std::unique_ptr<BufferHome> home_;
+  Planner planner_;
 
   // Used by the driving thread only.
   DownstreamLink downstream_;
@@ -249,8 +236,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   EnginesServe engines_ ABSL_GUARDED_BY(mu_);
   /// The agents are to be asked for layout and part before the next pull.
   bool describe_ ABSL_GUARDED_BY(mu_) = true;
-  Follower follower_ ABSL_GUARDED_BY(mu_);
-  GroupMember member_ ABSL_GUARDED_BY(mu_);
   /// The last answer to the sender since the phase changed.
   std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
