@@ -15,8 +15,6 @@ namespace {
 
 using Clock = SteadyClock;
 
-constexpr std::chrono::milliseconds kUnregisteredPause{200};
-
 std::vector<Upstream*> Pointers(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
   std::vector<Upstream*> pointers;
   for (const auto& u : upstreams) pointers.push_back(u.get());
@@ -89,13 +87,19 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .rates = rates,
                .owner = *this},
               std::move(transport)),
-      random_(options.seed),
+      setup_({.options = options_,
+              .home = *home_,
+              .gate = gate_,
+              .run = run_,
+              .line = line_,
+              .corrupt = corrupt_,
+              .downstream = downstream_,
+              .links = links_,
+              .upkeep = upkeep_,
+              .puller = puller_}),
       verifier_(options.model, requests_, corrupt_, pool),
       keeper_(options.model, Pointers(upstreams), options.seed, *this) {
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    agents_[i].upstream = std::move(upstreams[i]);
-    agents_[i].view.address = agents_[i].upstream->address();
-  }
+  for (size_t i = 0; i < agents_.size(); ++i) agents_[i].upstream = std::move(upstreams[i]);
   if (home_->buffer() == nullptr) return;
   gate_.TakeUp(buffer());
   const Identity committed = buffer().committed();
@@ -159,12 +163,9 @@ void Replica::Run() {
 }
 
 bool Replica::DoNext(Clock::time_point* again) {
-  if (home_->buffer() != nullptr && !describe_) {
-    mu_.unlock();  // the file system may be slow
-    const bool there = home_->IsInPlace();
-    mu_.lock();
-    if (run_.stopping()) return true;
-    if (!there && !describe_) LoseDirectory();
+  {
+    const MutexUnlock unlocked(mu_);  // the file system may be slow
+    setup_.CheckDirectory();
   }
   const auto now = Clock::now();
   if (!planner_.attached()) {
@@ -172,10 +173,14 @@ bool Replica::DoNext(Clock::time_point* again) {
     Answer(requests_.Take(), line_.WhyNoSender());
     return true;
   }
-  if (describe_) {
-    *again = describe_at_;
-    if (now < describe_at_ && !requests_.wants_pull()) return VerifySome();
-    Describe();
+  if (setup_.due()) {
+    *again = setup_.due_at();
+    if (now < *again && !requests_.wants_pull()) return VerifySome();
+    DropPrepared();  // the buffer may be replaced
+    mu_.unlock();
+    const Status described = setup_.Describe();
+    mu_.lock();
+    if (!described.ok()) Answer(requests_.Take(), described);
     return true;
   }
   const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
@@ -231,92 +236,6 @@ ReceiverPhase Replica::RestingPhase() const {
   return planner_.known().newest ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
-void Replica::Describe() {
-  describe_ = false;
-  DropPrepared();  // the buffer may be replaced
-  mu_.unlock();
-  auto descriptions = links_.Describe(options_.model, options_.allow_code_files);
-  const Status described = descriptions.status();
-  const Status prepared = descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : described;
-  mu_.lock();
-  if (prepared.ok()) {
-    describe_backoff_.Reset();
-    line_.EndWait();
-    // The directory that was lost came back before it was made anew, so its version is ready again.
-    if (gate_.Ready().empty() && !gate_.committed().empty()) {
-      mu_.unlock();
-      gate_.MakeReady();
-      mu_.lock();
-    }
-    return;
-  }
-  describe_ = true;
-  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
-  // starting.
-  const auto longest = absl::IsNotFound(described) ? kUnregisteredPause : Backoff::kLongest;
-  describe_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                    describe_backoff_.Next(random_, longest));
-  // A file of this machine that is not found is no wait.
-  if (AsksToWait(described)) {
-    line_.Wait(std::string(MessageOf(described)), LevelOfWait(described));
-  } else {
-    line_.Fail(prepared);
-  }
-  Answer(requests_.Take(), prepared);
-}
-
-Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
-  run_.Begin(RunState::Use::kUpkeep);
-  const Status made = MakeBuffer(descriptions.front());
-  run_.End();
-  MutexLock lock(mu_);
-  DW_RETURN_IF_ERROR(made);
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    AgentLink& agent = agents_[i];
-    ModelDescription& d = descriptions[i];
-    links_.SetPart(i, d.owned);
-    agent.view.owned_bytes = d.owned.bytes(buffer().chunks());
-    agent.view.owned = std::move(d.owned);
-    agent.described = d.lineage;
-    puller_.TakeSideFiles(i, d.side_files_hash, std::move(d.side_files));
-  }
-  gate_.Look(buffer());
-  corrupt_.SetLayout(home_->facts().fingerprint);
-  return absl::OkStatus();
-}
-
-Status Replica::MakeBuffer(ModelDescription& description) {
-  if (home_->IsStale(description.layout)) DropBuffer();
-  DW_ASSIGN_OR_RETURN(const bool opened, home_->Make(description, gate_, [this] { return run_.stopping(); }));
-  if (!opened) return absl::OkStatus();
-  upkeep_.Look(buffer());
-  return absl::OkStatus();
-}
-
-void Replica::DropBuffer() {
-  downstream_.Drop();
-  corrupt_.SetLayout("");
-  home_->Drop();
-  puller_.ForgetBuffer();
-  gate_.Forget();
-}
-
-void Replica::LoseDirectory() {
-  line_.Fail(Errorf(StatusCode::kFailedPrecondition,
-                    "{} was removed or moved by another process; making it anew{}",
-                    options_.directory.native(),
-                    run_.follows() ? " and pulling the model whole"
-                                                : ", and the next sync pulls the model whole"));
-  describe_ = true;
-  describe_at_ = Clock::now();
-  gate_.ForgetVersion();
-}
-
-LogLevel Replica::LevelOfWait(const Status& why) const {
-  const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
-  return lost ? LogLevel::kWarn : LogLevel::kInfo;
-}
-
 ReplicaStatus Replica::status() const {
   MutexLock lock(mu_);
   ReplicaStatus s = status_;
@@ -346,8 +265,11 @@ ReplicaStatus Replica::status() const {
   s.newest = known.newest.value_or(Identity{});
   s.group = std::move(known.group);
   s.prepared = known.prepared;
+  std::vector<BufferSetup::Part> parts = setup_.parts();
   for (size_t i = 0; i < agents_.size(); ++i) {
-    AgentView view = agents_[i].view;
+    AgentView view{.address = agents_[i].upstream->address(),
+                   .owned = std::move(parts[i].owned),
+                   .owned_bytes = parts[i].owned_bytes};
     view.newest = known.agents[i].newest;
     view.attached = known.agents[i].attached;
     view.in_use = agents_[i].upstream->in_use();
@@ -446,7 +368,7 @@ void Replica::NoteEnd(const Status& pulled, const Identity& target) {
     line_.Fail(pulled, ReplicaLine::Cause::kOther, TraceOf(target), level);
     // The sender may have another layout or part now, or no longer have the model.
     const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
-    if (other && !CannotPrepare()) describe_ = true;
+    if (other && !CannotPrepare()) setup_.Renew();
   }
   answered_ = planner_.report();
   run_.End();
@@ -579,7 +501,7 @@ void Replica::RunUpkeep(Upkeep::Task task) {
 
 bool Replica::IsWanted(bool incoming) const {
   MutexLock lock(mu_);
-  if (run_.state() != RunState::State::kRunning || requests_.wants_pull() || describe_) return true;
+  if (run_.state() != RunState::State::kRunning || requests_.wants_pull() || setup_.due()) return true;
   if (requests_.wants_check()) return true;
   return planner_.WantsPull(incoming);
 }
@@ -622,7 +544,7 @@ bool Replica::Accepts(size_t agent, const UpstreamEvent& event) {
   line_.Fail(Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, "
                     "or a relay nearer to it",
-                    agents_[agent].view.address),
+                    agents_[agent].upstream->address()),
              ReplicaLine::Cause::kConnection);
   cv_.notify_all();
   return false;
@@ -649,18 +571,13 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   const RunningPull pull = puller_.running();
   if (planner_.HasPublished(pull)) puller_.MarkPublished();
   planner_.TellRound(pull);
-  if (!event.newest.empty()) {
-    // A new lineage may come with another layout or part, for which a pull would be refused; so the
-    // agent must be asked for them first.
-    if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
-    a.described = event.newest.lineage;
-  }
+  if (!event.newest.empty()) setup_.NoteLineage(agent, event.newest.lineage);
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
   // A beat that says what the one before said comes every second and changes nothing, except that
   // it brings back an incoming version that the follower had given up.
-  if (!a.heard || change.incoming || describe_ || !SaysTheSame(*a.heard, event)) cv_.notify_all();
+  if (!a.heard || change.incoming || setup_.due() || !SaysTheSame(*a.heard, event)) cv_.notify_all();
   a.heard = event;
   return true;
 }
@@ -682,7 +599,7 @@ void Replica::OnEnded(size_t agent, const Status& why) {
 }
 
 void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
-  const std::string& address = a.view.address;
+  const std::string& address = a.upstream->address();
   std::string_view reason = MessageOf(why);
   if (const std::string context = fmt::format("sender {}: Attach: ", address);
       reason.starts_with(context)) {
@@ -694,8 +611,7 @@ void Replica::NoteEnded(AgentLink& a, bool was_attached, const Status& why) {
   const bool taken = was_attached && absl::IsAborted(why);
   if (AsksToWait(why) && !taken) {
     const std::string text = fmt::format("sender {}: {}", address, reason);
-    return line_.Wait(text, said(text) ? LogLevel::kDebug : LevelOfWait(why),
-                      ReplicaLine::Cause::kConnection);
+    return line_.Wait(text, why, ReplicaLine::Cause::kConnection, said(text));
   }
   const std::string text =
       was_attached ? fmt::format("the connection to sender {} ended: {}", address, reason)

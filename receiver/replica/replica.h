@@ -35,6 +35,7 @@
 #include "receiver/pull/downstream_link.h"
 #include "receiver/replica/agent_links.h"
 #include "receiver/replica/buffer_home.h"
+#include "receiver/replica/buffer_setup.h"
 #include "receiver/replica/commit_log.h"
 #include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/planner.h"
@@ -129,8 +130,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   struct AgentLink {
     std::unique_ptr<Upstream> upstream;
     // Under mu_.
-    AgentView view;
-    Hash128 described;                   // the lineage at the last description; zero: not known
     std::optional<UpstreamEvent> heard;  // the last of the attachment
     std::string ended;  // why the last attachment ended, as it was logged; "": attached since
   };
@@ -147,13 +146,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   void Rest(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The phase while nothing is pulled.
   ReceiverPhase RestingPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Describe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Status PrepareBuffer(std::vector<ModelDescription> descriptions) ABSL_LOCKS_EXCLUDED(mu_);
-  Status MakeBuffer(ModelDescription& description) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Destroys the buffer and forgets what is known of it.
-  void DropBuffer() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Shows that the directory is gone, and asks for a new buffer.
-  void LoseDirectory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Pulls.
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -201,8 +193,6 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const RequestQueue::Batch& batch, const Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// The level of a line about such a wait: a sender that has lost a model is worth a warning.
-  LogLevel LevelOfWait(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }
 
@@ -224,18 +214,14 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   AgentLinks links_;
   Upkeep upkeep_;
   Puller puller_;  // has a lock, too
-  std::mt19937_64 random_;
-  Backoff describe_backoff_;
+  BufferSetup setup_;
   Verifier verifier_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
-  SteadyClock::time_point describe_at_{};
 
   mutable CheckedMutex mu_;
   /// Notified when a member below changes.
   mutable CondVar cv_;
   EnginesServe engines_ ABSL_GUARDED_BY(mu_);
-  /// The agents are to be asked for layout and part before the next pull.
-  bool describe_ ABSL_GUARDED_BY(mu_) = true;
   /// The last answer to the sender since the phase changed.
   std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
   ReplicaStatus status_ ABSL_GUARDED_BY(mu_);

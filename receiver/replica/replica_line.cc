@@ -30,8 +30,11 @@ void ReplicaLine::FailConnection(const std::string& message) {
   Put(ReceiverPhase::kFailed, message, Cause::kConnection);
 }
 
-void ReplicaLine::Wait(const std::string& why, LogLevel level, Cause cause) {
-  const std::string text = fmt::format("waiting for a version: {}", why);
+void ReplicaLine::Wait(const std::string& message, const Status& why, Cause cause, bool logged) {
+  const std::string text = fmt::format("waiting for a version: {}", message);
+  // A sender that has lost a model is worth a warning.
+  const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
+  const auto level = logged ? LogLevel::kDebug : lost ? LogLevel::kWarn : LogLevel::kInfo;
   MutexLock lock(mu_);
   if (text != message_) LogLine(level, "model {}: {}", model_, text);
   Put(ReceiverPhase::kWaitingForVersion, text, cause);

@@ -35,9 +35,10 @@ class ReplicaLine {
             LogLevel level = LogLevel::kWarn) ABSL_LOCKS_EXCLUDED(mu_);
   /// Shows that a connection has failed, which was logged already.
   void FailConnection(const std::string& message) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Shows a wait: the upstream runs, and `why` says that it has no version to pull yet.
-  void Wait(const std::string& why, LogLevel level, Cause cause = Cause::kOther)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  /// Shows a wait: the upstream runs, and has no version to pull yet for the reason `why`. `logged`:
+  /// it is in the log already.
+  void Wait(const std::string& message, const Status& why, Cause cause = Cause::kOther,
+            bool logged = false) ABSL_LOCKS_EXCLUDED(mu_);
   /// Nothing is to be pulled: shows `why`, what is waited for, unless a failure or a connection's
   /// wait stands. Returns true if the phase became `phase`.
   bool Rest(const std::string& why, ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);

@@ -56,7 +56,7 @@ TEST_CASE("replica line: rest shows what is waited for, and whether the phase is
 
 TEST_CASE("replica line: rest does not hide that a connection has ended or waits") {
   LineRig rig;
-  rig.line.Wait("sender s: no such model", LogLevel::kInfo, Cause::kConnection);
+  rig.line.Wait("sender s: no such model", absl::NotFoundError("x"), Cause::kConnection);
   CHECK_FALSE(rig.line.Rest("", ReceiverPhase::kIdle));
   CHECK(rig.phase() == ReceiverPhase::kWaitingForVersion);
   CHECK(rig.message().starts_with("waiting for a version: sender s: no such"));
