@@ -161,7 +161,8 @@ void Daemon::StartEngines(const std::string& model) {
     // Else what one thread saw first could be told last, and stay.
     const std::lock_guard one_at_a_time(*mu);
     const std::vector<EngineDriver::View> all = raw->views();
-    replica.SetEngines({.engines = static_cast<uint32_t>(all.size()), .oldest = OldestServed(all)});
+    replica.agents().SetEngines(
+        {.engines = static_cast<uint32_t>(all.size()), .oldest = OldestServed(all)});
   };
   // An engine may also be lost, which a call to it finds out.
   engine_listeners_.push_back(engines->OnServed(tell));

@@ -132,4 +132,6 @@ class Upstream {
   virtual void Cancel() = 0;
 };
 
+std::vector<Upstream*> PointersTo(const std::vector<std::unique_ptr<Upstream>>& upstreams);
+
 }  // namespace deltawire::receiver

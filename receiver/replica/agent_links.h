@@ -25,6 +25,10 @@ class AgentLinks {
   /// not make up the model, or a side file is code and `allow_code_files` is false.
   StatusOr<std::vector<ModelDescription>> Describe(const std::string& model,
                                                    bool allow_code_files) const;
+  /// Asks an agent for its newest state.
+  StatusOr<Identity> Newest(size_t agent, const std::string& model) const {
+    return links_[agent].round.upstream->Newest(model);
+  }
   void SetPart(size_t agent, const Coverage& owned);
   /// The buffer's bytes are no agent's state any more.
   void ForgetHeld();

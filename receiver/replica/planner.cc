@@ -18,9 +18,8 @@ Planner::Change Planner::NoteEvent(size_t agent, const UpstreamEvent& event) {
   if (delta_bytes_.size() == 1) member_.Told(event.group);
   delta_bytes_[agent] = event.delta_bytes;
   const Identity& coming = event.incoming.version;
-  Change change{.named = {},
-                .incoming = !(incoming == coming),
-                .all_attached = follower_.attached()};
+  Change change{
+      .named = {}, .incoming = !(incoming == coming), .all_attached = follower_.attached()};
   const TraceId known = TraceOf(newest), known_incoming = TraceOf(incoming);
   if (const TraceId trace = TraceOf(event.newest);
       !event.newest.empty() && !(trace == known) && !(trace == known_incoming)) {

@@ -308,6 +308,12 @@ void Puller::CancelUnwritten() {
   }
 }
 
+void Puller::CountEnd(bool failed) {
+  MutexLock lock(mu_);
+  totals_.pull_failures += failed ? 1 : 0;
+  totals_.failures_in_row = failed ? totals_.failures_in_row + 1 : 0;
+}
+
 PullTotals Puller::totals() const {
   MutexLock lock(mu_);
   return totals_;

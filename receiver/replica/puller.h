@@ -33,6 +33,8 @@ namespace deltawire::receiver {
 /// Sums over the committed pulls of this process, unless a field says otherwise.
 struct PullTotals {
   uint64_t commits = 0;
+  uint64_t pull_failures = 0;    ///< pulls that failed, and are tried again
+  uint32_t failures_in_row = 0;  ///< since a pull ended as it should
   uint64_t bytes_received = 0;
   uint64_t repaired_chunks = 0;
   uint64_t refused_chunks = 0;
@@ -114,6 +116,8 @@ class Puller {
   /// Ends a pull of an unwritten version: it could take long, and a caller wants the buffer.
   void CancelUnwritten() ABSL_LOCKS_EXCLUDED(mu_);
 
+  /// A pull or commit has ended, and not by a pause.
+  void CountEnd(bool failed) ABSL_LOCKS_EXCLUDED(mu_);
   PullTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

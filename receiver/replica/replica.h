@@ -5,34 +5,25 @@
 // verified chunks of a broken pull are not fetched again.
 #pragma once
 
-#include <atomic>
-#include <deque>
-#include <filesystem>
-#include <functional>
-#include <map>
+#include <cstdint>
 #include <memory>
-#include <optional>
-#include <set>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "common/base/checked_mutex.h"
-#include "common/base/log.h"
+#include "common/base/bell.h"
+#include "common/base/identity.h"
 #include "common/base/receiver_phase.h"
-#include "common/base/stages.h"
+#include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
-#include "common/base/trace.h"
 #include "common/delta/coder_rates.h"
-#include "common/delta/pull_stats.h"
-#include "receiver/attach/attachment_keeper.h"
+#include "common/layout/coverage.h"
 #include "receiver/attach/follower.h"
 #include "receiver/attach/upstream.h"
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_gate.h"
-#include "receiver/buffer/downstream.h"
 #include "receiver/pull/downstream_link.h"
+#include "receiver/replica/agent_attachments.h"
 #include "receiver/replica/agent_links.h"
 #include "receiver/replica/buffer_home.h"
 #include "receiver/replica/buffer_setup.h"
@@ -69,7 +60,6 @@ struct ReplicaStatus : PullTotals, UpkeepTotals {
   uint64_t model_bytes = 0;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
-  uint64_t pull_failures = 0;     ///< pulls that failed, and are tried again
   uint64_t lost_attachments = 0;  ///< attachments ended because of silence or lost events
   uint64_t scrub_mismatches = 0;  ///< chunks that had lost their digest
   uint32_t buffers = 0;
@@ -82,7 +72,7 @@ struct ReplicaStatus : PullTotals, UpkeepTotals {
   Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
 };
 
-class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
+class Replica : private Puller::Owner {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
   /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
@@ -115,11 +105,9 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
 
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
-  /// Sets what reports say of the engines from now on, and sends one if that is news.
-  void SetEngines(const EnginesServe& engines);
-
-  /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
-  /// than its digest, and it has lost its digest here: the next pull fetches it.
+  AgentAttachments& agents() { return agents_; }
+  /// A receiver that is served here says that this chunk of the layout `fingerprint` came with
+  /// other bytes than its digest, and it has lost its digest here: the next pull fetches it.
   void Suspect(const std::string& fingerprint, uint32_t chunk);
 
   void Stop();
@@ -127,79 +115,49 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   void Join();
 
  private:
-  struct AgentLink {
-    std::unique_ptr<Upstream> upstream;
-    // Under mu_.
-    std::optional<UpstreamEvent> heard;  // the last of the attachment
-    std::string ended;  // why the last attachment ended, as it was logged; "": attached since
-  };
-
   Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
           TransportFactory transport, ThreadPool& pool, CoderRates& rates,
           std::unique_ptr<BufferHome> home);
 
-  // The driving thread. Only this thread uses the members that are not under mu_.
+  // The driving thread.
   void Run();
-  /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
-  bool DoNext(SteadyClock::time_point* again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Nothing is to be pulled: takes note of `why`, what is waited for.
-  void Rest(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Does what is due now. False: nothing is due before `*again`.
+  bool DoNext(SteadyClock::time_point* again);
   /// The phase while nothing is pulled.
-  ReceiverPhase RestingPhase() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ReceiverPhase RestingPhase() const;
   // Pulls.
   /// `hold`: makes the target ready for a group's word, and commits nothing.
-  void Pull(Follower::Target target, bool hold = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Pull(Follower::Target target, bool hold = false);
   /// `or_older`: also a state that is older than what is held.
-  StatusOr<Follower::Target> AskNewest(bool or_older) ABSL_LOCKS_EXCLUDED(mu_);
+  StatusOr<Follower::Target> AskNewest(bool or_older);
   /// Discards what has come of an unwritten version.
-  void DiscardUnwritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DiscardUnwritten();
   StatusOr<uint64_t> MayPull(const Follower::Target& target) override;
   void OnPhase(ReceiverPhase phase) override;
   void OnProgress() override;
   void OnCommit(const std::vector<PullRound::Result>& results) override;
   /// Tells of what a pull, or the commit of what was prepared, came to.
-  void NoteEnd(const Status& pulled, const Identity& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteEnd(const Status& pulled, const Identity& target);
   /// Tells of the end of a pull or commit, and then does what nobody waits for.
-  void AfterPull(bool committed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Tells the downstream what goes on here and above.
-  void TellNews() ABSL_LOCKS_EXCLUDED(mu_);
-  // As a member of a group.
-  void CommitPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void DropPrepared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AfterPull(bool committed);
+  void CommitPrepared();
+  void DropPrepared();
   /// Whether the pull would have to change bytes that a reader sees before its group's word.
   bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
   // Checks of memory and files.
-  bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RunUpkeep(Upkeep::Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Upkeep::Situation UpkeepSituation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again);
+  void RunUpkeep(Upkeep::Task task);
+  Upkeep::Situation UpkeepSituation() const;
   /// Whether something else is to be done first: also an incoming version, if `incoming`.
-  bool IsWanted(bool incoming) const ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsWanted(bool incoming) const;
   /// Takes a slice of a check that callers wait for; false: nobody waits for one.
-  bool VerifySome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Attachments.
-  Report MakeReport(size_t agent) override;
-  /// Refuses the events of a relay that gets its versions from this daemon.
-  bool Accepts(size_t agent, const UpstreamEvent& event) override;
-  void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) override;
-  /// False: the event is of an attachment that has ended.
-  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  void OnEnded(size_t agent, const Status& why) override;
-  /// Logs and shows why the attachment to `a` ended, or was refused.
-  void NoteEnded(AgentLink& a, bool was_attached, const Status& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  void SendAll() ABSL_LOCKS_EXCLUDED(mu_);
-  void Answer(const RequestQueue::Batch& batch, const Status& status)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool VerifySome();
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }
 
   const ReplicaOptions options_;
-  std::vector<AgentLink> agents_;  // the number of agents is fixed
-
   // With locks of their own.
+  Bell bell_;  // wakes the driving thread
   BufferGate gate_;
   RunState run_;
   ReplicaLine line_;
@@ -208,26 +166,15 @@ class Replica : private AttachmentKeeper::Owner, private Puller::Owner {
   CorruptChunks corrupt_;
   const std::unique_ptr<BufferHome> home_;
   Planner planner_;
-
-  // Used by the driving thread only.
+  // Used by the driving thread; what else may be called says each header.
   DownstreamLink downstream_;
   AgentLinks links_;
   Upkeep upkeep_;
-  Puller puller_;  // has a lock, too
+  Puller puller_;
   BufferSetup setup_;
   Verifier verifier_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
-
-  mutable CheckedMutex mu_;
-  /// Notified when a member below changes.
-  mutable CondVar cv_;
-  EnginesServe engines_ ABSL_GUARDED_BY(mu_);
-  /// The last answer to the sender since the phase changed.
-  std::optional<GroupReport> answered_ ABSL_GUARDED_BY(mu_);
-  ReplicaStatus status_ ABSL_GUARDED_BY(mu_);
-  uint32_t failed_in_row_ ABSL_GUARDED_BY(mu_) = 0;  // pulls, since one ended as it should
-  RelayNews upstream_news_ ABSL_GUARDED_BY(mu_);     // what a single upstream last said as a relay
-  AttachmentKeeper keeper_;
+  AgentAttachments agents_;
   Thread thread_;
 };
 

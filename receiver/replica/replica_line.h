@@ -35,8 +35,8 @@ class ReplicaLine {
             LogLevel level = LogLevel::kWarn) ABSL_LOCKS_EXCLUDED(mu_);
   /// Shows that a connection has failed, which was logged already.
   void FailConnection(const std::string& message) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Shows a wait: the upstream runs, and has no version to pull yet for the reason `why`. `logged`:
-  /// it is in the log already.
+  /// Shows a wait: the upstream runs, and has no version to pull yet for the reason `why`.
+  /// `logged`: it is in the log already.
   void Wait(const std::string& message, const Status& why, Cause cause = Cause::kOther,
             bool logged = false) ABSL_LOCKS_EXCLUDED(mu_);
   /// Nothing is to be pulled: shows `why`, what is waited for, unless a failure or a connection's

@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 
+#include "common/base/bell.h"
 #include "receiver/replica/replica.h"
-#include "tests/support/bell.h"
 
 namespace deltawire::testing {
 

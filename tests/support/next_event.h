@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "common/base/bell.h"
 #include "common/serving/attachments.h"
-#include "tests/support/bell.h"
 
 namespace deltawire::testing {
 

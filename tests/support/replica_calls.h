@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 
+#include "common/base/bell.h"
 #include "common/base/call_end.h"
 #include "receiver/replica/replica.h"
-#include "tests/support/bell.h"
 
 namespace deltawire::testing {
 

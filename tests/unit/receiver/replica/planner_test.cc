@@ -28,12 +28,9 @@ UpstreamEvent Event(const Identity& newest, const Identity& incoming = {}) {
 struct PlannerRig {
   explicit PlannerRig(const std::vector<std::string>& agents = {"s0"})
       : home(*BufferHome::Open({.model = "m", .directory = dir.path()}, pool, rates)),
-        planner(agents, {},
-                {.home = *home,
-                 .gate = gate,
-                 .run = run,
-                 .requests = requests,
-                 .corrupt = corrupt}) {}
+        planner(
+            agents, {},
+            {.home = *home, .gate = gate, .run = run, .requests = requests, .corrupt = corrupt}) {}
   Planner::Plan Next(const std::vector<Identity>& unwritten = {}) const {
     return planner.Next(unwritten, SteadyClock::now());
   }

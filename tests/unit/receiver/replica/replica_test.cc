@@ -356,9 +356,9 @@ TEST_CASE("reports of two threads arrive in the order in which they were made") 
       late_came_first = Eventually([&] { return has_arrived(after); }, milliseconds(300));
     };
   });
-  std::jthread first([&] { s.replica->SetEngines({.engines = 1, .oldest = before}); });
+  std::jthread first([&] { s.replica->agents().SetEngines({.engines = 1, .oldest = before}); });
   REQUIRE(Eventually([&] { return entered.load(); }));
-  std::jthread second([&] { s.replica->SetEngines({.engines = 1, .oldest = after}); });
+  std::jthread second([&] { s.replica->agents().SetEngines({.engines = 1, .oldest = after}); });
   first.join();
   second.join();
   CHECK_FALSE(late_came_first);
