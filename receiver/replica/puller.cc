@@ -71,7 +71,7 @@ Status Puller::RunRound(const Follower::Target& target, const Wish& wish) {
       env_.gate.SetLimit(BufferGate::Limit::kKeepName);
     }
   }
-  if (const auto expected = env_.owner.MayPull(target); expected.ok()) {
+  if (const auto expected = owner_.MayPull(target); expected.ok()) {
     MutexLock lock(mu_);
     pull_.Expect(*expected);
   } else {
@@ -146,8 +146,8 @@ Status Puller::WithdrawCorrupt() {
 Status Puller::Drive(PullRound& round, bool hold) {
   Status ended;
   while (ended.ok() && round.step() != PullRound::Step::kDone && !(hold && round.prepared())) {
-    env_.owner.OnPhase(round.step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
-                                                                  : ReceiverPhase::kApplying);
+    owner_.OnPhase(round.step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
+                                                              : ReceiverPhase::kApplying);
     const bool transfers = round.step() == PullRound::Step::kTransfer;
     ended = round.Advance();
     if (transfers && ended.ok()) {
@@ -183,7 +183,7 @@ Status Puller::Commit() {
     MutexLock lock(mu_);
     pull_.BeginCommit(prepared.round, whole);
   }
-  Status ended = env_.owner.MayPull(Follower::Exactly(whole)).status();
+  Status ended = owner_.MayPull(Follower::Exactly(whole)).status();
   if (ended.ok()) ended = Drive(*prepared.round, /*hold=*/false);
   ended = EndRound(*prepared.round, prepared.began, ended);
   // Chunks that came out wrong were pulled for.
@@ -223,7 +223,7 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
 void Puller::NoteCommit(const PullRound& round, SteadyClock::time_point began) {
   const PullStats& stats = round.stats();
   const Identity id = buffer().committed();
-  env_.owner.OnCommit(round.results());
+  owner_.OnCommit(round.results());
   // In a directory that was made anew the version that was there before is a new commit.
   const uint64_t number = env_.home.number();
   const bool same_buffer = std::exchange(committed_in_, number) == number;
@@ -257,7 +257,7 @@ void Puller::OnProgress(size_t agent, uint64_t bytes) {
     MutexLock lock(mu_);
     if (!pull_.Progress(agent, bytes, SteadyClock::now())) return;
   }
-  env_.owner.OnProgress();
+  owner_.OnProgress();
 }
 
 void Puller::SayNewLineage(const Identity& target) {

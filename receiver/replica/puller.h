@@ -72,10 +72,10 @@ class Puller {
     Upkeep& upkeep;
     ThreadPool& pool;
     CoderRates& rates;
-    Owner& owner;
   };
-  Puller(const Env& env, TransportFactory transport)
+  Puller(const Env& env, Owner& owner, TransportFactory transport)
       : env_(env),
+        owner_(owner),
         transport_(std::move(transport)),
         history_(env.options.history_bytes, env.options.served_delta_bytes),
         side_files_(env.links.size()),
@@ -143,6 +143,7 @@ class Puller {
   Buffer& buffer() const { return *env_.home.buffer(); }
 
   const Env env_;
+  Owner& owner_;
   const TransportFactory transport_;
   ReplicaHistory history_;
   SideFileCache side_files_;

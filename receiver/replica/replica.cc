@@ -62,18 +62,23 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                .line = line_,
                .corrupt = corrupt_,
                .downstream = downstream_}),
-      puller_({.options = options_,
-               .home = *home_,
-               .gate = gate_,
-               .commits = commits_,
-               .corrupt = corrupt_,
-               .downstream = downstream_,
-               .links = links_,
-               .upkeep = upkeep_,
-               .pool = pool,
-               .rates = rates,
-               .owner = *this},
-              std::move(transport)),
+      pulls_({.pull = {.options = options_,
+                       .home = *home_,
+                       .gate = gate_,
+                       .commits = commits_,
+                       .corrupt = corrupt_,
+                       .downstream = downstream_,
+                       .links = links_,
+                       .upkeep = upkeep_,
+                       .pool = pool,
+                       .rates = rates},
+              .run = run_,
+              .line = line_,
+              .requests = requests_,
+              .planner = planner_,
+              .setup = setup_,
+              .agents = agents_},
+             std::move(transport)),
       setup_({.options = options_,
               .home = *home_,
               .gate = gate_,
@@ -83,7 +88,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
               .downstream = downstream_,
               .links = links_,
               .upkeep = upkeep_,
-              .puller = puller_}),
+              .puller = pulls_.puller()}),
       verifier_(options.model, requests_, corrupt_, pool),
       agents_(std::move(upstreams), {.options = options_,
                                      .gate = gate_,
@@ -94,7 +99,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                                      .downstream = downstream_,
                                      .planner = planner_,
                                      .setup = setup_,
-                                     .puller = puller_,
+                                     .puller = pulls_.puller(),
                                      .bell = bell_}) {
   if (home_->buffer() == nullptr) return;
   gate_.TakeUp(buffer());
@@ -121,7 +126,7 @@ void Replica::Stop() {
   gate_.Stop();
   commits_.Stop();
   requests_.Stop();
-  puller_.Cancel();
+  pulls_.puller().Cancel();
 }
 
 void Replica::Join() {
@@ -153,7 +158,7 @@ bool Replica::DoNext(Clock::time_point* again) {
   if (setup_.due()) {
     *again = setup_.due_at();
     if (now < *again && !requests_.wants_pull()) return VerifySome();
-    DropPrepared();  // the buffer may be replaced
+    pulls_.DiscardPrepared();  // the buffer may be replaced
     const Status described = setup_.Describe();
     if (!described.ok()) agents_.Answer(requests_.Take(), described);
     return true;
@@ -161,21 +166,22 @@ bool Replica::DoNext(Clock::time_point* again) {
   const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
   if (between_pulls && VerifySome()) return true;
   if (requests_.wants_pull()) {
-    Pull({});
+    pulls_.PullForCallers();
+    slice_due_ = true;
     return true;
   }
-  Planner::Plan plan = planner_.Next(puller_.unwritten_parts(), now);
+  Planner::Plan plan = planner_.Next(pulls_.puller().unwritten_parts(), now);
   if (!plan.attached) return true;
   if (plan.what == GroupMember::Do::kDrop) {
-    DropPrepared();
+    pulls_.DiscardPrepared();
     return true;
   }
   if (plan.what == GroupMember::Do::kCommit) {
-    CommitPrepared();
+    pulls_.CommitPrepared();
     return true;
   }
   if (plan.lost) {
-    DiscardUnwritten();
+    pulls_.DiscardUnwritten();
     return true;
   }
   // What the trainer still writes can wait until the hidden file is where its deltas begin.
@@ -185,19 +191,14 @@ bool Replica::DoNext(Clock::time_point* again) {
     return true;
   }
   if (choice.pull) {
-    Pull(std::move(choice.target), plan.what == GroupMember::Do::kPrepare);
+    pulls_.Pull(choice.target, plan.what == GroupMember::Do::kPrepare);
+    slice_due_ = true;
     return true;
   }
-  line_.Rest(choice.why, RestingPhase());
+  line_.Rest(choice.why, pulls_.RestingPhase());
   if (agents_.SendReportsIfNews()) return true;
   *again = choice.again;
   return DoUpkeep(now, again) || VerifySome();
-}
-
-ReceiverPhase Replica::RestingPhase() const {
-  if (run_.paused()) return ReceiverPhase::kPaused;
-  if (puller_.prepared()) return ReceiverPhase::kPrepared;
-  return planner_.known().newest ? ReceiverPhase::kIdle : ReceiverPhase::kWaitingForVersion;
 }
 
 ReplicaStatus Replica::status() const {
@@ -211,9 +212,9 @@ ReplicaStatus Replica::status() const {
   s.buffers_why = std::move(facts.why_buffers);
   s.following = run_.follows();
   s.committed = gate_.committed();
-  static_cast<PullTotals&>(s) = puller_.totals();
+  static_cast<PullTotals&>(s) = pulls_.puller().totals();
   static_cast<UpkeepTotals&>(s) = upkeep_.totals();
-  const RunningPull pull = puller_.running();
+  const RunningPull pull = pulls_.puller().running();
   s.bytes_done = pull.bytes_done();
   s.bytes_total = pull.bytes_expected();
   ReplicaLine::Shown shown = line_.shown();
@@ -250,139 +251,21 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
   if (!planner_.attached()) return line_.WhyNoSender();
   const uint64_t request = requests_.AddSync(force_full);
   bell_.Ring();
-  puller_.CancelUnwritten();
+  pulls_.puller().CancelUnwritten();
   return request;
 }
 
 void Replica::SetPaused(bool paused) {
   const bool ends = run_.SetPaused(paused);
   bell_.Ring();
-  if (ends) puller_.Cancel();
-}
-
-void Replica::Pull(Follower::Target target, bool hold) {
-  const RequestQueue::Batch batch = requests_.Take();
-  if (batch.empty() && target.parts.empty()) return;  // the only caller has just gone
-  if (!run_.Begin(batch.empty() ? RunState::Use::kFollow : RunState::Use::kRequest)) return;
-  DropPrepared();  // a round uses the buffer
-  hold = hold && batch.empty();
-  gate_.SetLimit(BufferGate::Limit::kNone);
-  Status pulled;
-  if (!batch.empty()) {
-    auto asked = AskNewest(batch.force_full);
-    pulled = asked.status();
-    if (asked.ok()) target = std::move(*asked);
-  }
-  if (pulled.ok()) {
-    pulled = puller_.Pull(target, {.force_full = batch.force_full, .hold = hold});
-  }
-  if (puller_.prepared()) planner_.NotePrepared(puller_.prepared_version(), target.incoming);
-  const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
-  // A version that does not come after all is not the upstream's failure, nor one of this pull.
-  // Nor is one that a member cannot make ready: it says so when its group asks for it.
-  const bool ended = absl::IsAborted(pulled) || absl::IsCancelled(pulled) || CannotPrepare();
-  const bool withdrawn = target.incoming && !paused && !pulled.ok() && ended;
-  if (withdrawn) {
-    LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
-  }
-  planner_.NotePull(target, {.status = pulled,
-                             .hold = hold,
-                             .paused = paused,
-                             .withdrawn = withdrawn,
-                             .refused = absl::IsCancelled(puller_.fault())});
-  NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
-  agents_.Answer(batch, pulled);
-  AfterPull(pulled.ok() && !hold);
-  slice_due_ = true;
-}
-
-void Replica::AfterPull(bool committed) {
-  OnProgress();
-  if (!committed) return;
-  home_->LeaveDelta();
-  gate_.MakeReady();
-}
-
-void Replica::NoteEnd(const Status& pulled, const Identity& target) {
-  home_->Look();
-  // A pull that a pause ended has not failed.
-  const bool paused = absl::IsCancelled(pulled) && run_.state() != RunState::State::kRunning;
-  if (!paused) puller_.CountEnd(!pulled.ok());
-  if (pulled.ok()) {
-    line_.Succeed(RestingPhase());
-  } else if (paused) {
-    line_.SetPhase(ReceiverPhase::kPaused);
-  } else {
-    // The upstream asks to pull again: what was pulled is not there any more, or makes way.
-    const auto level = absl::IsAborted(pulled) ? LogLevel::kInfo : LogLevel::kWarn;
-    line_.Fail(pulled, ReplicaLine::Cause::kOther, TraceOf(target), level);
-    // The sender may have another layout or part now, or no longer have the model.
-    const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
-    if (other && !CannotPrepare()) setup_.Renew();
-  }
-  run_.End();
-}
-
-StatusOr<Follower::Target> Replica::AskNewest(bool or_older) {
-  if (planner_.NeedsNewest()) {
-    for (size_t i = 0; i < links_.size(); ++i) {
-      DW_ASSIGN_OR_RETURN(const Identity newest, links_.Newest(i, options_.model));
-      planner_.Learn(i, newest);
-    }
-  }
-  return planner_.SyncTarget(options_.model, or_older);
-}
-
-StatusOr<uint64_t> Replica::MayPull(const Follower::Target& target) {
-  if (run_.EndsPull()) return absl::CancelledError("paused");
-  if (target.unwritten() && (requests_.wants_pull() || requests_.wants_check())) {
-    return absl::CancelledError("somebody asks for something else first");
-  }
-  // Agents may have published their parts since the target was chosen.
-  planner_.TellRound(puller_.running());
-  return planner_.known().delta_bytes;
-}
-
-void Replica::OnPhase(ReceiverPhase phase) {
-  if (line_.SetPhase(phase)) OnProgress();
-}
-
-void Replica::OnProgress() {
-  agents_.SendReports();
-  agents_.TellDownstream();
-}
-
-void Replica::OnCommit(const std::vector<PullRound::Result>& results) {
-  for (size_t i = 0; i < results.size(); ++i) planner_.NotePart(i, results[i].end);
-}
-
-void Replica::DiscardUnwritten() {
-  run_.Begin(RunState::Use::kUpkeep);
-  puller_.DiscardUnwritten();
-  run_.End();
-}
-
-void Replica::DropPrepared() {
-  if (!puller_.prepared()) return;
-  puller_.DropPrepared();
-  planner_.NoteDiscarded();
-}
-
-void Replica::CommitPrepared() {
-  const Identity target = puller_.prepared_version();
-  if (!run_.Begin(RunState::Use::kFollow)) return;
-  const Status ended = puller_.Commit();
-  const bool paused = absl::IsCancelled(ended) && run_.state() != RunState::State::kRunning;
-  planner_.NoteCommit(ended, paused);
-  NoteEnd(ended, target);
-  AfterPull(ended.ok());
+  if (ends) pulls_.puller().Cancel();
 }
 
 uint64_t Replica::AskCheck(bool repair) {
   const uint64_t request = requests_.AddCheck(repair);
   bell_.Ring();
   // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
-  puller_.CancelUnwritten();
+  pulls_.puller().CancelUnwritten();
   return request;
 }
 
@@ -399,7 +282,7 @@ void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
 Upkeep::Situation Replica::UpkeepSituation() const {
   return {.committed = !gate_.committed().empty(),
           .paused = run_.paused(),
-          .prepared = puller_.prepared(),
+          .prepared = pulls_.puller().prepared(),
           .corrupt = !corrupt_.empty(),
           .verifying = requests_.wants_check()};
 }

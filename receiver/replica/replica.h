@@ -30,6 +30,7 @@
 #include "receiver/replica/commit_log.h"
 #include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/planner.h"
+#include "receiver/replica/pull_runner.h"
 #include "receiver/replica/puller.h"
 #include "receiver/replica/replica_line.h"
 #include "receiver/replica/replica_options.h"
@@ -72,7 +73,7 @@ struct ReplicaStatus : PullTotals, UpkeepTotals {
   Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
 };
 
-class Replica : private Puller::Owner {
+class Replica {
  public:
   /// Locks the directory, takes up the buffer that it holds, and starts both threads.
   /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
@@ -81,7 +82,7 @@ class Replica : private Puller::Owner {
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
                                                   CoderRates& rates);
-  ~Replica() override;
+  ~Replica();
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
@@ -123,27 +124,6 @@ class Replica : private Puller::Owner {
   void Run();
   /// Does what is due now. False: nothing is due before `*again`.
   bool DoNext(SteadyClock::time_point* again);
-  /// The phase while nothing is pulled.
-  ReceiverPhase RestingPhase() const;
-  // Pulls.
-  /// `hold`: makes the target ready for a group's word, and commits nothing.
-  void Pull(Follower::Target target, bool hold = false);
-  /// `or_older`: also a state that is older than what is held.
-  StatusOr<Follower::Target> AskNewest(bool or_older);
-  /// Discards what has come of an unwritten version.
-  void DiscardUnwritten();
-  StatusOr<uint64_t> MayPull(const Follower::Target& target) override;
-  void OnPhase(ReceiverPhase phase) override;
-  void OnProgress() override;
-  void OnCommit(const std::vector<PullRound::Result>& results) override;
-  /// Tells of what a pull, or the commit of what was prepared, came to.
-  void NoteEnd(const Status& pulled, const Identity& target);
-  /// Tells of the end of a pull or commit, and then does what nobody waits for.
-  void AfterPull(bool committed);
-  void CommitPrepared();
-  void DropPrepared();
-  /// Whether the pull would have to change bytes that a reader sees before its group's word.
-  bool CannotPrepare() const { return gate_.refusal() == BufferGate::Refusal::kCannotPrepare; }
   // Checks of memory and files.
   bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again);
   void RunUpkeep(Upkeep::Task task);
@@ -170,7 +150,7 @@ class Replica : private Puller::Owner {
   DownstreamLink downstream_;
   AgentLinks links_;
   Upkeep upkeep_;
-  Puller puller_;
+  PullRunner pulls_;
   BufferSetup setup_;
   Verifier verifier_;
   bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
