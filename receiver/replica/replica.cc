@@ -150,55 +150,63 @@ void Replica::Run() {
 bool Replica::DoNext(Clock::time_point* again) {
   setup_.CheckDirectory();
   const auto now = Clock::now();
-  if (!planner_.attached()) {
-    if (!requests_.wants_pull()) return DoUpkeep(now, again) || VerifySome();
-    agents_.Answer(requests_.Take(), line_.WhyNoSender());
-    return true;
+  const Planner::Plan plan = planner_.Next(pulls_.puller().unwritten_parts(), now);
+  const Upkeep::Situation situation = UpkeepSituation();
+  const Upkeep::Choice upkeep =
+      home_->buffer() == nullptr ? Upkeep::Choice() : upkeep_.Next(buffer(), situation, now);
+  const DueState due{.attached = plan.attached,
+                     .wants_pull = requests_.wants_pull(),
+                     .wants_check = requests_.wants_check(),
+                     .slice_due = slice_due_ && situation.committed,
+                     .describe = setup_.due(),
+                     .describe_now = now >= setup_.due_at(),
+                     .group = plan.what,
+                     .lost = plan.lost,
+                     .pull = plan.choice.pull,
+                     .unwritten = plan.choice.target.unwritten(),
+                     .may_catch_up = upkeep_.MayCatchUp(situation, now),
+                     .upkeep = upkeep.task};
+  const Step step = NextStep(due);
+  slice_due_ = step == Step::kPull || step == Step::kPullForCallers;
+  if (IsAtRest(due)) {
+    line_.Rest(plan.choice.why, pulls_.RestingPhase());
+    if (agents_.SendReportsIfNews()) return true;
   }
-  if (setup_.due()) {
-    *again = setup_.due_at();
-    if (now < *again && !requests_.wants_pull()) return VerifySome();
-    pulls_.DiscardPrepared();  // the buffer may be replaced
-    const Status described = setup_.Describe();
-    if (!described.ok()) agents_.Answer(requests_.Take(), described);
-    return true;
+  *again =
+      due.attached && due.describe ? setup_.due_at() : std::min(plan.choice.again, upkeep.again);
+  Take(step, plan, upkeep.task);
+  return step != Step::kRest;
+}
+
+void Replica::Take(Step step, const Planner::Plan& plan, Upkeep::Task task) {
+  switch (step) {
+    case Step::kRest:
+      return;
+    case Step::kRefuseCallers:
+      return agents_.Answer(requests_.Take(), line_.WhyNoSender());
+    case Step::kDescribe:
+      pulls_.DiscardPrepared();  // the buffer may be replaced
+      if (const Status described = setup_.Describe(); !described.ok()) {
+        agents_.Answer(requests_.Take(), described);
+      }
+      return;
+    case Step::kCheckSlice:
+      return verifier_.CheckSlice(*home_);
+    case Step::kPullForCallers:
+      return pulls_.PullForCallers();
+    case Step::kDiscardPrepared:
+      return pulls_.DiscardPrepared();
+    case Step::kCommitPrepared:
+      return pulls_.CommitPrepared();
+    case Step::kDiscardUnwritten:
+      return pulls_.DiscardUnwritten();
+    case Step::kPull:
+      return pulls_.Pull(plan.choice.target, plan.what == GroupMember::Do::kPrepare);
+    case Step::kUpkeep:
+      return RunUpkeep(task);
+    case Step::kCatchUp:
+      return RunUpkeep(Upkeep::Task::kCatchUp);
   }
-  const bool between_pulls = std::exchange(slice_due_, false) && !gate_.committed().empty();
-  if (between_pulls && VerifySome()) return true;
-  if (requests_.wants_pull()) {
-    pulls_.PullForCallers();
-    slice_due_ = true;
-    return true;
-  }
-  Planner::Plan plan = planner_.Next(pulls_.puller().unwritten_parts(), now);
-  if (!plan.attached) return true;
-  if (plan.what == GroupMember::Do::kDrop) {
-    pulls_.DiscardPrepared();
-    return true;
-  }
-  if (plan.what == GroupMember::Do::kCommit) {
-    pulls_.CommitPrepared();
-    return true;
-  }
-  if (plan.lost) {
-    pulls_.DiscardUnwritten();
-    return true;
-  }
-  // What the trainer still writes can wait until the hidden file is where its deltas begin.
-  Follower::Choice& choice = plan.choice;
-  if (choice.pull && choice.target.unwritten() && upkeep_.MayCatchUp(UpkeepSituation(), now)) {
-    RunUpkeep(Upkeep::Task::kCatchUp);
-    return true;
-  }
-  if (choice.pull) {
-    pulls_.Pull(choice.target, plan.what == GroupMember::Do::kPrepare);
-    slice_due_ = true;
-    return true;
-  }
-  line_.Rest(choice.why, pulls_.RestingPhase());
-  if (agents_.SendReportsIfNews()) return true;
-  *again = choice.again;
-  return DoUpkeep(now, again) || VerifySome();
 }
 
 ReplicaStatus Replica::status() const {
@@ -269,12 +277,6 @@ uint64_t Replica::AskCheck(bool repair) {
   return request;
 }
 
-bool Replica::VerifySome() {
-  if (!requests_.wants_check()) return false;
-  verifier_.CheckSlice(*home_);
-  return true;
-}
-
 void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
   if (corrupt_.AddOf(fingerprint, chunk)) bell_.Ring();
 }
@@ -285,15 +287,6 @@ Upkeep::Situation Replica::UpkeepSituation() const {
           .prepared = pulls_.puller().prepared(),
           .corrupt = !corrupt_.empty(),
           .verifying = requests_.wants_check()};
-}
-
-bool Replica::DoUpkeep(Clock::time_point now, Clock::time_point* again) {
-  if (home_->buffer() == nullptr) return false;
-  const Upkeep::Choice next = upkeep_.Next(buffer(), UpkeepSituation(), now);
-  *again = std::min(*again, next.again);
-  if (next.task == Upkeep::Task::kNothing) return false;
-  RunUpkeep(next.task);
-  return true;
 }
 
 void Replica::RunUpkeep(Upkeep::Task task) {

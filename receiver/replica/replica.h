@@ -29,6 +29,7 @@
 #include "receiver/replica/buffer_setup.h"
 #include "receiver/replica/commit_log.h"
 #include "receiver/replica/corrupt_chunks.h"
+#include "receiver/replica/next_step.h"
 #include "receiver/replica/planner.h"
 #include "receiver/replica/pull_runner.h"
 #include "receiver/replica/puller.h"
@@ -122,16 +123,14 @@ class Replica {
 
   // The driving thread.
   void Run();
-  /// Does what is due now. False: nothing is due before `*again`.
+  /// Does what is due now. Returns false if nothing is due before `*again`.
   bool DoNext(SteadyClock::time_point* again);
+  void Take(Step step, const Planner::Plan& plan, Upkeep::Task task);
   // Checks of memory and files.
-  bool DoUpkeep(SteadyClock::time_point now, SteadyClock::time_point* again);
   void RunUpkeep(Upkeep::Task task);
   Upkeep::Situation UpkeepSituation() const;
   /// Whether something else is to be done first: also an incoming version, if `incoming`.
   bool IsWanted(bool incoming) const;
-  /// Takes a slice of a check that callers wait for; false: nobody waits for one.
-  bool VerifySome();
   /// REQUIRES: there is one.
   Buffer& buffer() const { return *home_->buffer(); }
 
@@ -153,7 +152,7 @@ class Replica {
   PullRunner pulls_;
   BufferSetup setup_;
   Verifier verifier_;
-  bool slice_due_ = false;  // a pull has ended, so a slice comes before the next one
+  bool slice_due_ = false;  // the last step was a pull
   AgentAttachments agents_;
   Thread thread_;
 };
