@@ -27,11 +27,16 @@ EngineTraits TraitsOf(EngineKind kind) {
               .rolls_back = true,
               .proves = true,
               .probes = true,
+              .sleeps = true,
               .checks = true,
               .reload_spoils = true};
     case EngineKind::kVllmReload:
-      return {
-          .pauses = true, .flushes = true, .names = true, .probes = true, .reload_spoils = true};
+      return {.pauses = true,
+              .flushes = true,
+              .names = true,
+              .probes = true,
+              .sleeps = true,
+              .reload_spoils = true};
     case EngineKind::kSglang:
       return {.prepares = true,
               .pauses = true,

@@ -45,6 +45,7 @@ struct EngineTraits {
   bool rolls_back = false;  ///< kRollback
   bool proves = false;      ///< kProve; those that are asked: kSample after each kLoad, too
   bool probes = false;      ///< kProbe
+  bool sleeps = false;      ///< it may sleep, without its weights; no call reaches one that does
   bool checks = false;      ///< kCheck; and its kPrepare looks for drift, too
   /// A reload that the engine has failed leaves weights that no other reload is sure to repair.
   bool reload_spoils = false;
