@@ -139,7 +139,17 @@ EngineAnswer EngineDriver::Ask(const EngineCourse::Action& action, Clock::time_p
               {}};
     }
   }
-  return hook_->Make(call, action.to, limit);
+  const auto end = Clock::now() + limit;
+  EngineAnswer awake;
+  if (action.looks) {
+    awake = hook_->AskSleep(action.asleep, limit);
+    if (!awake.done()) return awake;
+    // A call that begins too late fails by itself.
+    limit = std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(1));
+  }
+  EngineAnswer answer = hook_->Make(call, action.to, limit);
+  answer.paused = awake.paused;
+  return answer;
 }
 
 void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock) {

@@ -1,8 +1,6 @@
 // Makes the calls that an EngineCourse decides on, to one engine. One implementation speaks HTTP
 // (http_hook.cc), one starts a program (exec_hook.cc), one writes to a disk (disk_delta_hook.cc).
-// Owner: an EngineDriver.
-// Threads: Make from one; Cancel from any. Cost: Make blocks, for `limit` at most.
-// Errors: in the answer, with the engine's words.
+// One thread makes the calls, which block for `limit` at most; any thread may cancel.
 #pragma once
 
 #include <chrono>
@@ -18,7 +16,7 @@
 
 namespace deltawire::receiver {
 
-/// What an engine is told of the model.
+/// The facts of a model that an engine is told.
 struct EngineModel {
   std::string name;
   std::filesystem::path directory;
@@ -27,6 +25,9 @@ struct EngineModel {
 class EngineHook {
  public:
   virtual ~EngineHook() = default;
+  /// Asks whether the engine sleeps, before a call that must not reach one that does. `slept`: it
+  /// did when it was last asked. Done: it is awake, and `paused` says whether it holds requests.
+  virtual EngineAnswer AskSleep(bool /*slept*/, std::chrono::milliseconds /*limit*/) { return {}; }
   /// `to`: the version that the call is about.
   virtual EngineAnswer Make(EngineCall call, const Identity& to,
                             std::chrono::milliseconds limit) = 0;

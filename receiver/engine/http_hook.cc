@@ -143,25 +143,33 @@ class HttpHook : public EngineHook {
 
   EngineAnswer Make(EngineCall call, const Identity& to, std::chrono::milliseconds limit) override {
     const auto end = SteadyClock::now() + limit;
-    // A gateway may have answered in the place of a server that was starting.
-    if (call == EngineCall::kProbe) never_sleeps_ = false;
-    // Within an update that has paused it vLLM must not be put to sleep, and says that it sleeps.
-    if (call == EngineCall::kReload) {
-      reading_ = true;
-    } else if (call != EngineCall::kAttach && call != EngineCall::kPrepare) {
-      reading_ = false;
-    }
-    if (LooksFirst(call) && !reading_) {
-      EngineAnswer asleep = AskSleep(end);
-      if (!asleep.done()) return asleep;
-      limit = Left(end);
-    }
     if (options_.kind == EngineKind::kVllm && IsPluginCall(call)) return AskPlugin(call, to, end);
     EngineAnswer answer = Send(AskFor(call, to), call, limit);
     if (LacksNames(call)) answer = NamesNothing();
-    answer.paused = LooksFirst(call) && !reading_ && holds_requests_;
     if (call != EngineCall::kFlush || !answer.done()) return answer;
     return ForgetEncoders(end);
+  }
+  /// vLLM without the page is too old to sleep. If another answers in its place, as a gateway that
+  /// wants another key, it is left at its last state.
+  EngineAnswer AskSleep(bool slept, std::chrono::milliseconds limit) override {
+    const auto end = SteadyClock::now() + limit;
+    HttpReply reply = Look("/is_sleeping", end);
+    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
+    if (reply.code == kNotFound && !slept) return {};
+    const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
+    const auto sleeps = answer.is_object() ? answer.find("is_sleeping") : answer.end();
+    if (reply.code != 200 || sleeps == answer.end() || !sleeps->is_boolean()) {
+      return DoesNotSay("/is_sleeping", reply, slept);
+    }
+    if (!sleeps->get<bool>()) return {};
+    // vLLM says the same of an engine that was merely paused, by this receiver or another program.
+    // Its metrics tell whether it has given memory back.
+    reply = Look("/metrics", end);
+    if (reply.code == kNotFound && !slept) return {};
+    if (reply.code != 200) return DoesNotSay("/metrics", reply, slept);
+    EngineAnswer judged = JudgeSleep(reply.body);
+    judged.paused = judged.done();
+    return judged;
   }
   void Cancel() override { client_.Cancel(); }
 
@@ -173,55 +181,14 @@ class HttpHook : public EngineHook {
     return Judge(ask, call, reply);
   }
 
-  /// Whether the call is one of those that vLLM's sleep is looked for before: the probe, and what
-  /// begins an attempt. A write to memory that was given back ends the engine.
-  bool LooksFirst(EngineCall call) const {
-    const bool vllm =
-        options_.kind == EngineKind::kVllm || options_.kind == EngineKind::kVllmReload;
-    const bool first = call == EngineCall::kAsk || call == EngineCall::kPrepare ||
-                       call == EngineCall::kAttach || call == EngineCall::kPause ||
-                       call == EngineCall::kCheck;
-    return vllm && (first || call == EngineCall::kProbe);
-  }
-
   HttpReply Look(const std::string& page, SteadyClock::time_point end) {
     return client_.Send(Get(options_.path + page).request, Left(end));
   }
   EngineAnswer Unreachable(const HttpReply& reply) {
-    never_sleeps_ = asleep_ = false;  // what comes back may be another server
-    has_plugin_.reset();
+    has_plugin_.reset();  // another server may come back
     EngineAnswer answer{Result::kUnreachable, reply.error, {}};
     answer.gone = reply.gone;
     return answer;
-  }
-
-  /// Done: vLLM is awake, or too old to sleep. Whoever answers for it that this is not known, as a
-  /// gateway that wants another key, leaves it at what it last said.
-  EngineAnswer AskSleep(SteadyClock::time_point end) {
-    if (never_sleeps_) return {};
-    HttpReply reply = Look("/is_sleeping", end);
-    if (!reply.sent && !reply.cancelled) return Unreachable(reply);
-    holds_requests_ = false;
-    never_sleeps_ = reply.code == kNotFound && !asleep_;
-    if (never_sleeps_) return {};
-    const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
-    const auto sleeps = answer.is_object() ? answer.find("is_sleeping") : answer.end();
-    if (reply.code != 200 || sleeps == answer.end() || !sleeps->is_boolean()) {
-      return DoesNotSay("/is_sleeping", reply);
-    }
-    if (!sleeps->get<bool>()) {
-      asleep_ = false;
-      return {};
-    }
-    // vLLM says the same of an engine that was merely paused, by this receiver or another program.
-    // What it has given back, its metrics say.
-    reply = Look("/metrics", end);
-    if (reply.code == kNotFound && !asleep_) return {};
-    if (reply.code != 200) return DoesNotSay("/metrics", reply);
-    EngineAnswer judged = JudgeSleep(reply.body);
-    asleep_ = !judged.done();
-    holds_requests_ = judged.done();
-    return judged;
   }
 
   /// A worker without the plug-in raises at a call of it, and then the ranks' replies are out of
@@ -300,10 +267,10 @@ class HttpHook : public EngineHook {
     return fmt::format("{:016x}{:016x}", high, half());
   }
 
-  EngineAnswer DoesNotSay(std::string_view page, const HttpReply& reply) {
+  EngineAnswer DoesNotSay(std::string_view page, const HttpReply& reply, bool slept) {
     EngineAnswer answer{
         Result::kUnsure,
-        fmt::format("it does not say whether it {}: {}: {}", asleep_ ? "still sleeps" : "sleeps",
+        fmt::format("it does not say whether it {}: {}: {}", slept ? "still sleeps" : "sleeps",
                     page, reply.code == 0 ? reply.error : Refusal(reply)),
         {}};
     answer.unasked = true;
@@ -519,13 +486,9 @@ class HttpHook : public EngineHook {
   const std::shared_ptr<EngineAccess> access_;  // null: none
   HttpClient client_;
   int code_ = 0;                    // of the last answer
-  bool reading_ = false;            // this receiver has it paused, and it has read the directory
-  bool never_sleeps_ = false;       // it has no /is_sleeping
-  bool holds_requests_ = false;     // as it last said
   std::optional<bool> has_plugin_;  // none: not asked yet
   uint32_t replicas_ = 1;           // behind its address
   uint32_t replicas_of_ranks_ = 1;  // the same, as its workers say
-  bool asleep_ = false;             // as it last said
   bool keeps_encoders_ = false, names_nothing_ = false;
 };
 

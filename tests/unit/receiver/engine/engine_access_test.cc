@@ -29,7 +29,8 @@ EngineAnswer Probe(const EngineStandIn& engine, const std::string& words,
   if (!scheme_and_host.empty()) url = scheme_and_host + url.substr(url.rfind(':'));
   const EngineOptions options = Made(ParseEngine(fmt::format("vllm={} {}", url, words)));
   auto hook = MakeHook(options, {"m", "/m"}, Made(EngineAccess::Load(options)));
-  return hook->Make(EngineCall::kProbe, {}, milliseconds(10000));
+  const EngineAnswer awake = hook->AskSleep(/*slept=*/false, milliseconds(10000));
+  return awake.done() ? hook->Make(EngineCall::kProbe, {}, milliseconds(10000)) : awake;
 }
 
 }  // namespace
