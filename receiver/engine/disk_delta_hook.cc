@@ -13,11 +13,11 @@ namespace deltawire::receiver {
 namespace {
 
 constexpr std::chrono::milliseconds kStopSlice{50};
-/// A write that is told to stop has this long to take back what it has written.
+/// The time for a cancelled write to remove its files.
 constexpr std::chrono::seconds kStopGrace{2};
 
-/// A writer, shared with the thread that uses it: that one may hang in the kernel until the process
-/// ends, as on NFS when its server is gone, so nobody joins it.
+/// A writer, shared with the thread that uses it. That thread may hang in the kernel until the
+/// process ends, as on NFS when its server is gone, so it is never joined.
 struct Writing {
   explicit Writing(const DiskDeltaOptions& options) : writer(options) {}
 

@@ -12,8 +12,8 @@ namespace {
 using security::OpensslError;
 using Reading = security::Reread<EngineSecrets>::Reading;
 
-/// Believes the certificates of `file` alone.
-Status Believe(SSL_CTX* context, const std::string& file) {
+/// Trusts the certificates in `file` alone.
+Status Trust(SSL_CTX* context, const std::string& file) {
   DW_ASSIGN_OR_RETURN(const std::string pem, security::ReadTextFile(file));
   const security::OwnedBio in = security::ReadFrom(pem);
   size_t added = 0;
@@ -31,11 +31,11 @@ Status Believe(SSL_CTX* context, const std::string& file) {
 StatusOr<std::shared_ptr<SSL_CTX>> MakeContext(const std::string& ca_file) {
   std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
   if (context == nullptr) return Errorf(StatusCode::kInternal, "TLS: {}", OpensslError());
-  // Engines' servers and the gateways before them are other people's: some have no TLS 1.3.
+  // Some engines' servers and gateways have no TLS 1.3.
   SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
   if (!ca_file.empty()) {
-    DW_RETURN_IF_ERROR(Believe(context.get(), ca_file));
+    DW_RETURN_IF_ERROR(Trust(context.get(), ca_file));
   } else if (SSL_CTX_set_default_verify_paths(context.get()) != 1) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "the system's certificate authorities cannot be used: {}; name a file with "

@@ -1,7 +1,6 @@
-// What one engine is shown, a key, and for https whom the receiver believes that it is the engine.
-// Read from the files that its options name, and again when one of them changes or Reload says so.
-// Owner: shared by the daemon and the engine's hook. Threads: every method from any.
-// Cost: Reread's. Errors name the file; what a file holds is in no message.
+// The key that one engine is shown, and the authorities that https trusts. Both are read from the
+// files in its options, and read again when one of them changes or after Reload. Errors name the
+// file, and never its content. Thread-safe.
 #pragma once
 
 #include <openssl/ssl.h>
@@ -15,9 +14,9 @@
 
 namespace deltawire::receiver {
 
-/// One reading of the files; never changes.
+/// One reading of the files. It never changes.
 struct EngineSecrets {
-  std::string token;             ///< empty: none is shown
+  std::string token;             ///< empty: the engine is shown none
   std::shared_ptr<SSL_CTX> tls;  ///< null: plaintext
 };
 

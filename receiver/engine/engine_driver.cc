@@ -12,9 +12,9 @@ namespace {
 using Clock = SteadyClock;
 using std::chrono::milliseconds;
 
-// A probe asks for next to nothing.
+// A probe is a small request.
 constexpr milliseconds kProbeLimit{5000};
-// A call that ends when its time is over has ended before the directory changes.
+// A call ends within this time after its limit, so before the directory changes.
 constexpr milliseconds kHoldMargin{100};
 
 }  // namespace
@@ -175,32 +175,32 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   const EngineCourse::View before = course_.view();
   course_.Done(call, answer, Clock::now());
   const EngineCourse::View after = course_.view();
-  Tell(before, after, action.to);
+  LogChange(before, after, action.to);
   const bool updated = after.updates != before.updates;
   const bool serves = !after.served.empty() && !(after.served == before.served);
   if (serves) served_unix_nanos_ = UnixNanos();
   const View now = MakeView();
   lock.unlock();
   called_();
-  if (updated) TellStages(after);
+  if (updated) ReportStages(after);
   if (serves) served_(now);
   lock.lock();
 }
 
-void EngineDriver::TellStages(const EngineCourse::View& update) const {
+void EngineDriver::ReportStages(const EngineCourse::View& update) const {
   if (!settings_.stages) return;
   const EngineTraits traits = TraitsOf(settings_.options.kind);
-  const auto tell = [this](Stage stage, double seconds) {
+  const auto report = [this](Stage stage, double seconds) {
     settings_.stages(
         {stage, seconds, settings_.model.name, name_, ToString(settings_.options.kind)});
   };
-  if (traits.prepares) tell(Stage::kPrepare, update.last_prepare_seconds);
-  if (traits.pauses) tell(Stage::kPause, update.last_pause_seconds);
-  tell(Stage::kLoad, update.last_load_seconds);
+  if (traits.prepares) report(Stage::kPrepare, update.last_prepare_seconds);
+  if (traits.pauses) report(Stage::kPause, update.last_pause_seconds);
+  report(Stage::kLoad, update.last_load_seconds);
 }
 
-void EngineDriver::Tell(const EngineCourse::View& before, const EngineCourse::View& after,
-                        const Identity& to) {
+void EngineDriver::LogChange(const EngineCourse::View& before, const EngineCourse::View& after,
+                             const Identity& to) {
   const std::string& model = settings_.model.name;
   if (after.updates != before.updates) {
     LogInfo("model {}: engine {} serves {}{} {}", model, name_, ToString(after.served),

@@ -1,7 +1,6 @@
 // Keeps one engine at the committed version: makes the calls that its EngineCourse decides on, and
-// holds the directory while the engine reads it. Owner: an Engines. Threads: public methods from
-// any; one of its own, which waits for nobody but this engine. Cost: that thread. Errors: in
-// view().
+// holds the directory while the engine reads it. It has a thread of its own, which waits for no
+// other engine. Errors are in view(). Thread-safe.
 #pragma once
 
 #include <functional>
@@ -16,16 +15,16 @@
 
 namespace deltawire::receiver {
 
-/// The directory of a model that is kept in step with a sender: the Replica's side of this room.
-/// Methods may be called from any thread, and do not wait.
+/// The directory of a model that follows a sender, as engines see it. Thread-safe; methods do not
+/// block.
 class EngineSource {
  public:
   virtual ~EngineSource() = default;
-  /// What may be handed to engines: the version committed last; empty: none yet.
+  /// Returns the version that engines may get: the one committed last; empty: none yet.
   virtual Identity Ready() = 0;
-  /// Returns true when the directory will stay at `id` until Release, or until `until` at the
-  /// latest, since a call may hang in the kernel. Returns false when it is at another version or
-  /// being changed. `reader` is the name that waiting updates are told.
+  /// Keeps the directory at `id` until Release, or until `until` at the latest, since a call may
+  /// hang in the kernel. Returns false if it is at another version or being changed. Updates that
+  /// wait name `reader`.
   virtual bool Hold(const Identity& id, const std::string& reader,
                     SteadyClock::time_point until) = 0;
   virtual void Release(const std::string& reader) = 0;
@@ -36,53 +35,53 @@ class EngineDriver {
   struct View : EngineCourse::View {
     std::string name;
     EngineKind kind{};
-    int64_t served_unix_nanos = 0;  ///< since when it serves `served`
+    int64_t served_unix_nanos = 0;  ///< when it began to serve `served`
   };
   struct Settings {
     EngineOptions options;
     EngineModel model;
     EngineCourse::Policy policy;
-    /// Of one request. The directory is held for twice as long at most, whatever is asked
-    /// meanwhile.
+    /// The limit of one request. The directory is held for twice as long at most.
     std::chrono::milliseconds call_limit{120000};
-    StageObserver stages = {};                  ///< told of each update that succeeds
-    std::shared_ptr<EngineAccess> access = {};  ///< what MakeHook wants; null: none
+    StageObserver stages = {};                  ///< observes each update that succeeds
+    std::shared_ptr<EngineAccess> access = {};  ///< for MakeHook; null: none
   };
 
-  /// `served` is called on the driver's thread when the engine begins to serve a version, with what
-  /// view() was then; `called`, on the same, after each call to the engine, or when one could not
-  /// be made.
+  /// The driver's thread calls `served` with the view when the engine begins to serve a version,
+  /// and `called` after each call to the engine, or when one could not be made.
   EngineDriver(
       Settings settings, std::unique_ptr<EngineHook> hook, EngineSource& source,
       std::function<void(const View&)> served, std::function<void()> called = [] {});
   /// Stops it.
   ~EngineDriver();
 
-  /// A version is ready. If the engine can take it now, the directory is held when this returns.
+  /// Notes that a version is ready. If the engine can take it now, the directory is held when this
+  /// returns.
   void News();
   View view() const;
-  /// Has the engine compare its memory with what it serves, as soon as it serves what is ready.
-  /// Returns the number for View::CheckAfter; nullopt: engines of this kind cannot.
+  /// Asks the engine to compare its memory with the version that it serves, as soon as that is the
+  /// newest. Returns the number for View::CheckAfter; nullopt: engines of this kind cannot.
   std::optional<uint64_t> AskCheck();
   /// Begins to stop. An engine that is paused for an update gets kGrace for the rest of it.
   void Stop();
-  /// Stops, and waits until nothing is called any more.
+  /// Stops, and waits until the last call has ended.
   void Join();
   static constexpr std::chrono::milliseconds kGrace{1000};
 
  private:
   void Run();
-  /// Takes or releases the directory, as `action` needs it. REQUIRES: mu_ held.
+  /// Holds or releases the directory, as `action` needs it. REQUIRES: mu_ held.
   bool HoldFor(const EngineCourse::Action& action);
   void Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock);
-  /// Makes the call, in the time that it may take. REQUIRES: mu_ not held.
+  /// Makes the call within its limit. REQUIRES: mu_ not held.
   EngineAnswer Ask(const EngineCourse::Action& action, SteadyClock::time_point hold_end);
   /// REQUIRES: mu_ held.
   View MakeView() const;
-  /// What changed, for the log. REQUIRES: mu_ held.
-  void Tell(const EngineCourse::View& before, const EngineCourse::View& after, const Identity& to);
+  /// Logs the change. REQUIRES: mu_ held.
+  void LogChange(const EngineCourse::View& before, const EngineCourse::View& after,
+                 const Identity& to);
   /// REQUIRES: mu_ not held.
-  void TellStages(const EngineCourse::View& update) const;
+  void ReportStages(const EngineCourse::View& update) const;
 
   const Settings settings_;
   const std::string name_, reader_;

@@ -35,7 +35,7 @@ class EngineHook {
   virtual void Cancel() = 0;
 };
 
-/// `access`: loaded from `options`; may be null where they name no file and no https. REQUIRES:
+/// `access`: loaded from `options`; may be null if they name no file and no https. REQUIRES:
 /// `options.kind` has a URL.
 std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model,
                                          std::shared_ptr<EngineAccess> access);

@@ -7,7 +7,7 @@
 namespace deltawire::receiver {
 namespace {
 
-/// Whether an engine in this state comes to serve what is committed by itself.
+/// Returns true if an engine in this state comes to serve the committed version by itself.
 bool MayServe(EngineState state) {
   return state == EngineState::kServing || state == EngineState::kPreparing ||
          state == EngineState::kUpdating || state == EngineState::kRetrying;
@@ -29,8 +29,8 @@ Identity OldestServed(const std::vector<EngineDriver::View>& engines) {
   for (const EngineDriver::View& engine : engines) {
     const Identity& served = engine.served;
     if (served == oldest) continue;
-    // A rollback's number is lower than the one that it takes back, so the epoch counts first. Of
-    // states of two lineages, or two of one name, nobody here knows which is older.
+    // A rollback's number is lower than the one that it undoes, so the epoch counts first. States
+    // of two lineages have no order here, and neither have two of one name.
     const bool comparable = served.lineage == oldest.lineage && served.id != oldest.id;
     if (served.empty() || oldest.empty() || !comparable) return {};
     if (IsLater(oldest, served)) oldest = served;

@@ -1,8 +1,7 @@
-// Starts a program for each version, without a shell; its exit with 0 means that the version is
-// served. It runs in a process group of its own, which is killed at the time limit. Where the
-// kernel or a debugger holds it even then, nobody waits for it; no other is started until it is
-// gone. What it prints comes through a pipe, so that it is a program's word in the log and no line
-// of ours.
+// Starts a program for each version, without a shell. Exit code 0 means that the version is served.
+// The program runs in a process group of its own, which is killed at the time limit. If the kernel
+// or a debugger holds it even then, the hook does not wait, and starts no other until it is gone.
+// Its output comes through a pipe, so that the log marks it as a program's.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -31,9 +30,9 @@ using Result = EngineAnswer::Result;
 
 using std::chrono::milliseconds;
 
-/// For the end of a program that was killed, and for its parent to be told.
+/// The time for a killed program to end.
 constexpr milliseconds kEndLimit{1000};
-/// Between two looks at one that has ended, but is not given to its parent yet.
+/// The time between two polls for the end of a program that a debugger holds.
 constexpr milliseconds kLookEvery{5};
 
 int PollLimit(SteadyClock::time_point end) {
@@ -46,8 +45,8 @@ struct SpawnSettings {
   explicit SpawnSettings(int output) {
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_init(&actions);
-    // The daemon blocks signals that the program may need, and its descriptors are no business of
-    // the program's.
+    // The daemon blocks signals that the program may need. Its descriptors stay closed to the
+    // program.
     sigset_t none, all;
     sigemptyset(&none);
     sigfillset(&all);
@@ -76,7 +75,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-/// What one run of a program prints, by lines, in the log.
+/// The output of one run of a program, by lines, in the log.
 class Output {
  public:
   explicit Output(std::string name) : name_(std::move(name)) {
@@ -87,9 +86,9 @@ class Output {
     fcntl(read_.get(), F_SETFL, O_NONBLOCK);
   }
   int write_end() const { return write_.get(); }
-  int read_end() const { return read_.get(); }  // -1: nobody writes any more
+  int read_end() const { return read_.get(); }  // -1: no process writes any more
   void CloseWriteEnd() { write_ = UniqueFd(); }
-  /// Takes what is there.
+  /// Reads the output that has arrived.
   void Read() {
     char bytes[4096];
     while (read_.get() >= 0) {
@@ -106,7 +105,7 @@ class Output {
       }
     }
   }
-  /// Takes the rest. Returns the last line.
+  /// Reads the rest. Returns the last line.
   const std::string& End() {
     Read();
     EndLine();
@@ -197,8 +196,8 @@ class ExecHook : public EngineHook {
   }
 
  private:
-  /// What tells the program which version it is about, and our own but for variables of these
-  /// names: of two with one name the program would take the first.
+  /// Returns the environment: variables that name the version, and the daemon's own, except those
+  /// of the same names. Of two with one name the program would take the first.
   std::vector<std::string> Environment(const Identity& to) const {
     std::vector<std::string> all = {"DELTAWIRE_MODEL=" + model_.name,
                                     "DELTAWIRE_DIRECTORY=" + model_.directory.native(),
@@ -216,7 +215,7 @@ class ExecHook : public EngineHook {
     return all;
   }
 
-  /// How a program ended: waitpid's status, or why that was not told.
+  /// The end of a program: waitpid's status, or why it is not known.
   struct End {
     int status = 0;
     int error = 0;
@@ -235,9 +234,8 @@ class ExecHook : public EngineHook {
     return {Result::kRefused, fmt::format("it exited with status {}", WEXITSTATUS(end.status)), {}};
   }
 
-  /// The end of a program that has ended, or was killed; nullopt: not within kEndLimit. What the
-  /// kernel holds ends when it lets go, and what a debugger has attached to is given to us after
-  /// it.
+  /// Returns the end of a program that has ended, or was killed; nullopt: not within kEndLimit. The
+  /// kernel or a debugger may hold it for longer.
   static std::optional<End> Reap(pid_t pid, const UniqueFd& process) {
     const auto limit = SteadyClock::now() + kEndLimit;
     while (true) {
@@ -254,7 +252,7 @@ class ExecHook : public EngineHook {
     }
   }
 
-  /// Waits for its end. "" when it has ended, else why it was not waited for any longer.
+  /// Waits for its end. Returns "" if it has ended, else why it waits no longer.
   std::string Await(const UniqueFd& process, Output& output, milliseconds limit) const {
     if (process.get() < 0) return std::string(MessageOf(ErrnoError("pidfd_open")));
     const auto end = SteadyClock::now() + limit;

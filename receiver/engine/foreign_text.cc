@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kNotShown = "[key]";
 
-/// `key` as it stands in a JSON text.
+/// Returns `key` as a JSON text has it.
 std::string Escaped(const std::string& key) {
   const std::string quoted =
       nlohmann::json(key).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -24,7 +24,7 @@ std::string Foreign(std::string text, std::vector<std::string> keys, size_t most
     std::string escaped = Escaped(keys[i]);
     if (escaped != keys[i]) keys.push_back(std::move(escaped));
   }
-  // One may be a part of the other.
+  // One key may be a part of another.
   std::ranges::sort(keys, std::ranges::greater{}, &std::string::size);
   for (const std::string& key : keys) {
     for (size_t at = 0; !key.empty() && (at = text.find(key, at)) != std::string::npos;) {

@@ -1,5 +1,5 @@
-// Text that an engine, a gateway or a program of somebody else's wrote, before it goes into a log
-// line, a status or an error. All such text goes through here. Pure functions; threads: any.
+// Text of an engine, a gateway or another program, made safe for a log line, a status or an error.
+// All such text goes through here.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace deltawire::receiver {
 
-/// Characters of an engine's error or of a line that a program has printed.
+/// Characters of an engine's error, or of a line of a program's output.
 inline constexpr size_t kMostForeign = 500;
 /// Characters of a version's name.
 inline constexpr size_t kMostForeignName = 64;
 
-/// One line of printable ASCII, cut after `most` characters. Each of `keys` is "[key]" in it, also
-/// where JSON has escaped it.
+/// Returns one line of printable ASCII, cut after `most` characters. Each of `keys` becomes
+/// "[key]", also where JSON has escaped it.
 std::string Foreign(std::string text, std::vector<std::string> keys = {},
                     size_t most = kMostForeign);
 

@@ -26,12 +26,12 @@ using std::chrono::milliseconds;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kMaxBody = 16 << 20;  // metrics have some 100 KB for each of vLLM's engines
-/// For the name and the connection. An engine that is there answers within the first repetition of
-/// a lost packet (1 s), and until it does the receiver may hold the directory for it.
+/// The limit for the name and the connection. A running engine answers within the first
+/// retransmission (1 s), and until then the receiver may hold the directory for it.
 constexpr milliseconds kConnectLimit{5000};
 
-/// Looks one name up, on a thread of its own: the C library's search has no time limit of ours and
-/// cannot be ended. Shared with that thread, which may outlive the client.
+/// A lookup of one name, on a thread of its own: the C library's lookup has no time limit and
+/// cannot be cancelled. Shared with that thread, which may outlive the client.
 struct Lookup {
   Mutex mu;
   CondVar cv;
@@ -41,7 +41,7 @@ struct Lookup {
   ErrorCode error;  // if not found
 };
 
-/// Starts a search, unless the last one still runs. REQUIRES: `lock` holds lookup->mu.
+/// Starts a lookup, unless the last one still runs. REQUIRES: `lock` holds lookup->mu.
 void StartLookup(const std::shared_ptr<Lookup>& lookup, const Endpoint& address) {
   if (std::exchange(lookup->running, true)) return;
   lookup->found.reset();
@@ -66,7 +66,7 @@ void StartLookup(const std::shared_ptr<Lookup>& lookup, const Endpoint& address)
 
 using TlsStream = asio::ssl::stream<beast::tcp_stream&>;
 
-/// The peer's certificate must be the host's that is dialled.
+/// Demands a certificate of the host that is dialed.
 bool ExpectHost(SSL* ssl, const std::string& host) {
   if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str()) == 1) return true;
   ERR_clear_error();  // it is a name
@@ -121,7 +121,7 @@ class Exchange {
   Clock::time_point connect_end() const { return connect_end_; }
 
  private:
-  /// Sends the request, and takes the answer. On the connection, or on the TLS over it.
+  /// Sends the request and reads the answer, on the connection or on the TLS over it.
   template <typename Stream>
   asio::awaitable<void> Talk(Stream& stream) {
     stream_.expires_at(end_);  // for all that follows
@@ -182,7 +182,7 @@ class Exchange {
 
 struct HttpClient::Impl {
   Impl(const Endpoint& a, std::shared_ptr<EngineAccess> by) : address(a), access(std::move(by)) {}
-  /// The engine's addresses; nullopt: `reply` says why there are none.
+  /// Returns the engine's addresses; nullopt: `reply` says why there are none.
   std::optional<tcp::resolver::results_type> Find(milliseconds limit, HttpReply* reply) const;
 
   const Endpoint address;
@@ -199,7 +199,7 @@ std::optional<tcp::resolver::results_type> HttpClient::Impl::Find(milliseconds l
   ErrorCode no_literal;
   const auto literal = asio::ip::make_address(address.host, no_literal);
   std::unique_lock lock(lookup->mu);
-  // What a search found after its request had ended is taken now.
+  // The result of a lookup that outlived its request is used now.
   if (no_literal && !lookup->cancelled && !lookup->found) StartLookup(lookup, address);
   while (lookup->running && !lookup->cancelled && Clock::now() < end) {
     lookup->cv.wait_until(lock, end);

@@ -1,8 +1,6 @@
-// HTTP/1.1 requests to one address, each on a connection of its own, so that a refused connection
-// (or one whose TLS is not the engine's) always means that nobody was asked. Owner: an HttpHook.
-// Threads: Send from one; Cancel from any.
-// Cost: a connection a request, and a thread for a name; Send blocks, for `limit` at most, of which
-// 5 s for the connection. Errors: HttpReply.
+// HTTP/1.1 requests to one address, each on a connection of its own, so that a refused connection,
+// or one whose TLS is not the engine's, always means that no engine was asked. One thread calls
+// Send; any may call Cancel.
 #pragma once
 
 #include <chrono>
@@ -24,21 +22,22 @@ struct HttpRequest {
 struct HttpReply {
   /// False: no connection, or no TLS on it, could be made, so the request did not go out.
   bool sent = false;
-  bool gone = false;  ///< nobody listens at the address
+  bool gone = false;  ///< no process listens at the address
   bool cancelled = false;
   /// 0: no whole answer came; then `error` says why.
   int code = 0;
   std::string body;
   std::string error;
-  /// What was shown with the request, whatever the files hold by now; null: nothing.
+  /// The secrets that went with the request. The files may hold others by now. Null: none.
   std::shared_ptr<const EngineSecrets> secrets;
 };
 
 class HttpClient {
  public:
-  /// `access`: what is shown with each request, and whether it goes over TLS; null: nothing.
+  /// `access`: the secrets for each request, and whether it goes over TLS; null: none.
   HttpClient(const Endpoint& address, std::shared_ptr<EngineAccess> access);
   ~HttpClient();
+  /// Blocks for `limit` at most, of which 5 s for the connection.
   HttpReply Send(const HttpRequest& request, std::chrono::milliseconds limit);
   /// Ends a running Send soon, and every later one at once.
   void Cancel();

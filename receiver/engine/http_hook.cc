@@ -1,4 +1,4 @@
-// What each kind of engine is asked over HTTP, and when its answer means yes. The field names are
+// The requests to each kind of engine over HTTP, and the answers that mean yes. The field names are
 // those of vLLM 0.32 (entrypoints/rl/online, entrypoints/serve/dev; the plug-in's: plugin_call.h)
 // and of SGLang 0.5.23 (entrypoints/http_server.py). docs/engine.md has the same table.
 #include <algorithm>
@@ -27,17 +27,16 @@ constexpr std::string_view kPluginGauge = "deltawire_plugin_calls";
 constexpr std::string_view kNoPlugin =
     "it has no deltawire plug-in of this release: install deltawire's wheel beside vLLM and start "
     "it anew, or use vllm-reload=";
-/// What the results of a plain reload lack that are replies to another call.
+/// The fault of a plain reload's results if they are replies to another call.
 constexpr std::string_view kOutOfStep = "out of step";
-/// In a refusal of SGLang's plug-in (python/deltawire/engine/_outcome.py).
+/// Words in a refusal of SGLang's plug-in (python/deltawire/engine/_outcome.py).
 constexpr std::string_view kOnlyAnew = "start the engine anew";
-/// The same.
 constexpr std::string_view kDrifted = "the engine's memory has drifted in ";
 
-/// A request, and what its answer must say besides a status of 2xx.
+/// A request, and the demands on its answer besides a status of 2xx.
 struct Ask {
   HttpRequest request;
-  /// "" if the JSON object of the answer means yes, else what it lacks.
+  /// Returns "" if the JSON object of the answer means yes, else what it lacks.
   std::function<std::string(const Json&)> lacks = [](const Json&) { return ""; };
   bool answers_json = true;
 };
@@ -52,7 +51,7 @@ Ask Post(std::string target, const Json& body = nullptr) {
 
 Ask Get(std::string target) { return {{.post = false, .target = std::move(target), .body = ""}}; }
 
-/// The answer must have `field` with `value`.
+/// Demands that the answer has `field` with `value`.
 Ask Saying(Ask ask, std::string field, Json value) {
   ask.lacks = [field = std::move(field), value = std::move(value)](const Json& answer) {
     if (answer.contains(field) && answer[field] == value) return std::string();
@@ -61,14 +60,14 @@ Ask Saying(Ask ask, std::string field, Json value) {
   return ask;
 }
 
-/// The text in `field`, or "".
+/// Returns the text in `field`, or "".
 std::string TextOf(const Json& object, const char* field) {
   const auto found = object.find(field);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-/// An engine's own words in an answer that is not 2xx, or "". Nothing nested is turned into text
-/// again, which would take stack for each level of what somebody else nested.
+/// Returns an engine's own words in an answer that is not 2xx, or "". Nested values are not turned
+/// into text, which would take stack for each level.
 std::string WordsOf(const Json& answer) {
   if (!answer.is_object()) return "";
   // vLLM: {"error": {"message": ...}} or {"error": ...}. SGLang: {"message": ...}. FastAPI's own
@@ -82,13 +81,13 @@ std::string WordsOf(const Json& answer) {
   return "";
 }
 
-/// What is left until `end`, and never nothing: a request that is too late fails by itself.
+/// Returns the time until `end`, at least 1 ms: a request that is too late fails by itself.
 std::chrono::milliseconds Left(SteadyClock::time_point end) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - SteadyClock::now());
   return std::max(left, std::chrono::milliseconds(1));
 }
 
-/// Whether vLLM's metrics have a line of the plug-in.
+/// Returns true if vLLM's metrics have a line of the plug-in.
 bool HasPlugin(std::string_view metrics) {
   for (size_t at = 0; (at = metrics.find(kPluginGauge, at)) != metrics.npos;
        at += kPluginGauge.size()) {
@@ -100,14 +99,14 @@ bool HasPlugin(std::string_view metrics) {
   return false;
 }
 
-/// What `field` of a JSON object counts, or 0.
+/// Returns the number in `field` of a JSON object, or 0.
 uint32_t CountOf(const HttpReply& reply, const char* field) {
   const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
   const auto found = answer.is_object() ? answer.find(field) : answer.end();
   return found != answer.end() && found->is_number_unsigned() ? found->get<uint32_t>() : 0;
 }
 
-/// By vLLM's metrics: done where it is awake, or they do not say.
+/// Reads vLLM's metrics. Done: it is awake, or they do not say.
 EngineAnswer JudgeSleep(std::string_view metrics) {
   constexpr std::string_view kGauge = "vllm:engine_sleep_state{";
   bool asleep = false, dropped = false;
@@ -129,8 +128,8 @@ EngineAnswer JudgeSleep(std::string_view metrics) {
   return answer;
 }
 
-/// A gateway says so of an engine behind it, which may or may not have been asked; and an engine
-/// says so in a state in which it does not know itself.
+/// Returns true for a status that leaves open whether the engine was asked: a gateway's about the
+/// engine behind it, or an engine's own in a state that it does not know.
 bool LeavesOpen(int code) { return code == 502 || code == 503 || code == 504; }
 
 class HttpHook : public EngineHook {
@@ -191,8 +190,8 @@ class HttpHook : public EngineHook {
     return answer;
   }
 
-  /// A worker without the plug-in raises at a call of it, and then the ranks' replies are out of
-  /// step: so it is asked first whether it is there. Done: it is.
+  /// Asks first whether vLLM has the plug-in: a worker without it raises at a call of it, and then
+  /// the ranks' replies are out of step. Done: has_plugin_ is known.
   EngineAnswer FindPlugin(SteadyClock::time_point end) {
     HttpReply reply = Look("/metrics", end);
     if (!reply.sent && !reply.cancelled) return Unreachable(reply);
@@ -227,14 +226,14 @@ class HttpHook : public EngineHook {
     return AskRanks(SettleBody(nonce, next, replicas), next, call, to, end);
   }
 
-  /// One call to the workers of vLLM, and the word of all ranks.
+  /// Makes one call to the workers of vLLM, and judges the word of all ranks.
   EngineAnswer AskRanks(const Json& body, const std::string& nonce, EngineCall call,
                         const Identity& to, SteadyClock::time_point end) {
     const Ask ask = Post(options_.path + "/collective_rpc", body);
     const HttpReply reply = client_.Send(ask.request, Left(end));
     if (!reply.sent && !reply.cancelled) return Unreachable(reply);
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
-    // None of them raises: where the server says that one has, it may have died.
+    // The plug-in never raises. If the server says that a worker has, the worker may have died.
     if (reply.code < 200 || reply.code > 299) return {Result::kUnsure, Refusal(reply), {}};
     const Json said = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     const auto results = said.is_object() ? said.find("results") : said.end();
@@ -277,11 +276,11 @@ class HttpHook : public EngineHook {
     return answer;
   }
 
-  /// vLLM keeps what a multimodal model's encoder has made of an image by the image's hash alone.
-  /// Comes after the prefix cache, with which the requests that use it have gone back into the
-  /// queue. vLLM's third cache, of prepared inputs (/reset_mm_cache), has nothing of the weights,
-  /// and to drop it under traffic would make later requests fail: vLLM's two ends of it differ
-  /// then.
+  /// Resets the cache of a multimodal model's encoder, whose keys are the images' hashes alone. It
+  /// comes after the prefix cache, whose reset has put the requests that use it back into the
+  /// queue. vLLM's third cache, of prepared inputs (/reset_mm_cache), does not depend on the
+  /// weights. To reset that one under traffic would make later requests fail, since its two ends
+  /// would differ.
   EngineAnswer ForgetEncoders(SteadyClock::time_point end) {
     Ask ask = Post("/reset_encoder_cache");
     ask.answers_json = false;
@@ -296,7 +295,8 @@ class HttpHook : public EngineHook {
     return {};
   }
 
-  /// Before 0.27 vLLM has no name for its weights. The plug-in wants a newer one.
+  /// Returns true for vLLM before 0.27, which has no name for its weights. The plug-in needs a
+  /// newer one.
   bool LacksNames(EngineCall call) const {
     return options_.kind == EngineKind::kVllmReload && call == EngineCall::kName &&
            code_ == kNotFound;
@@ -330,14 +330,14 @@ class HttpHook : public EngineHook {
                                 {"root", fmt::format("{:016x}", to.root)}});
   }
 
-  /// Without a "timeout" of vLLM's own: what its ranks answer after it stays unread.
+  /// The request has no "timeout" of vLLM's own: later answers of its ranks would stay unread.
   Ask Reload() const {
     Ask ask =
         Post("/collective_rpc",
              {{"method", "reload_weights"},
               {"kwargs",
                {{"weights_path", model_.directory.native()}, {"is_checkpoint_format", true}}}});
-    // Each rank's answer is null. Anything else is what a rank has answered to another call.
+    // Each rank's answer is null. Anything else is an answer to another call.
     ask.lacks = [](const Json& answer) -> std::string {
       const auto results = answer.find("results");
       if (results == answer.end() || !results->is_array() || results->empty()) return "no results";
@@ -356,8 +356,8 @@ class HttpHook : public EngineHook {
       case EngineCall::kLoad:
         return Reload();
       case EngineCall::kFlush:
-        // Requests that are under way hold blocks, so that nothing would be dropped: they are taken
-        // back into the queue, and computed anew as far as they had come.
+        // Running requests hold blocks, which would keep them. They go back into the queue, and are
+        // computed anew as far as they had come.
         return Saying(Post("/reset_prefix_cache?reset_running_requests=true&reset_external=true"),
                       "success", true);
       case EngineCall::kName:
@@ -382,8 +382,8 @@ class HttpHook : public EngineHook {
     // Any order attaches where nothing is attached.
     const std::string attach = std::string(options_.loader_tensors ? "&loader_tensors" : "") +
                                (options_.plans ? "&plans" : "");
-    // Requests that were held in their places keep what older weights have computed for them, and
-    // SGLang flushes nothing while there are any: with a flush it would fail after the write.
+    // Requests that are paused in place keep their cache entries from older weights, and SGLang
+    // flushes nothing while there are any: with a flush it would fail after the write.
     const bool flush = PauseOf(options_) != "in_place";
     const auto update = [&](const std::string& path) {
       return Saying(
@@ -416,8 +416,8 @@ class HttpHook : public EngineHook {
     return {};
   }
 
-  /// What the engine, or a gateway, has said in `reply`, without the key that it was shown, and
-  /// without the one that has taken that one's place since.
+  /// Returns `words` of the engine or a gateway without the key that went with the request, and
+  /// without the one that has replaced that key since.
   std::string Quoted(std::string words, const HttpReply& reply, size_t most = kMostForeign) const {
     std::vector<std::string> keys;
     if (reply.secrets != nullptr) keys.push_back(reply.secrets->token);
@@ -425,7 +425,7 @@ class HttpHook : public EngineHook {
     return Foreign(std::move(words), std::move(keys), most);
   }
 
-  /// An answer that is not 2xx, in words. `parsed`: its body.
+  /// Returns an answer that is not 2xx, in words. `parsed`: its body.
   std::string Refusal(const HttpReply& reply, const Json& parsed) const {
     std::string words = WordsOf(parsed);
     if (words.empty()) words = reply.body;
@@ -436,7 +436,7 @@ class HttpHook : public EngineHook {
     return Refusal(reply, Json::parse(reply.body, nullptr, /*allow_exceptions=*/false));
   }
 
-  /// What an operator can do about an answer that wants another key, or one at all.
+  /// Returns the remedy for an answer that wants a key, or another one.
   std::string_view KeyHint(int code) const {
     if (code != 401 && code != 403) return "";
     return options_.token_file.empty()
@@ -444,8 +444,7 @@ class HttpHook : public EngineHook {
                : " (it does not take the key in the file of token_file=)";
   }
 
-  /// An answer of 2xx whose content does not say so: engines have answered so while they had
-  /// failed.
+  /// Judges a reply. Engines have answered with 2xx after a failure, so the content must say yes.
   EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) {
     if (!reply.sent && !reply.cancelled) return Unreachable(reply);
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};

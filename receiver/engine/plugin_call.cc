@@ -121,7 +121,7 @@ std::optional<PluginWord> ReadPluginWord(const Json& results, const std::string&
     }
     if (ValueOf<uint64_t>(answer, "rank", results.size()) != rank) return std::nullopt;
     if (ValueOf<uint64_t>(answer, "ranks", 0) != results.size()) return std::nullopt;
-    // They have agreed; the strictest counts, should one not have heard.
+    // The ranks have agreed. If one has missed that, the strictest answer counts.
     word.ok = word.ok && ValueOf(answer, "ok", false);
     word.drifted = word.drifted || ValueOf(answer, "drifted", false);
     word.anew = word.anew || ValueOf(answer, "anew", false);
