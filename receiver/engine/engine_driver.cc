@@ -39,7 +39,7 @@ void EngineDriver::Join() {
   Stop();
   if (!thread_.joinable()) return;
   {
-    std::unique_lock lock(mu_);
+    MutexLock lock(mu_);
     while (!ended_ && Clock::now() < stop_at_) cv_.wait_for(lock, stop_at_ - Clock::now());
   }
   hook_->Cancel();
@@ -49,7 +49,7 @@ void EngineDriver::Join() {
 void EngineDriver::Stop() {
   bool at_once = false;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     if (stopping_) return;
     stopping_ = true;
     at_once = !course_.in_pause();
@@ -60,7 +60,7 @@ void EngineDriver::Stop() {
 }
 
 void EngineDriver::News() {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   course_.Ready(source_.Ready());
   // The receiver may go on to change the directory as soon as this returns.
   if (!calling_ && !stopping_) {
@@ -72,13 +72,13 @@ void EngineDriver::News() {
 
 std::optional<uint64_t> EngineDriver::AskCheck() {
   if (!TraitsOf(settings_.options.kind).checks) return std::nullopt;
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   cv_.notify_all();
   return course_.AskCheck();
 }
 
 EngineDriver::View EngineDriver::view() const {
-  std::lock_guard lock(mu_);
+  MutexLock lock(mu_);
   return MakeView();
 }
 
@@ -102,18 +102,17 @@ bool EngineDriver::HoldFor(const EngineCourse::Action& action) {
 }
 
 void EngineDriver::Run() {
-  std::unique_lock lock(mu_);
+  MutexLock lock(mu_);
   while (true) {
     const auto now = Clock::now();
     const EngineCourse::Action action = course_.Next(now);
     if (stopping_ && (!action.call || !course_.in_pause() || now >= stop_at_)) break;
     if (!HoldFor(action)) {
       course_.HoldRefused(now);
-      lock.unlock();
+      const MutexUnlock unlocked(mu_);
       called_();
-      lock.lock();
     } else if (action.call) {
-      Call(action, lock);
+      Call(action);
     } else if (action.until == Clock::time_point::max()) {
       cv_.wait(lock);
     } else {
@@ -152,7 +151,7 @@ EngineAnswer EngineDriver::Ask(const EngineCourse::Action& action, Clock::time_p
   return answer;
 }
 
-void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock) {
+void EngineDriver::Call(const EngineCourse::Action& action) {
   const EngineCall call = *action.call;
   const auto begin = Clock::now();
   if (call != EngineCall::kProbe && !course_.in_attempt() && !action.to.empty()) {
@@ -161,10 +160,12 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   }
   course_.Begin(action, begin);
   calling_ = true;
-  const auto hold_end = hold_end_;
-  lock.unlock();
-  const EngineAnswer answer = Ask(action, hold_end);
-  lock.lock();
+  EngineAnswer answer;
+  {
+    const auto hold_end = hold_end_;
+    const MutexUnlock unlocked(mu_);
+    answer = Ask(action, hold_end);
+  }
   calling_ = false;
   if (call != EngineCall::kProbe || !answer.done()) {
     LogDebug("model {}: engine {}: {}{} in {}{}{} {}", settings_.model.name, name_, ToString(call),
@@ -180,11 +181,10 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   const bool serves = !after.served.empty() && !(after.served == before.served);
   if (serves) served_unix_nanos_ = UnixNanos();
   const View now = MakeView();
-  lock.unlock();
+  const MutexUnlock unlocked(mu_);
   called_();
   if (updated) ReportStages(after);
   if (serves) served_(now);
-  lock.lock();
 }
 
 void EngineDriver::ReportStages(const EngineCourse::View& update) const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/base/trace.h"
@@ -70,18 +71,17 @@ class EngineDriver {
 
  private:
   void Run();
-  /// Holds or releases the directory, as `action` needs it. REQUIRES: mu_ held.
-  bool HoldFor(const EngineCourse::Action& action);
-  void Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock);
-  /// Makes the call within its limit. REQUIRES: mu_ not held.
-  EngineAnswer Ask(const EngineCourse::Action& action, SteadyClock::time_point hold_end);
-  /// REQUIRES: mu_ held.
-  View MakeView() const;
-  /// Logs the change. REQUIRES: mu_ held.
+  /// Holds or releases the directory, as `action` needs it.
+  bool HoldFor(const EngineCourse::Action& action) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Releases mu_ during the call.
+  void Call(const EngineCourse::Action& action) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Makes the call within its limit.
+  EngineAnswer Ask(const EngineCourse::Action& action, SteadyClock::time_point hold_end)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  View MakeView() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LogChange(const EngineCourse::View& before, const EngineCourse::View& after,
-                 const Identity& to);
-  /// REQUIRES: mu_ not held.
-  void ReportStages(const EngineCourse::View& update) const;
+                 const Identity& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReportStages(const EngineCourse::View& update) const ABSL_LOCKS_EXCLUDED(mu_);
 
   const Settings settings_;
   const std::string name_, reader_;
@@ -90,16 +90,17 @@ class EngineDriver {
   const std::function<void(const View&)> served_;
   const std::function<void()> called_;
 
-  mutable Mutex mu_;
+  mutable CheckedMutex mu_;
   CondVar cv_;
-  EngineCourse course_;
-  bool calling_ = false;
-  bool holding_ = false;
-  bool stopping_ = false;
-  bool ended_ = false;
-  SteadyClock::time_point stop_at_{}, hold_end_{};
-  int64_t served_unix_nanos_ = 0;
-  TraceId failed_;  // the version whose failure the log has
+  EngineCourse course_ ABSL_GUARDED_BY(mu_);
+  bool calling_ ABSL_GUARDED_BY(mu_) = false;
+  bool holding_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  SteadyClock::time_point stop_at_ ABSL_GUARDED_BY(mu_){};
+  SteadyClock::time_point hold_end_ ABSL_GUARDED_BY(mu_){};
+  int64_t served_unix_nanos_ ABSL_GUARDED_BY(mu_) = 0;
+  TraceId failed_ ABSL_GUARDED_BY(mu_);  // the version whose failure the log has
   Thread thread_;
 };
 

@@ -61,7 +61,7 @@ void Engines::News() {
 
 void Engines::Note(size_t engine, const EngineDriver::View& view) {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     events_[engine] = {view, ++last_serial_};
   }
   listeners_.Call();
@@ -80,7 +80,7 @@ StatusOr<std::optional<Engines::Served>> Engines::ServedAfter(uint64_t seen) con
     Event event;
     size_t engine = 0;
     {
-      std::lock_guard lock(mu_);
+      MutexLock lock(mu_);
       if (stopping_) return Stopping("receiver");
       const auto next = NextEvent(seen);
       if (!next) return std::optional<Served>();
@@ -109,7 +109,7 @@ Engines::Asked Engines::AskCheck() {
 std::optional<std::vector<Engines::Checked>> Engines::CheckAnswer(const Asked& asked) const {
   bool stopping = false;
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopping = stopping_;
   }
   std::vector<Checked> found;
@@ -141,7 +141,7 @@ std::vector<EngineDriver::View> Engines::views() const {
 
 void Engines::Stop() {
   {
-    std::lock_guard lock(mu_);
+    MutexLock lock(mu_);
     stopping_ = true;
   }
   listeners_.Call();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/base/checked_mutex.h"
 #include "common/base/listeners.h"
 #include "common/base/status.h"
 #include "receiver/engine/engine_driver.h"
@@ -72,14 +73,14 @@ class Engines {
     uint64_t serial = 0;  // 0: none yet
   };
   void Note(size_t engine, const EngineDriver::View& view);
-  /// Returns the oldest event after `seen`. REQUIRES: mu_ held.
-  std::optional<size_t> NextEvent(uint64_t seen) const;
+  /// Returns the oldest event after `seen`.
+  std::optional<size_t> NextEvent(uint64_t seen) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Listeners listeners_, call_listeners_;
-  mutable Mutex mu_;
-  bool stopping_ = false;
-  uint64_t last_serial_ = 0;
-  std::vector<Event> events_;                           // the newest of each engine
+  mutable CheckedMutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t last_serial_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<Event> events_ ABSL_GUARDED_BY(mu_);      // the newest of each engine
   std::vector<std::unique_ptr<EngineDriver>> drivers_;  // fixed; ends first
 };
 
