@@ -12,17 +12,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from deltawire.integrations._framework import framework_class
 from deltawire.integrations._steps import StepPublisher
 
-_missing: ImportError | None = None
-try:
-    from lightning.pytorch import Callback
-except ImportError:
-    try:
-        from pytorch_lightning import Callback
-    except ImportError as error:  # said when it is used
-        _missing = error
-        Callback = object
+Callback = framework_class(
+    "the callback", "lightning.pytorch:Callback", "pytorch_lightning:Callback")
 
 
 class DeltawireCallback(Callback):
@@ -31,9 +25,6 @@ class DeltawireCallback(Callback):
     it, by its own names."""
 
     def __init__(self, every: int = 1, *, module: str | None = None, **options: Any):
-        if _missing is not None:
-            raise ImportError("the callback needs lightning, which cannot be imported "
-                              f"({_missing})") from _missing
         self._part = operator.attrgetter(module) if module else lambda whole: whole
         self._publisher = StepPublisher(every, **options)
 

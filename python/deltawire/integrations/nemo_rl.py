@@ -24,15 +24,11 @@ from typing import Any
 
 from deltawire import Error
 from deltawire.integrations._directory import Expected, ReceiverDirectory
+from deltawire.integrations._framework import framework_class
 from deltawire.integrations._publisher import Publisher
 
-try:
-    from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
-except ImportError as error:  # said when it is used
-    _missing: ImportError | None = error
-    CheckpointEngine = object
-else:
-    _missing = None
+CheckpointEngine = framework_class(
+    "the checkpoint engine", "nemo_rl.utils.checkpoint_engines.base:CheckpointEngine")
 
 
 class DeltawireCheckpointEngine(CheckpointEngine):
@@ -55,9 +51,6 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         bf16_to_fp16: bool = False,
         keep_dtype: Collection[str] = (),
     ):
-        if _missing is not None:
-            raise ImportError("the checkpoint engine needs nemo_rl, which cannot be imported "
-                              f"({_missing})") from _missing
         del release_after_refit  # nothing is held that finalize does not release
         self._batch_bytes = bucket_size
         self._arguments = (endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)

@@ -11,24 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from deltawire.integrations._framework import framework_class
 from deltawire.integrations._steps import StepPublisher
 
-try:
-    from transformers import TrainerCallback
-except ImportError as error:  # said when it is used
-    _missing: ImportError | None = error
-    TrainerCallback = object
-else:
-    _missing = None
+TrainerCallback = framework_class("the callback", "transformers:TrainerCallback")
 
 
 class DeltawireCallback(TrainerCallback):
     """Publishes after each `every`-th step of the optimizer, and at the end of the training."""
 
     def __init__(self, every: int = 1, **options: Any):
-        if _missing is not None:
-            raise ImportError("the callback needs transformers, which cannot be imported "
-                              f"({_missing})") from _missing
         self._publisher = StepPublisher(every, **options)
 
     @property

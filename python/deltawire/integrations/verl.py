@@ -23,16 +23,11 @@ from typing import Any
 
 from deltawire import Error
 from deltawire.integrations._directory import Expected, ReceiverDirectory
+from deltawire.integrations._framework import framework_class
 from deltawire.integrations._publisher import Publisher, gone_through
 
-try:
-    from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-except ImportError as error:  # said when it is used
-    _missing: ImportError | None = error
-    CheckpointEngine = object
-else:
-    _missing = None
-
+_VERL = "verl.checkpoint_engine.base"
+CheckpointEngine = framework_class("the checkpoint engine", f"{_VERL}:CheckpointEngine")
 
 _DEVICE = "cuda"  # of this worker, as verl has chosen it
 
@@ -59,9 +54,6 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         bf16_to_fp16: bool = False,
         keep_dtype: Collection[str] = (),
     ):
-        if _missing is not None:
-            raise ImportError("the checkpoint engine needs verl, which cannot be imported "
-                              f"({_missing}): pip install verl") from _missing
         self._bucket_bytes = bucket_size
         self._publisher = (Publisher(endpoint, model, hf_dir, timeout, bf16_to_fp16, keep_dtype)
                            if is_master else None)
@@ -157,5 +149,5 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         return step + self._step_0
 
 
-if _missing is None:
-    CheckpointEngineRegistry.register("deltawire")(DeltawireCheckpointEngine)
+if _VERL in sys.modules:
+    sys.modules[_VERL].CheckpointEngineRegistry.register("deltawire")(DeltawireCheckpointEngine)
