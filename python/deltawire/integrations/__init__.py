@@ -8,5 +8,10 @@
 | `transformers`, `lightning` | `Trainer(callbacks=[DeltawireCallback(every=N)])` |
 | `nemo_rl` | `refit_transport: "module:Class"` |
 
-Each imports without the framework; what needs it raises ImportError when it is used.
+Each imports without the framework; what needs it raises ImportError when it is used. `StepPublisher`
+is for training loops of your own.
 """
+
+from deltawire.integrations._steps import StepPublisher
+
+__all__ = ["StepPublisher"]
