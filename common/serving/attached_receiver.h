@@ -45,7 +45,7 @@ class AttachedReceiver {
   /// The consequences of a report.
   struct Noted {
     bool committed = false;  ///< it is the first report of this commit since the attach
-    bool census = false;     ///< what the receiver has committed or its engines serve changed
+    bool census = false;     ///< its committed state or its engines' has changed
     bool site = false;       ///< it changes the plan of the receiver's site
   };
 

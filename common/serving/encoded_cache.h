@@ -44,7 +44,7 @@ class EncodedCache {
     size_t depth = 0;  ///< deltas of history that the payload refers to
     /// Check value of that history: it differs between receivers at different versions.
     uint32_t context = 0;
-    // clang-tidy takes what the compiler makes of this operator for our code.
+    // clang-tidy reports the code that the compiler generates for this operator.
     // NOLINTNEXTLINE(modernize-use-nullptr)
     friend auto operator<=>(const Key&, const Key&) = default;
   };

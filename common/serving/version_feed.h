@@ -45,9 +45,9 @@ class VersionFeed {
   /// Receivers learn of an incoming version at once. They learn that it is gone with their next
   /// event.
   void SetIncoming(const std::string& model, const IncomingNews& incoming);
-  /// Removes a model. With an error as `ended`, every attachment to it, watch and wait of it ends
-  /// with that error, until the next Publish of that name. With OK they last, since another model
-  /// takes its place.
+  /// Removes a model. With an error as `ended`, its attachments, watches and waits end with that
+  /// error, until the next Publish of that name. With OK they last, since another model replaces
+  /// it.
   void Forget(const std::string& model, const Status& ended = absl::OkStatus());
 
   /// Fails with the error that ended the model or stopped the feed.

@@ -191,7 +191,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
   const auto part = Coverage::Create(owned, chunks.size());
   if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
-  // Every rank of a trainer registers, so one at a time: the second rank finds what the first made.
+  // Every rank of a trainer registers. One at a time, so that later ranks find the first one's
+  // model.
   DW_ASSIGN_OR_RETURN(const auto turn, models_.TakeTurn(name));
   bool replaces = false;
   if (const auto known = models_.Find(name); known.ok()) {

@@ -1,6 +1,6 @@
-// The share of each layer that a version changed, by the tensors' names: in
-// "model.layers.17.mlp.up_proj.weight" the layer is 17 of "model.layers", and the part of it is
-// "mlp.up_proj".
+// The share of each layer that a version changed, by the tensors' names. In
+// "model.layers.17.mlp.up_proj.weight", the layer is 17 of the stack "model.layers", and its part
+// is "mlp.up_proj".
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct LayerDensity {
   static constexpr size_t kMostParts = 32;
   static constexpr uint32_t kMostLayers = 256;
 
-  /// The parts' names: those of the largest stack of layers first, and those of other stacks with
-  /// the stack's name in front.
+  /// The parts' names: those of the largest stack first, then those of other stacks with the
+  /// stack's name in front.
   std::vector<std::string> parts;
   size_t more_parts = 0;  ///< beyond kMostParts
   uint32_t layers = 0;
@@ -28,7 +28,7 @@ struct LayerDensity {
   uint64_t changed_outside = 0, elements_outside = 0;
 };
 
-/// The experts of a layer are one part, and so are a weight and its bias.
+/// Counts the experts of a layer as one part, and a weight and its bias, too.
 LayerDensity DensityByLayer(const std::vector<TensorDensity>& tensors);
 
 }  // namespace deltawire::sender

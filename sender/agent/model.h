@@ -1,5 +1,5 @@
-// One model on the trainer's node: its published states, the offloads that ranks write, and the
-// publisher that turns these into states. The Agent and pulls share it.
+// One model on the trainer's node: its published states, the offloads of its ranks, and the
+// publisher that makes states from them. The Agent and pulls share it.
 #pragma once
 
 #include <filesystem>
@@ -29,8 +29,7 @@ class Model final : public ModelStates {
                                                  std::vector<SideFile> side_files,
                                                  const SenderOptions& options, ThreadPool& pool,
                                                  StageObserver stages = {});
-  /// Opens the model that an earlier process left in `dir`. kNotFound when `dir` is not a sender's
-  /// directory.
+  /// Opens the model of an earlier process in `dir`. kNotFound when `dir` is not a sender's.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
                                                   const SenderOptions& options, ThreadPool& pool,
                                                   StageObserver stages = {});
@@ -41,8 +40,8 @@ class Model final : public ModelStates {
   Publisher& publisher() { return publisher_; }
   const Publisher& publisher() const { return publisher_; }
 
-  /// Stops the offloads, for a model that another one replaces. A publish that is running is
-  /// abandoned too, since no pull could ever take its version.
+  /// Stops the offloads of a model that loses its name. A running publish is abandoned, too, since
+  /// no pull could ever take its version.
   void Drop(const Status& why);
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kStatBlock = 512;  // of st_blocks, whatever the file system's own
 
-/// Removes the file if it is a regular one, and adds what it took to `freed`.
+/// Removes the file if it is a regular one, and adds its memory to `freed`.
 Status RemoveRegularFile(const fs::path& path, uint64_t& freed) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
@@ -84,7 +84,7 @@ StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& 
        {std::string(Halves::kStateName), half[0], half[1], std::string(ModelHome::kOwnedName),
         std::string(kGroupFileName)}) {
     DW_RETURN_IF_ERROR(RemoveRegularFile(dir / name, removed.freed_bytes));
-    // A file that was being made when a process died: NAME.new, with a dot in front.
+    // A crash leaves an unfinished file as NAME.new, with a dot in front.
     const std::string hidden = (name.starts_with('.') ? "" : ".") + name + ".new";
     DW_RETURN_IF_ERROR(RemoveRegularFile(dir / hidden, removed.freed_bytes));
   }
@@ -94,9 +94,9 @@ StatusOr<RemovedModel> RemoveModelFiles(const fs::path& dir, const std::string& 
     if (name == DirLock::kFileName || removed.left.size() >= kMostLeft) continue;
     removed.left.push_back(name);
   }
-  // Beside files of others the lock's file stays: it marks the directory as one of ours.
+  // The lock's file stays beside foreign files, to mark the directory as a model's.
   if (!removed.left.empty()) return removed;
-  // While this process holds the lock, nobody else can begin to use the directory.
+  // The lock keeps other processes from using the directory meanwhile.
   DW_RETURN_IF_ERROR(RemoveRegularFile(dir / DirLock::kFileName, removed.freed_bytes));
   DW_RETURN_IF_ERROR(RemoveEmptyDirectory(dir));
   return removed;

@@ -1,5 +1,5 @@
-// Removes a model's files: the halves, the state, the side files and the directory. One thread at a
-// time for one directory. Errors name the path.
+// Removes a model's files: the halves, the state, the side files and the directory. Errors name the
+// path.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,14 @@
 namespace deltawire::sender {
 
 struct RemovedModel {
-  uint64_t freed_bytes = 0;  ///< memory of the files that were removed
-  /// Entries of the directory that the sender does not know; they stay, and so does the directory.
-  /// At most kMostLeft names.
+  uint64_t freed_bytes = 0;  ///< memory of the removed files
+  /// Entries that the sender does not know, at most kMostLeft. They and the directory stay.
   std::vector<std::string> left;
 };
 inline constexpr size_t kMostLeft = 16;
 
-/// Takes the directory's lock, and removes the state file first, so that after a crash the rest is
-/// no model. A link to the directory stays. OK if there is no such directory. kAlreadyExists if
+/// Takes the directory's lock, and removes the state file first, so that the rest is no model after
+/// a crash. A link to the directory stays. OK if there is no such directory. kAlreadyExists if
 /// another process owns it.
 StatusOr<RemovedModel> RemoveModelFiles(const std::filesystem::path& dir, const std::string& group);
 

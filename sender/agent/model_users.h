@@ -1,6 +1,5 @@
-// The trainers that show that they use a model (AttendModel), whether or not they write a version
-// now. The model that has the name learns which of their clients live. Owner: the Agent. Threads:
-// any. Cost: a line of text per trainer. No errors.
+// The trainers that use a model (AttendModel), whether or not they write a version now. The model
+// learns which of their clients are alive. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +19,12 @@ class Model;
 
 class ModelUsers {
  public:
-  /// A use lasts until it is dropped, which may be after this object has gone.
+  /// A use lasts until it is dropped, even if this object is destroyed before.
   using Use = std::shared_ptr<const void>;
   /// `client`: as in OffloadRequest.
   [[nodiscard]] Use Enter(const std::string& model, uint32_t rank, const std::string& publisher,
                           uint64_t client = 0);
-  /// `model` has its name from now on, and hears of the clients that another one had until now.
+  /// Gives the model the users of its name, which another model may have had until now.
   void Serve(const std::shared_ptr<Model>& model);
   /// The users of the model, in order of arrival: "rank 0 (python train.py, process 4711 on
   /// node7)".
@@ -44,7 +43,7 @@ class ModelUsers {
     uint64_t client = 0;
   };
   struct Named {
-    std::weak_ptr<Model> model;      // so that another one can take its place
+    std::weak_ptr<Model> model;      // weak, so that it can be replaced
     std::map<uint64_t, User> users;  // by arrival
   };
   struct Table {

@@ -1,5 +1,4 @@
-// The sender's metrics. The agent outlives the returned callback. Each scrape reads the status of
-// every model.
+// The sender's metrics. The agent outlives the returned callback.
 #pragma once
 
 #include <functional>
@@ -9,11 +8,11 @@
 
 namespace deltawire::sender {
 
-/// What the daemon's ports count. All are called at each scrape.
+/// The counts of the daemon's ports, called at each scrape.
 struct PortCounts {
   std::function<uint64_t()> bulk_connections;  ///< open now
-  std::function<uint64_t()> beyond_limits;     ///< connections and calls, of both ports
-  std::function<uint64_t()> calls_refused;     ///< gRPC calls, for want of a role or a principal
+  std::function<uint64_t()> beyond_limits;     ///< refused connections and calls of both ports
+  std::function<uint64_t()> calls_refused;     ///< gRPC calls without a principal or a role
 };
 
 metrics::Collect Probe(const Agent& agent, PortCounts ports);

@@ -53,11 +53,11 @@ StatusOr<VersionInfo> Publisher::Publish(const WrittenHalf& written) {
   const auto start = Clock::now();
   VersionInfo info;
   info.ready_unix_nanos = UnixNanos();
-  // The lease keeps the base's bytes unchanged: a scrub patches nothing that others read.
+  // The lease keeps the scrub from patching the base.
   LeasedState base = states_.Lease();
   const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
   auto diffed = written.job->Finish(from, written.to, written.unchanged, states_.pool());
-  // The next offload drains this very half, and may begin before all receivers have been told.
+  // The next offload drains this half, and may begin before all receivers are notified.
   base = {};
   info.diff_seconds = SecondsSince(start);
   if (written.job->payload_was_wrong()) offloads_.diff().DistrustPayloads();
@@ -97,7 +97,7 @@ StatusOr<VersionInfo> Publisher::Publish(const WrittenHalf& written) {
     totals_.trainer_wait_seconds += info.trainer_wait_seconds;
     totals_.publish_seconds += info.publish_seconds;
   }
-  // First, since whoever sees the new state may commit it and say so at once.
+  // First, since a receiver may report its commit at once.
   history_.Add(info);
   offloads_.MarkPublished(std::move(state), std::move(result.delta));
   Report(info);

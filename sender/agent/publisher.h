@@ -1,6 +1,6 @@
-// One model's own thread: publishes the versions that ranks have written, and compares the memory
-// with its digests when it is idle. A rollback is published on its caller's thread. The Model owns
-// it; the states and the Offloads outlive it. Errors name the model and the version.
+// One model's thread: it publishes the versions that ranks have written, and scrubs the memory when
+// it is idle. A rollback is published on its caller's thread. The states and the Offloads outlive
+// it. Errors name the model and the version.
 #pragma once
 
 #include <functional>
@@ -33,8 +33,7 @@ class Publisher {
   ~Publisher();
 
   void Start();
-  /// Sets a callback after each publish. The model holds no locks then. REQUIRES: before Start, or
-  /// before any offload.
+  /// Sets a callback for each publish, called without a lock. REQUIRES: before any offload.
   void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
   StatusOr<VersionInfo> RollBack(uint64_t version);
 
@@ -47,7 +46,7 @@ class Publisher {
   StatusOr<VersionInfo> Publish(const WrittenHalf& written);
   /// Writes the log line of a publish, and reports its stages.
   void Report(const VersionInfo& info) const;
-  /// Compares some chunks; returns the pause before the next call.
+  /// Scrubs some chunks. Returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome();
 
   ModelStates& states_;

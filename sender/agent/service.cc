@@ -10,11 +10,11 @@ namespace {
 
 constexpr size_t kMaxDiffedOn = 512;
 
-/// A rank attends its offload: one message when it does, and the end when it is ready. If the call
-/// ends before that, the rank has gone.
+/// A rank's attendance of its offload: one message at the start, and the end when the rank is
+/// ready. If the call ends before that, the rank has died.
 class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
  public:
-  /// Attend has returned OK.
+  /// REQUIRES: Attend has returned OK.
   AttendSource(std::shared_ptr<Model> model, uint64_t lease, uint32_t rank,
                std::function<void()> news)
       : model_(std::move(model)),
@@ -37,8 +37,8 @@ class AttendSource final : public WatchSource<v1::AttendOffloadEvent> {
   bool told_ = false;
 };
 
-/// A trainer uses a model, and its client lives, until the call ends. One message says that this
-/// has been noted.
+/// A trainer's use of a model, which shows that its client is alive until the call ends. One
+/// message confirms it.
 class UseSource final : public WatchSource<v1::AttendModelEvent> {
  public:
   UseSource(ModelUsers& users, ModelUsers::Use use, std::function<void()> news)
@@ -96,7 +96,7 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
       deltawire::FromProto(request->side_files()), request->replace(), request->keep_side_files());
   if (!model.ok()) return ToGrpc(model.status());
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
-  // Before the first version too, so that a trainer can name what others have to wait for.
+  // Set even before the first version, so that a trainer can name a version to wait for.
   Identity published = PublishedInfo(**model).identity;
   published.lineage = (*model)->halves().lineage();
   deltawire::ToProto(published, response->mutable_published());

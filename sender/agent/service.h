@@ -1,7 +1,6 @@
 // The sender's gRPC services over an Agent, one source file each; the service for receivers is in
-// proto/serving. Only these files and service_convert.h use proto types. Owner: main; the agent
-// outlives them. Threads: gRPC's. Cost: a watch or a sync holds no thread, any other call does
-// while it runs. Errors: the agent's, translated by ToGrpc, and those of Access::Hold.
+// proto/serving. Only these files and service_convert.h use proto types. A watch or a sync holds no
+// thread, any other call does. The agent outlives them.
 #pragma once
 
 #include <chrono>
@@ -67,10 +66,11 @@ class SenderServiceImpl final
                                v1::UnregisterModelResponse*) override;
 
  private:
-  /// The model, if this call may name it. A watch must not keep it from being replaced.
+  /// The model, if this call may name it. A watch must not hold the result, or it would delay a
+  /// replacement.
   StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContextBase& context,
                                         const std::string& name) const;
-  /// Has receivers, or a group of them, sync; the result tells how they get on.
+  /// Has receivers, or a group of them, sync. The result is their progress.
   StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> AskSync(
       const grpc::ServerContextBase& context, const v1::TriggerSyncRequest& request,
       std::function<void()> news);

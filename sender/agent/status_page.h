@@ -1,6 +1,5 @@
-// The sender's status page: the versions that it published, when receivers committed them, and the
-// receivers themselves. The agent outlives the returned callback. The page is a copy, so no lock is
-// held while a client reads it.
+// The sender's status page: its published versions, their receivers' commits, and the receivers.
+// The agent outlives the returned callback.
 #pragma once
 
 #include <functional>
@@ -10,7 +9,7 @@
 
 namespace deltawire::sender {
 
-/// Makes the HTML document. `address` is where this sender's status is asked for.
+/// Returns a function that makes the HTML document. `address`: this sender's control address.
 std::function<std::string()> StatusPage(const Agent& agent, std::string address);
 
 }  // namespace deltawire::sender

@@ -1,5 +1,5 @@
-// The last 64 versions that a model published, and when its receivers committed them, for the
-// status page and for the time that a delivery took. Any thread may call any method.
+// The last 64 published versions of a model, with their receivers' commits, for the status page and
+// the stage `deliver`. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,15 @@ class VersionHistory {
 
   struct Entry {
     VersionInfo info;
-    uint32_t receivers = 0;  ///< that have said that they committed it
-    /// From ready until the last of them had said so, by this machine's clock.
+    uint32_t receivers = 0;  ///< that have reported its commit
+    /// From ready to the last report, by this machine's clock.
     double delivered_seconds = 0;
-    PullStats slowest;  ///< the pull of that one
+    PullStats slowest;  ///< of the last receiver
   };
 
   void Add(const VersionInfo& info);
-  /// A receiver has just said that it committed `id`, of which this agent may own a part. Returns
-  /// the seconds since the version was ready; nullopt where it is not among the last ones, or was
-  /// published by an earlier process.
+  /// Counts a receiver's commit of `id`, of which this agent may own a part. Returns the seconds
+  /// since the version was ready; nullopt if this process did not publish it among the last ones.
   std::optional<double> CountCommit(const Identity& id, const PullStats& pull, int64_t unix_nanos);
   /// The oldest first.
   std::vector<Entry> recent() const;

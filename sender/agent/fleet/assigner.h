@@ -1,6 +1,6 @@
-// Assigns upstreams to receivers that name a site, whenever one of them comes, goes or changes. It
-// has an AssignCourse for each model. It outlives the calls of the desk's Attachments, and holds no
-// lock while it tells receivers. A receiver that others should not follow is logged.
+// Assigns upstreams to receivers that name a site, whenever one of them attaches, leaves or
+// changes. It has an AssignCourse for each model, and holds no lock while it calls the Attachments.
+// Thread-safe.
 #pragma once
 
 #include <map>
@@ -23,7 +23,7 @@ class Assigner : public SiteObserver {
   void SiteReported(const std::string& model, bool changed) override;
   void SiteGone(const std::string& model) override { Update(model); }
 
-  /// The places of the receivers that say a site, by id.
+  /// The places of the receivers that name a site, by id.
   std::map<std::string, SitePlace> places(const std::string& model) const;
 
  private:
@@ -42,7 +42,7 @@ class Assigner : public SiteObserver {
   std::map<std::string, Course> courses_ ABSL_GUARDED_BY(mu_);
   // Models whose receivers have changed since the last update.
   std::set<std::string> due_ ABSL_GUARDED_BY(mu_);
-  // A thread is in Update's loop, and will find what is added to due_.
+  // A thread is in Update's loop, and finds additions to due_.
   bool updating_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kGroupsFirstLine = "deltawire groups 1";
 constexpr size_t kMostBytes = 16 << 20;
-// What the lines after the first begin with.
+// The beginnings of the lines after the first.
 constexpr std::string_view kLineage = "lineage ", kGroup = "group ", kMember = "member ",
                            kChecksum = "xxh3 ";
 
@@ -122,13 +122,12 @@ Status WriteGroupFile(const fs::path& path, const KeptGroups& kept) {
     }
     if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", hidden.native()));
   }
-  // The last step that can fail: from here on the decision stands.
+  // The decision stands from here on.
   if (::rename(hidden.c_str(), path.c_str()) != 0) {
     return ErrnoError(fmt::format("rename {} to {}", hidden.native(), path.native()));
   }
   const UniqueFd directory(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Members may have been told by now if this failed, so it is only said that a crash of the
-  // machine could bring the old decision back.
+  // A failure of this cannot take the decision back, since a crash may follow the rename anyway.
   if (directory.get() < 0 || ::fsync(directory.get()) != 0) {
     LogWarn("{}: fsync of its directory: {}; a crash of the machine may lose the last decision",
             path.native(), std::strerror(errno));

@@ -1,7 +1,6 @@
 // The file beside a model's state that holds its groups' decisions, so that a restarted sender
-// tells every member the same (docs/groups.md, "The file"). Owner: the Model's directory. Threads:
-// one at a time for one path. Cost: a small file, synced. Errors: kDataLoss, naming a file that is
-// damaged; a file that could not be replaced is as it was.
+// gives every member the same word (docs/groups.md, "The file"). One thread at a time for one path.
+// kDataLoss names a corrupt file.
 #pragma once
 
 #include <filesystem>
@@ -33,9 +32,9 @@ struct KeptGroups {
 std::string GroupFileText(const KeptGroups& kept);
 StatusOr<KeptGroups> ParseGroupFile(std::string_view text);
 
-/// Replaces the file. A crash of the process or the machine leaves the old file or the new one.
+/// Replaces the file and syncs it. An error or a crash leaves the old file or the new one.
 Status WriteGroupFile(const std::filesystem::path& path, const KeptGroups& kept);
-/// No groups when there is no file.
+/// Returns no groups if there is no file.
 StatusOr<KeptGroups> ReadGroupFile(const std::filesystem::path& path);
 
 }  // namespace deltawire::sender

@@ -57,7 +57,7 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::pat
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir, options.file_group));
   std::unique_ptr<ModelHome> home(new ModelHome(std::move(name), std::move(dir), std::move(lock)));
   home->SetLayout(std::make_unique<Layout>(std::move(layout)), std::move(chunks), std::move(owned));
-  // The state file is removed first and made last, since it makes the directory a model's.
+  // The state file marks the directory as a model's, so it is removed first and made last.
   std::error_code ignored;
   fs::remove(home->dir_ / Halves::kStateName, ignored);
   DW_RETURN_IF_ERROR(WriteOwnedFile(home->dir_ / kOwnedName, home->owned()));
@@ -108,7 +108,7 @@ bool ModelHome::IsInPlace() const {
   for (uint32_t h = 0; h < 2; ++h) {
     if (!is_file(halves_->path(h))) return false;
   }
-  // Without the lock's file they may still be ours, and with another one they are not.
+  // Without the lock's file the files may still be ours; with another one they are not.
   std::error_code unknown;
   return is_file(dir_ / Halves::kStateName) &&
          (lock_.IsInPlace() || !fs::exists(dir_ / DirLock::kFileName, unknown));

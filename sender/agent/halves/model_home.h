@@ -1,7 +1,6 @@
 // A model's directory: its layout, the chunks that this agent publishes, both halves, their state
-// file and the side files, held by a DirLock for as long as this lives. Everything but the halves
-// and the side files is fixed when it is made. The agent's Model owns it. Errors name the
-// directory.
+// file and the side files. This holds the directory's DirLock. Only the halves and the side files
+// change. Errors name the directory.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +37,7 @@ class ModelHome {
                                                      std::vector<SideFile> side_files,
                                                      const SenderOptions& options,
                                                      ThreadPool& pool);
-  /// Opens the directory that an earlier process left. kNotFound when `dir` is no model's.
+  /// Opens the directory of an earlier process. kNotFound when `dir` is no model's.
   static StatusOr<std::unique_ptr<ModelHome>> Open(std::string name, std::filesystem::path dir,
                                                    const SenderOptions& options, ThreadPool& pool);
 
@@ -56,8 +55,8 @@ class ModelHome {
   static SideFileStore::Use UseOf(uint32_t half) {
     return half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
   }
-  /// False if the files are not in the directory any more, so that a process that opens them by
-  /// name finds none, or others.
+  /// Returns false if the files are not in the directory any more, so that a process that opens
+  /// them by name finds none, or others.
   bool IsInPlace() const;
 
  private:

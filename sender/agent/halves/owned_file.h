@@ -1,6 +1,6 @@
-// The file beside a model's state that lists the chunks which the agent owns, unless it owns all of
-// them (docs/lifecycle.md, "A part of a model"). kDataLoss names a file that is damaged or belongs
-// to another model.
+// The file beside a model's state that lists the chunks of an agent that owns a part
+// (docs/lifecycle.md, "A part of a model"). kDataLoss names a file that is corrupt or another
+// model's.
 #pragma once
 
 #include <filesystem>
@@ -10,9 +10,9 @@
 
 namespace deltawire::sender {
 
-/// Writes `coverage` to `path`, atomically; a coverage of all chunks removes the file.
+/// Replaces the file atomically, or removes it if `coverage` has all chunks.
 Status WriteOwnedFile(const std::filesystem::path& path, const Coverage& coverage);
-/// All of `chunks` when there is no file.
+/// Returns all of `chunks` if there is no file.
 StatusOr<Coverage> ReadOwnedFile(const std::filesystem::path& path, uint32_t chunks);
 
 }  // namespace deltawire::sender

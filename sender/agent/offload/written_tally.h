@@ -1,7 +1,6 @@
-// The tensors and bytes that the ranks of one offload say they have written, or left unchanged. It
-// finds tensors that no rank wrote, that two ranks claim, or that are both written and unchanged.
-// It costs 5 bytes per tensor, and 12 per chunk once a rank counts bytes. Errors name model,
-// version and ranks.
+// The tensors and bytes that the ranks of one offload report as written or unchanged. It finds
+// tensors that no rank wrote, that two ranks claim, or that are both written and unchanged. Errors
+// name model, version and ranks.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +21,9 @@ struct WrittenNotice {
   uint32_t rank = 0;
   std::vector<uint32_t> tensors;
   bool sole = false;  ///< no other rank writes any part of `tensors`
-  /// Chunks, and how many bytes of each this rank has finished since its last notice; equally long.
+  /// Chunks, and the bytes of each that this rank has finished since its last notice.
   std::vector<uint32_t> chunks, chunk_bytes;
-  /// Chunks that hold payloads: of the only rank, or `sole`.
+  /// Chunks that hold payloads, from the only rank or with `sole`.
   std::vector<DiffedChunk> payloads;
 };
 
@@ -36,7 +35,7 @@ struct ReadyNotice {
   bool wrote_all = false;
   std::vector<uint32_t> written;
   std::vector<uint32_t> unchanged;
-  std::string diffed_on;  ///< for people; empty: nothing was diffed at this rank
+  std::string diffed_on;  ///< the device, for people; empty: this rank diffed nothing
 };
 
 class WrittenTally {
@@ -50,7 +49,7 @@ class WrittenTally {
   WrittenTally(Offload offload, const Layout& layout, const ChunkTable& chunks,
                const Coverage& owned);
 
-  /// kInvalidArgument if the notice itself is wrong; the offload can go on then.
+  /// kInvalidArgument if the notice is wrong, after which the offload can go on.
   Status Check(const WrittenNotice& notice) const;
   /// The tensors and chunks that may be diffed although other ranks still write.
   struct Final {
@@ -59,16 +58,16 @@ class WrittenTally {
   };
   /// Adds the notice. An error concerns the whole offload. REQUIRES: Check returned OK.
   StatusOr<Final> Add(const WrittenNotice& notice);
-  /// Adds what a rank declares when it is ready. An error concerns the whole offload.
+  /// Adds the notice of a rank that is ready. An error concerns the whole offload.
   Status Mark(const ReadyNotice& notice);
-  /// An error if a tensor is not accounted for, or is both written and unchanged. `published`: the
-  /// version to carry unchanged tensors over from; may be empty.
+  /// Fails if a tensor is neither written nor unchanged, or both. `published`: the version from
+  /// which unchanged tensors are carried over, or empty.
   Status CheckComplete(const Identity& published) const;
   /// Per tensor, whether the ranks declared it unchanged.
   std::vector<bool> unchanged() const;
 
  private:
-  /// Bytes of a chunk that ranks have counted so far.
+  /// The bytes of a chunk that ranks have reported so far.
   struct Counted {
     uint32_t bytes = 0;
     uint32_t first_rank = 0;
@@ -85,8 +84,8 @@ class WrittenTally {
   const ChunkTable& chunks_;
   const Coverage& owned_;
   std::vector<uint8_t> marks_;    // per tensor: kWritten | kUnchanged | kEarly
-  std::vector<uint32_t> sole_;    // per tensor: 1 + the rank that alone writes it, or 0
-  std::vector<Counted> counted_;  // per chunk, once a rank counts
+  std::vector<uint32_t> sole_;    // per tensor: 1 + its only rank, or 0
+  std::vector<Counted> counted_;  // per chunk, once a rank reports chunks
 };
 
 }  // namespace deltawire::sender
