@@ -1,5 +1,4 @@
-// Translates between the sender's structs and the messages of its services. The function that Gone
-// returns must not outlive its context.
+// Translates between the sender's structs and the messages of its services.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -27,11 +26,11 @@ void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecC
 
 void ToProto(const std::string& name, const GroupOutcome& in, v1::GroupOutcome* out);
 void ToProto(const GroupView& in, v1::GroupStatus* out);
-/// Who follows whom of the receivers that are attached, of all models.
+/// The upstreams of the attached receivers of all models.
 class SiteTree {
  public:
   SiteTree(const std::vector<ReceiverView>& views, const Assigner& assigner);
-  /// Says it of one of them.
+  /// Writes one receiver's place.
   void Place(const ReceiverView& view, v1::ReceiverInfo* out) const;
 
  private:
@@ -40,10 +39,10 @@ class SiteTree {
   std::map<Key, SitePlace> places_;                 // by id
 };
 
-/// The phase of a member as a sync shows it.
+/// The phase of a member in a sync's progress.
 std::string_view SyncPhase(const Groups::Progress& member);
 
-/// A function that returns whether the caller has gone, for waits that check it now and then.
+/// Returns a function that tells whether the caller has gone. It must not outlive `context`.
 std::function<bool()> Gone(grpc::ServerContext* context);
 
 }  // namespace deltawire::sender

@@ -1,6 +1,6 @@
-// The incoming version of one model: the version that ranks still write, whose chunks already
-// travel to receivers as soon as each has been diffed. It belongs to one offload, and is discarded
-// with that offload unless it is published. Every method may be called from any thread.
+// The incoming version of one model: ranks still write it, and each chunk is sent to receivers once
+// it has been diffed. It belongs to one offload, and is discarded with it unless it is published.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,33 @@ class IncomingSlot {
  public:
   explicit IncomingSlot(std::string model) : model_(std::move(model)) {}
 
-  /// `wanted` says whether a receiver is attached that may take chunks; `changed` is called when
-  /// Told may return another version. Neither is called under a lock. REQUIRES: before any offload.
+  /// `wanted` returns whether a receiver is attached that may pull chunks. `changed` is called when
+  /// Told may return another version. Neither is called under a lock. REQUIRES: before any
+  /// offload.
   void SetListener(std::function<bool()> wanted, std::function<void()> changed);
   bool has_listener() const { return wanted_ != nullptr; }
 
-  /// The version of the offload of `lease` becomes the incoming one. `base`: the published state,
-  /// whose deltas these will be. `payload_limit`: bytes of payloads that are kept.
+  /// Makes the version of the offload of `lease` the incoming one. `base`: the published state, at
+  /// which its deltas start. `payload_limit`: bytes of payloads that are kept.
   std::shared_ptr<IncomingVersion> Begin(uint64_t lease, const Identity& version,
                                          const Published& base, uint64_t payload_limit);
-  /// Hands on a chunk of `incoming` that is final and differs from the published one. `payload`:
-  /// of its delta; empty: `whole`, the chunk itself, is sent, which lasts as long as the half's
-  /// lease.
+  /// Adds a final chunk of `incoming` that differs from the published one. `payload`: of its delta;
+  /// empty: `whole`, the chunk in the half, is sent. It lasts as long as the half's lease.
   void Add(IncomingVersion& incoming, uint32_t chunk, uint64_t digest_before, uint64_t digest_after,
            Bytes payload, Bytes whole) const;
 
-  /// The version, if it belongs to the offload of `lease` and has a chunk; else null.
+  /// The version that receivers may pull: it belongs to the offload of `lease` and has a chunk.
+  /// Null: there is none.
   std::shared_ptr<IncomingVersion> Told(uint64_t lease) const;
-  /// The version, if its offload is over although it was not published; `lease` is the present
-  /// offload's. Else null.
+  /// The version if its offload ended without a publish, else null. `lease`: of the current
+  /// offload.
   std::shared_ptr<IncomingVersion> Stale(uint64_t lease) const;
   std::shared_ptr<IncomingVersion> current() const;
 
-  /// Discards `incoming` unless it is null: its pulls end, and none reads its half any more when
-  /// this returns, also if another thread discards it meanwhile.
+  /// Ends the pulls of `incoming`, which may be null. When this returns, no pull reads its half,
+  /// even if another thread discards it at the same time.
   void Discard(const std::shared_ptr<IncomingVersion>& incoming) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Empties the slot for a version that is published; Settle tells that version's pulls.
+  /// Empties the slot for a version that is being published. Settle then hands its pulls over.
   std::shared_ptr<IncomingVersion> Take();
   void Settle(IncomingVersion& incoming, std::shared_ptr<const Published> state) const;
 

@@ -1,8 +1,7 @@
 // The diff of one offload: inactive half against active half, chunk by chunk, on many threads. A
 // chunk may be diffed while the trainer still writes others (MarkWritten); Finish diffs the rest. A
-// chunk that the trainer's GPU has diffed (AddPayloads) is made from its payload instead. The Model
-// and the pool's tasks share it; the halves outlive it. Any thread may call all but Finish, which
-// one calls once. Inputs::lost and Result::damaged name damaged chunks.
+// chunk that the trainer's GPU has diffed (AddPayloads) is made from its payload instead.
+// Thread-safe, apart from Finish, which is called once. The halves outlive it.
 #pragma once
 
 #include <atomic>
@@ -31,8 +30,8 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
  public:
   struct Inputs {
     const ChunkTable* chunks = nullptr;
-    const Layout* layout = nullptr;  ///< for tensors' names in messages; null: numbers instead
-    /// Null: all chunks; chunks of others are skipped and get digest 0.
+    const Layout* layout = nullptr;  ///< for tensors' names in messages; null: numbers
+    /// Null: all chunks. Chunks of other agents are skipped and get digest 0.
     const Coverage* owned = nullptr;
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
@@ -44,16 +43,15 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     /// The state in `active`; null when `active` is empty.
     std::shared_ptr<const Published> published;
     GpuDiff* gpu = nullptr;  ///< null: the CPU diffs everything
-    /// Called for each chunk of `active` that no longer has its digest. `whole`: this version sends
-    /// the chunk whole; otherwise the chunk was carried over, damaged. Called from any thread,
-    /// under no lock.
+    // The functions below are called from any thread, without a lock.
+    /// Called for each corrupt chunk of `active`. `whole`: this version sends the chunk whole;
+    /// otherwise the corrupt chunk was carried over.
     std::function<void(uint32_t chunk, bool whole)> lost;
-    /// Called for each changed chunk, while `before`, its bytes in `active`, are sure to be right.
-    /// `undoable`: the delta has the change's payload. Called from any thread, under no lock.
+    /// Called for each changed chunk after `before`, its bytes in `active`, were checked.
+    /// `undoable`: the delta has the change's payload.
     std::function<void(uint32_t chunk, Bytes before, bool undoable)> changing;
-    /// Called for each changed chunk when it has been diffed, once a chunk: on the GPU, when the
-    /// CPU has agreed. `payload`: that of its delta, valid during the call; empty: the chunk is
-    /// better sent whole. Called from any thread, under no lock.
+    /// Called once for each changed chunk after its diff, or, on the GPU, after the CPU's check.
+    /// `payload`: of its delta, valid during the call; empty: the chunk is better sent whole.
     std::function<void(uint32_t chunk, uint64_t digest_before, uint64_t digest_after,
                        Bytes payload)>
         diffed;
@@ -67,78 +65,78 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     uint64_t full_bytes = 0;
     uint64_t delta_bytes = 0;  ///< of payloads that are smaller than their chunks
     std::shared_ptr<const std::vector<TensorChange>> tensors;
-    std::vector<uint32_t> damaged;  ///< chunks carried over although they lack their digest
+    std::vector<uint32_t> damaged;  ///< corrupt chunks that were carried over
     uint32_t payloads = 0;          ///< chunks that were made from the trainer's payloads
   };
 
   explicit PublishJob(Inputs inputs);
 
-  /// The bytes of these tensors and chunks are final: diff them now, on at most half of `pool`,
-  /// since the trainer is copying on the same cores.
+  /// Diffs these tensors and chunks, whose bytes are final, on at most half of `pool`, since the
+  /// trainer copies on the same cores.
   void MarkWritten(std::span<const uint32_t> tensors, std::span<const uint32_t> chunks,
                    ThreadPool& pool);
 
-  /// The chunks hold payloads, which become their bytes once they are marked as written, or in
-  /// Finish. A payload that does not lead to the digest that goes with it fails the publish. Does
-  /// not block. REQUIRES: chunks that are neither marked nor given yet, whose bytes are final.
+  /// Adds chunks that hold payloads. Bytes replace the payloads once the chunks are marked as
+  /// written, or in Finish. A payload that does not lead to its digest fails the publish. Does not
+  /// block. REQUIRES: the bytes are final, and the chunks were neither marked nor given before.
   void AddPayloads(std::span<const DiffedChunk> payloads);
-  /// True once a payload was wrong although its base was right.
+  /// Whether a payload was wrong although its base was right.
   bool payload_was_wrong() const { return payload_was_wrong_; }
 
-  /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead. kAborted
-  /// after GiveUp, and when a payload failed.
+  /// Diffs the remaining chunks, and copies those of `unchanged` tensors from the active half.
+  /// kAborted after GiveUp, and when a payload failed.
   StatusOr<Result> Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
                           ThreadPool& pool);
 
-  /// No further chunk is begun, in Finish either, whose result nobody wants any more.
+  /// Starts no further chunk, and has Finish fail.
   void GiveUp();
-  /// No further chunk is begun. Does not wait for the chunks that are being diffed.
+  /// Starts no further early chunk. Does not wait for those that are being diffed.
   void Cancel();
-  /// Waits until no early thread is diffing a chunk; tasks still queued in the pool do not delay
-  /// it.
-  /// REQUIRES: Cancel, or Finish has returned.
+  /// Waits until no early thread is diffing a chunk. REQUIRES: Cancel, or Finish has returned.
   void Join();
 
  private:
   /// kFree -> kTaken, or kFree -> kFilling -> kPayload -> kTaken.
   enum class Turn : uint8_t { kFree, kTaken, kFilling, kPayload };
-  /// Whether this call, of all threads', has moved the chunk from `from` to `to`.
+  /// Moves the chunk from `from` to `to`. Returns false if another thread was first.
   bool Take(uint32_t chunk, Turn from = Turn::kFree, Turn to = Turn::kTaken) {
     return turns_[chunk].compare_exchange_strong(from, to, std::memory_order_acq_rel);
   }
   /// Diffs the chunk, or applies its payload, unless another thread has taken it.
   void Diff(uint32_t chunk);
-  /// Replaces the payload in the chunk's place by the chunk's bytes.
+  /// Replaces the payload in the chunk's place with the chunk's bytes.
   void Apply(uint32_t chunk);
-  /// Copies the chunk from the active half unless its bytes are there; false: that half lacks them.
+  /// Copies the chunk from the active half unless its bytes are there. Returns false if the active
+  /// half's are corrupt.
   bool BringBase(uint32_t chunk, bool may_have_bytes);
-  /// Ends the publish: no further chunk is begun.
+  /// Aborts the publish with a message about the chunk's payload.
   void Fail(uint32_t chunk, std::string_view why);
   void Tell(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload) const;
-  /// Diffs on the GPU the chunks that no thread has taken; after an error, those without a result
-  /// are free to be taken again.
+  /// Diffs on the GPU the chunks that no thread has taken. After an error, those without a result
+  /// are free again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
   /// The GPU's result for a chunk.
   struct GpuResult {
     uint32_t chunk = 0;
     kernels::EncodeResult found;
-    uint64_t payload_xxh3 = 0;       ///< of a result that is compared with the CPU's
+    uint64_t payload_xxh3 = 0;       ///< of a result to compare with the CPU's
     std::vector<std::byte> payload;  ///< empty beyond the limit of payloads
-    bool whole = false;              ///< the old bytes are damaged on the host
+    bool whole = false;              ///< the old bytes are corrupt on the host
   };
-  /// Whether the CPU finds the same; says in `claim` whether the old bytes are damaged on the host.
+  /// Returns whether the CPU finds the same. Sets `claim.whole`.
   bool CpuAgrees(GpuResult& claim);
   void Accept(const GpuResult& result);
-  /// Stores the result of a chunk's diff; `payload` may be left out, and the chunk is sent whole.
+  /// Stores the result of a chunk's diff. With an empty `payload` the chunk is sent whole.
   void Record(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload);
   void CarryOver(uint32_t chunk);
-  /// Copies the chunk from the active half; returns the digest of the copy.
+  /// Copies the chunk from the active half. Returns the digest of the copy.
   uint64_t CopyOver(const Chunk& chunk);
-  /// True when the inactive half may still have the chunk's bytes, since the last version did not
+  /// Whether the inactive half may still have the chunk's bytes, since the last version did not
   /// change the chunk.
   bool MayHaveBytes(uint32_t chunk) const;
+  /// Marks a chunk of the active half as corrupt.
   void Lost(uint32_t chunk, bool whole);
-  /// For a chunk whose old bytes cannot be trusted: takes its new digest, and has it sent whole.
+  /// Digests a chunk whose old bytes are corrupt, and has it sent whole.
   void DigestAnew(uint32_t chunk, uint64_t digest_before);
   /// Stores a chunk's digest and updates the root.
   void SetDigest(uint32_t chunk, uint64_t digest);
@@ -150,7 +148,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   const uint32_t n_;
   DeltaBuilder builder_;
   std::unique_ptr<std::atomic<Turn>[]> turns_;
-  std::vector<DiffedChunk> given_;  // by chunk, of those that are kPayload; empty without a base
+  std::vector<DiffedChunk> given_;  // by chunk, if it is kPayload; empty without a base
   std::atomic<uint32_t> applied_{0};
   std::atomic<bool> payload_was_wrong_{false};
   std::shared_ptr<std::vector<uint64_t>> digests_;
@@ -158,14 +156,14 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     std::atomic<uint64_t> changed{0}, delta_bytes{0}, full_bytes{0};
   };
   std::unique_ptr<Counts[]> counts_;  // per tensor
-  std::atomic<uint64_t> root_;        // starts as the active half's root; SetDigest updates it
+  std::atomic<uint64_t> root_;        // the active half's root, with the changes of SetDigest
   std::atomic<bool> given_up_{false};
   bool cancelled_ = false;
   CheckedMutex mu_;
   CondVar cv_;
   // Ranges of chunks [first, last), in the order marked.
   std::deque<std::pair<uint32_t, uint32_t>> marked_ ABSL_GUARDED_BY(mu_);
-  size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks given to the pool that have not ended
+  size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks in the pool that have not ended
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;        // early threads that are diffing a chunk
   std::vector<uint32_t> damaged_ ABSL_GUARDED_BY(mu_);
   Status failure_ ABSL_GUARDED_BY(mu_);  // the first

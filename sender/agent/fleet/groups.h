@@ -1,7 +1,7 @@
 // The groups of this sender's models. Members' reports, published versions and the time drive each
-// group's state machine (GroupCourse). Groups writes its decisions to disk, and hands its words to
-// the attachments, which tell the members. A thread of its own keeps the time. While Groups holds
-// its lock, it asks the attachments which receivers are there, and calls nothing else.
+// group's state machine (GroupCourse). Groups writes its decisions to disk, and gives its words to
+// the Attachments, which send them to the members. A thread keeps the time. While Groups holds its
+// lock, it asks the Attachments for the receivers, and calls nothing else. Thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -42,17 +42,16 @@ struct GroupView {
 
 class Groups : public MemberObserver {
  public:
-  /// Bound on the groups of one model that orchestrators made and that are not over.
+  /// Bound on the unfinished groups of one model that orchestrators made.
   static constexpr size_t kMostNamed = 64;
   static constexpr size_t kMostMembers = 4096;
 
-  /// `attachments` outlives this, and has this as its observer.
+  /// `attachments` outlives this, which becomes its observer.
   Groups(GroupsOptions options, Attachments& attachments);
   ~Groups() override;
 
-  /// Takes up a model that was registered, with the decisions that an earlier process may have left
-  /// in its directory. `whole`: this agent publishes the whole model; one that publishes a part of
-  /// it has no groups.
+  /// Adds a registered model, with the decisions of an earlier process in its directory. `whole`:
+  /// this agent publishes the whole model; an agent of a part has no groups.
   void Adopt(const std::string& model, const std::filesystem::path& directory,
              const Hash128& lineage, bool whole);
   void Forget(const std::string& model);
@@ -69,16 +68,17 @@ class Groups : public MemberObserver {
     std::string message;
     ReceiverReport report;
   };
-  /// A caller's wait for the end of one round; the round goes on when it is dropped. Owner: the
-  /// caller; the Groups outlive it. Threads: one at a time.
+  /// A caller's wait for the end of one round, which goes on without the wait. One thread at a
+  /// time. The Groups outlive it.
   class Wait {
    public:
     ~Wait();
     struct Step {
       std::optional<Progress> tell;         ///< a change of one member
-      std::optional<GroupOutcome> outcome;  ///< set when the round has ended, and all is told
+      std::optional<GroupOutcome> outcome;  ///< set after the round's end and the last change
     };
-    /// Does not block. An error: the model was replaced, or the sender stops.
+    /// Returns the next change without blocking. Fails if the model was replaced or the sender
+    /// stops.
     StatusOr<Step> Poll();
 
    private:
@@ -91,12 +91,12 @@ class Groups : public MemberObserver {
     const std::string group_;
     const uint64_t round_;
     const std::shared_ptr<const std::function<void()>> news_;
-    uint64_t told_ = 0;  // the serial of the last change that was told
+    uint64_t told_ = 0;  // the serial of the last change that was returned
   };
-  /// Brings `group` to the newest state in one round; a round that is aborted is an outcome and not
-  /// an error. With `ids`, `group` is an orchestrator's: it is made of these receivers, or is the
-  /// one that has this name and these members already. Without `ids` it is a group of the sender's
-  /// options. `news` is called, from any thread and without a lock, when Poll may have something.
+  /// Brings `group` to the newest state in one round. An aborted round is an outcome and not an
+  /// error. With `ids`, `group` is an orchestrator's group of these receivers, made if it is new.
+  /// Without `ids` it is a group of the sender's options. `news` runs, without a lock, when Poll
+  /// may have something.
   StatusOr<std::unique_ptr<Wait>> Sync(const std::string& model, const std::string& group,
                                        const std::vector<std::string>& ids,
                                        std::function<void()> news);
@@ -108,7 +108,7 @@ class Groups : public MemberObserver {
  private:
   using Time = SteadyClock::time_point;
   using News = std::vector<std::weak_ptr<const std::function<void()>>>;
-  /// What waiters are told of a member, as text, and a number that is new whenever it changes.
+  /// A member's status line for waiters, with a serial that increases on every change.
   struct Shown {
     std::string text;
     uint64_t serial = 0;
@@ -116,7 +116,7 @@ class Groups : public MemberObserver {
   struct Entry {
     std::unique_ptr<GroupCourse> course;
     uint64_t number = 0;                            // of the course, among all
-    bool kept = false;                              // whether the file has it
+    bool kept = false;                              // the file has it
     std::map<std::string, ReceiverReport> reports;  // the last ones, by member
     // While there are waiters:
     size_t waiters = 0;
@@ -127,13 +127,13 @@ class Groups : public MemberObserver {
     uint64_t all_seen = ~uint64_t{0};        // the roster's revision when `shown` was made
     std::map<uint64_t, GroupOutcome> ended;  // by round
   };
-  /// The members' word of each group, with the group's number, which tells the members.
+  /// The word of each group, with the group's number, which stands for its members.
   using Told = std::map<std::string, std::pair<uint64_t, GroupWord>>;
   struct OfModel {
     std::filesystem::path file;
     Hash128 lineage;
     bool whole = true;
-    uint64_t number = 0;  // differs for each Adopt, so that a waiter notices a replaced model
+    uint64_t number = 0;  // new for each Adopt, so that a waiter notices a replaced model
     Identity newest;
     std::map<std::string, Entry> groups;
     Told told;
@@ -142,7 +142,7 @@ class Groups : public MemberObserver {
   void AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GroupCourse::Traits StandingTraits(const GroupOptions& group) const;
-  /// Finds the group that a call of `Sync` names. An orchestrator's group that is new is made.
+  /// Finds the group for a call of Sync. Makes an orchestrator's group that is new.
   StatusOr<Entry*> FindGroup(const std::string& name, OfModel& model, const std::string& group,
                              const std::vector<std::string>& ids)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -151,23 +151,22 @@ class Groups : public MemberObserver {
   Entry* Find(const std::string& model, uint64_t number, const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static Progress ProgressOf(const Entry& entry, size_t member);
-  /// Whether what waiters are told of members has changed.
+  /// Updates the status lines of members. Returns whether one has changed.
   bool NoteShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool NoteShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Calls the waiters that have news; the lock is released meanwhile.
+  /// Calls the waiters that have news, without the lock.
   void CallWaiters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Time NextTick(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// What the file shall hold. `deciding`: including decisions that are about to be made.
+  /// The content of the file. `deciding`: including decisions that are about to be made.
   static KeptGroups Kept(const OfModel& model, bool deciding);
   static Told WordsByGroup(const OfModel& model);
   std::map<std::string, GroupWord> Words(const OfModel& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Takes note of what is news for waiters, and keeps for them how rounds ended.
+  /// Collects changes and ends of rounds for waiters.
   void NoteChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Writes decisions, tells words that changed, and drops groups that are over, until nothing of
-  /// that is left. The lock is released meanwhile. One thread at a time does this; what other
-  /// threads bring up meanwhile is left to it.
+  /// Writes decisions, sends changed words and discards finished groups, without the lock, until
+  /// none is left. One thread at a time does this, for the other threads, too.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WriteSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool TellSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,6 +1,6 @@
-// The published states of one model on the trainer's node, and their bytes: the StateSource that
-// pulls take them from. It costs two halves, the delta log and 16 bytes per chunk. The Agent and
-// pulls share it, and any thread may call any method. Errors name the model and the version.
+// The published states of one model on the trainer's node, and their bytes: the StateSource of its
+// pulls. It takes two halves, the delta log and 16 bytes per chunk. Thread-safe. Errors name the
+// model and the version.
 #pragma once
 
 #include <atomic>
@@ -51,19 +51,19 @@ class ModelStates : public StateSource {
   }
   uint64_t log_limit() const override { return store_.log_limit(); }
 
-  /// Publishes the version that an earlier process had published, and keeps the version before it
-  /// if its half is whole.
+  /// Publishes an earlier process's version, and keeps the version before it if its half is whole.
   Status Restore();
-  /// The half that the next version is written to.
+  /// The half for the next version.
   uint32_t InactiveHalf() const;
-  /// The state under which `version` will be published. Only at an agent that owns a part may the
-  /// published number come again in the same epoch; elsewhere that, as a rollback, begins the next.
+  /// The state under which `version` will be published. An agent that owns a part may publish the
+  /// published number again in the same epoch. Elsewhere that begins the next epoch, as a rollback
+  /// does.
   StateId NextState(uint64_t version) const;
-  /// The version that is being made changes a chunk, whose bytes in the newest state are `before`.
+  /// See VersionStore::KeepOldBytes.
   void KeepChanged(uint32_t chunk, Bytes before, bool undoable) {
     store_.KeepOldBytes(chunk, before, undoable, pulls_ > 0);
   }
-  /// Fills the half with the bytes of `target`. kDataLoss if a chunk has lost its digest.
+  /// Fills the half with the bytes of `target`. kDataLoss if a chunk is corrupt.
   Status UndoInto(uint32_t half, const Published& newest, const Identity& target);
   uint64_t damaged_chunks() const;  ///< of the published version
   /// Sets the side files of the next version.
@@ -83,7 +83,7 @@ class ModelStates : public StateSource {
   const std::unique_ptr<const ModelHome> home_;
   const kernels::Backend& backend_;
   ThreadPool& pool_;
-  std::atomic<int> pulls_{0};  // that may yet pin the newest state
+  std::atomic<int> pulls_{0};  // pulls that may yet pin the newest state
   VersionStore store_;
   Scrubber scrubber_;
 };

@@ -1,6 +1,6 @@
-// Compares a model's memory with its digests. A damaged chunk is taken out of use, and rebuilt from
-// the other half and the newest delta where they suffice. Damage is logged, counted and marked in
-// the published state. Any thread may call any method, but one at a time calls CheckNext.
+// Compares a model's memory with its digests. It logs and counts a corrupt chunk, marks it in the
+// published state, and rebuilds it from the other half and the newest delta if they suffice.
+// Thread-safe, with one caller of CheckNext at a time.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,11 @@
 
 namespace deltawire::sender {
 
-/// Results so far of comparing the published half with its digests, when idle or in a publish.
+/// The results of scrubs and of publishes so far.
 struct ScrubTotals {
   uint64_t bytes = 0;
   uint64_t mismatches = 0;
-  uint64_t repaired = 0;  ///< mismatches that were rebuilt from the other half
+  uint64_t repaired = 0;  ///< mismatches that were repaired from the other half
 };
 
 class Scrubber {
@@ -31,13 +31,13 @@ class Scrubber {
   };
   Scrubber(Context context, Halves& halves) : context_(std::move(context)), halves_(halves) {}
 
-  /// Compares the next few chunks, in turn; returns how many bytes it read.
+  /// Compares the next few chunks in turn. Returns the number of bytes read.
   /// REQUIRES (here and below): the caller holds a lease of state.half.
   uint64_t CheckNext(const Published& state);
   /// Compares one chunk.
   void Check(const Published& state, uint32_t chunk);
 
-  /// A publish found that a chunk of the published half lacks its digest; `whole`: the next version
+  /// Counts a corrupt chunk of the published half that a publish found. `whole`: the next version
   /// sends the chunk whole.
   void CountLost(uint32_t chunk, bool whole);
 

@@ -1,6 +1,6 @@
 // A model's side files on disk, one directory per content, so that each version keeps its own set.
-// After a crash at any point every set is whole (docs/lifecycle.md, "Side files"). The set of the
-// next version is in memory too. Errors name the file.
+// After a crash at any point every set is whole (docs/lifecycle.md, "Side files"). The next
+// version's set is in memory, too. Errors name the file.
 #pragma once
 
 #include <cstdint>
@@ -18,36 +18,36 @@ namespace deltawire::sender {
 
 class SideFileStore {
  public:
-  /// Who uses a set: one of the halves, or the next version.
+  /// The user of a set: one of the halves, or the next version.
   enum class Use : uint8_t { kHalf0 = 0, kHalf1 = 1, kNext = 2 };
 
   explicit SideFileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  /// Whether an entry of the directory with this name is the store's own: a set, a use, or either
-  /// of them while it is made or removed.
+  /// Whether a directory entry of this name is the store's own: a set or a use, perhaps while it is
+  /// made or removed.
   static bool IsOwnName(std::string_view name);
 
   /// Removes everything.
   Status Clear();
-  /// Keeps `set` for `use` from here on, and removes sets that no use needs any more. A crash
-  /// leaves the old set or the new one. Waits for other calls, since each writes files.
+  /// Keeps `set` for `use` from now on, and removes sets without a use. A crash leaves the old set
+  /// or the new one. Waits for other calls, since each writes files.
   Status Keep(Use use, const std::shared_ptr<const SideFileSet>& set) ABSL_LOCKS_EXCLUDED(mu_);
-  /// The set that was kept for `use`, checked against its hash; an empty set when none was.
-  /// kDataLoss when its files have changed.
+  /// Loads the set that was kept for `use`, or an empty set if there is none. kDataLoss when its
+  /// files do not have its hash.
   StatusOr<std::shared_ptr<const SideFileSet>> Load(Use use) const;
 
   /// The set of the next version. REQUIRES: SetNext or LoadNext.
   std::shared_ptr<const SideFileSet> next() const;
   /// Keeps the next version's set.
   Status SetNext(std::shared_ptr<const SideFileSet> set);
-  /// Takes the next version's set from the disk.
+  /// Loads the next version's set.
   Status LoadNext();
 
  private:
   static constexpr size_t kUses = 3;
   std::filesystem::path PathOf(uint64_t hash) const;
   Status Write(const SideFileSet& set) const;
-  /// Removes nothing unless it can read what every use needs.
+  /// Removes sets without a use, unless a use cannot be read.
   Status RemoveUnused() const;
 
   Status Store(Use use, const SideFileSet& set) const;

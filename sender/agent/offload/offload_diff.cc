@@ -58,8 +58,7 @@ Status OffloadDiff::Prepare(uint32_t half, double* waited) {
 }
 
 bool OffloadDiff::MaySendEarly() const {
-  // By the rule of `auto`, or fast: other codecs would be made for all receivers, on the cores with
-  // which the trainer copies. A GPU diffs what is left at the end.
+  // Other codecs would encode for all receivers on the cores with which the trainer copies.
   const bool fast = options_.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast;
   return options_.send_early && fast && incoming_.has_listener() && states_.published() != nullptr;
 }
@@ -104,7 +103,7 @@ std::shared_ptr<PublishJob> OffloadDiff::MakeJob(uint32_t half,
                     states_.half(half).subspan(place.offset, place.bytes));
     };
   }
-  // No single delta may take more than half of the log, or the log would hold nothing else.
+  // A larger delta would leave the log no room for others.
   in.payload_limit = options_.delta_log_bytes / 2;
   return std::make_shared<PublishJob>(in);
 }
@@ -120,7 +119,7 @@ void OffloadDiff::AddPayloads(uint64_t lease, std::span<const DiffedChunk> paylo
 
 void OffloadDiff::NoteTrainerDiff(const std::string& where) {
   MutexLock lock(mu_);
-  // The longest text has the reasons for what went whole.
+  // The longest text has the reasons for chunks that went whole.
   if (where.size() > trainer_diffs_on_.size()) trainer_diffs_on_ = where;
 }
 
@@ -130,7 +129,7 @@ std::string OffloadDiff::diffs_on() const {
 }
 
 void OffloadDiff::MarkWritten(uint64_t lease, const WrittenTally::Final& final) {
-  // Early diffs run on the CPU, while the trainer writes; a GPU diffs what is left then.
+  // Early diffs run on the CPU while the trainer writes. A GPU diffs the rest in the publish.
   if (!options_.eager_diff || (final.tensors.empty() && final.chunks.empty())) return;
   std::shared_ptr<PublishJob> job;
   {

@@ -1,7 +1,6 @@
-// One model's offload as a state machine: which ranks write which version, what each has said, and
-// how the offload ends. It has no thread, file or clock: each call says what happened and when, and
-// returns what the caller does next. The Model calls it under its lock. Errors name model, version,
-// ranks and publishers.
+// One model's offload as a state machine: the ranks, their reports, and the offload's end. It has
+// no thread, file or clock: each call says what happened and when, and returns the caller's next
+// step. Offloads calls it under its lock. Errors name model, version, ranks and publishers.
 #pragma once
 
 #include <chrono>
@@ -36,14 +35,14 @@ struct OffloadRequest {
   uint64_t version = 0;
   uint32_t rank = 0;
   uint32_t world = 1;
-  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the job's ranks before
-  std::string publisher;  ///< the rank's process, for messages; empty: not said
-  /// Random number of the trainer's client; 0: none, so it is never recognised.
+  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the job's earlier ranks
+  std::string publisher;  ///< the rank's process, for messages; empty: unknown
+  /// A random number of the trainer's client; 0: none, so it is never recognized.
   uint64_t client = 0;
-  /// Text that the ranks of one start of a job share, and no other start has; empty: not said.
-  /// Ranks without an attempt need it to join one another.
+  /// A text that only the ranks of one start of a job share; empty: none. Ranks without an attempt
+  /// need it to join one another.
   std::string job;
-  /// The published version's number is taken too: its files have changed since.
+  /// Allows the published version's number, since its files have changed.
   bool again = false;
 };
 
@@ -61,47 +60,45 @@ class OffloadSession {
   OffloadSession(Options options, const Layout& layout, const ChunkTable& chunks,
                  const Coverage& owned, uint64_t first_lease);
 
-  /// What the caller of Begin has to do next.
+  /// The next step of Begin's caller.
   enum class Next : uint8_t {
     kWait,    ///< wait until the phase changes, then call Begin again
-    kDrain,   ///< get the half ready for new writers, then call FinishDrain
+    kDrain,   ///< prepare the half for new writers, then call FinishDrain
     kJoined,  ///< write: the half is ready
   };
   struct Begun {
     Next next = Next::kWait;
     uint64_t lease = 0;
   };
-  /// `drawn`: the attempt to use when no rank gave one. If another offload is in the way, it is
-  /// abandoned unless somebody holds it; then the request is refused, naming the holder's
-  /// publisher.
+  /// `drawn`: the attempt to use when no rank gave one. Abandons another offload, unless a rank
+  /// holds it; then the request is refused, naming that rank's publisher.
   StatusOr<Begun> Begin(const OffloadRequest& request, const Identity& published, uint64_t drawn,
                         Time now);
   /// kDraining -> kWriting, or -> kIdle when `drained` is an error.
   void FinishDrain(uint64_t lease, const Status& drained, double waited_seconds, Time now);
 
-  /// Begins an attendance: the call that a rank keeps open until it is ready.
+  /// Begins an attendance, a call that a rank keeps open until it is ready.
   Status Attend(uint64_t lease, uint32_t rank);
-  /// True: the rank is ready, or the version published. False: neither yet. An error: the offload
-  /// is over.
+  /// Whether the rank is ready or the version published. Fails if the offload was abandoned.
   StatusOr<bool> IsReady(uint64_t lease, uint32_t rank) const;
-  /// An attendance has ended for whatever reason, or never came. `gone`: its caller went before the
-  /// rank was ready, which abandons the offload.
+  /// Ends an attendance, or one that never came. `gone`: its caller left before the rank was ready,
+  /// which abandons the offload.
   void EndAttend(uint64_t lease, uint32_t rank, bool gone, Time now);
   /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
   /// held.
   void CountWaiters(uint64_t lease, int change);
-  /// A client shows that it lives, until ClientGone; the two calls come in pairs. 0 is no client.
+  /// Adds a stream by which a client shows that it is alive, until ClientGone. 0 is no client.
   void ClientCame(uint64_t client);
-  /// If the client lives no more: the offload that it was about to attend is abandoned, and ranks
-  /// whose clients come later do not join one in which it was ready.
+  /// Removes a client's stream. A client without one is dead: the offload that it was about to
+  /// attend is abandoned, and ranks of later clients do not join one in which it was ready.
   void ClientGone(uint64_t client, Time now);
 
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
   using Final = WrittenTally::Final;
   StatusOr<Final> MarkWritten(uint64_t lease, const WrittenNotice& notice);
-  /// True when this was the last rank: kWriting -> kPublishing. An error that concerns more than
-  /// this one call has abandoned the offload.
+  /// Returns whether this was the last rank: kWriting -> kPublishing. An error that concerns more
+  /// than this call has abandoned the offload.
   StatusOr<bool> MarkReady(const ReadyNotice& notice, const Identity& published);
   /// Per tensor, whether the ranks declared it unchanged. REQUIRES: kPublishing.
   std::vector<bool> unchanged() const;
@@ -111,17 +108,16 @@ class OffloadSession {
   void FailPublish(Status why);
   /// kIdle -> kPublishing, for a version that no rank writes.
   Status BeginRollback(uint64_t version, uint64_t attempt, Time now);
-  /// kFailedPrecondition while somebody holds an offload; an offload that nobody holds is no
-  /// hindrance.
+  /// kFailedPrecondition while a rank holds an offload.
   Status MayRollBack(Time now) const;
   Status MayUnregister(Time now) const;
 
-  /// Abandons the offload if its time is up; returns whether it did.
+  /// Abandons the offload after its deadline. Returns whether it did.
   bool Expire(Time now);
   std::optional<Time> deadline() const;
 
-  /// The outcome for a caller that waits for the offload of `lease`, or with lease 0 for `version`
-  /// or a newer one: the info, an error, or nullopt when the caller must wait on.
+  /// Returns the outcome of the offload of `lease`, or with lease 0 of `version` or a newer one:
+  /// the info, an error, or nullopt while the caller must wait.
   std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
                                                const VersionInfo& published,
                                                uint64_t attempt = 0) const;
@@ -145,8 +141,8 @@ class OffloadSession {
     Time begun;
     bool ready = false;
     uint32_t attending = 0;
-    bool attended = false;  // attended at some time
-    bool gone = false;      // its client has gone
+    bool attended = false;  // has attended before
+    bool gone = false;      // its client is dead
   };
   struct Offload {
     uint64_t version = 0;
@@ -154,8 +150,8 @@ class OffloadSession {
     uint64_t attempt = 0;
     std::string job;
     uint32_t world = 1;
-    std::map<uint32_t, Rank> ranks;  // ranks that have begun
-    uint64_t died = 0;               // count of arrivals when a ready rank died first; 0: none did
+    std::map<uint32_t, Rank> ranks;  // that have begun
+    uint64_t died = 0;               // arrivals_ when the first ready rank died; 0: none did
     uint32_t ready = 0;
     uint32_t waiting = 0;
     std::unique_ptr<WrittenTally> tally;  // from kWriting on; a rollback has none
@@ -169,25 +165,24 @@ class OffloadSession {
     uint64_t attempt = 0;
     std::string job;
     uint32_t world = 1;
-    std::set<uint32_t> ranks;  // that had begun it, or have been told of its end
+    std::set<uint32_t> ranks;  // that had begun it, or know of its end
   };
 
   /// "rank 0 of 2 (python train.py, process 4711 on node7)".
   std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
   bool CanJoin(const OffloadRequest& request) const;
-  /// The end of an abandoned offload that the request would have joined; OK if there is none, or
-  /// the rank knows of it. It is told once, so that it may begin the version anew.
+  /// Returns the end of an abandoned offload that the request would have joined, once for each
+  /// rank, which may then begin the version anew. OK if there is none.
   Status MissedEnd(const OffloadRequest& request);
-  /// Whether a ready rank of the present offload had died before the request's client came.
+  /// Whether a ready rank of the current offload had died before the request's client came.
   bool OutlivedReadyRank(const OffloadRequest& request) const;
   Status EndAsGone(const std::map<uint32_t, Rank>::value_type& rank, Time now);
-  /// A rank by which the offload counts as held (docs/lifecycle.md, "Who may begin"); null when
-  /// there is none.
+  /// The rank that holds the offload (docs/lifecycle.md, "Who may begin"); null if there is none.
   const std::map<uint32_t, Rank>::value_type* Holder(Time now) const;
-  /// The reason why a request that does not join may not end the present offload; OK if it may.
+  /// Checks that a request that does not join may end the current offload.
   Status MayTakeOver(const OffloadRequest& request, Time now) const;
-  /// kFailedPrecondition, with `advice`, while somebody holds an offload.
+  /// kFailedPrecondition, with `advice`, while a rank holds an offload.
   Status CheckUndisturbed(Time now, std::string_view advice) const;
   Status WhyOver(uint64_t lease) const;
   /// Ends the offload as failed, and returns `why`.
@@ -203,10 +198,10 @@ class OffloadSession {
   uint64_t next_lease_;
   Offload now_;
   struct Client {
-    uint64_t came = 0;     // arrivals_ after it came
-    uint32_t streams = 0;  // that show it to live
+    uint64_t came = 0;  // arrivals_ after it came
+    uint32_t streams = 0;
   };
-  std::map<uint64_t, Client> clients_;  // those that live
+  std::map<uint64_t, Client> clients_;  // alive
   uint64_t arrivals_ = 0;
   std::deque<Ended> ended_;  // the newest at the back
   uint64_t abandoned_ = 0;

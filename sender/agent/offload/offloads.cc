@@ -13,7 +13,7 @@
 namespace deltawire::sender {
 namespace {
 
-// How often a waiting call checks whether its caller has gone; other events wake it at once.
+// The interval at which a waiting call checks whether its caller has gone. Other events wake it.
 constexpr std::chrono::milliseconds kGoneSlice{50};
 
 /// Agents that roll back to the same version of the same attempt get the same result, so that a
@@ -54,14 +54,14 @@ StatusOr<OffloadGrant> Offloads::Begin(const OffloadRequest& request, const Gone
       if (!stopped_.ok()) return stopped_;
       DW_ASSIGN_OR_RETURN(begun, session_.Begin(request, Newest(), drawn, SteadyClock::now()));
       if (begun.next != OffloadSession::Next::kWait) break;
-      // Nothing has changed. Ranks that wait here would wake each other over and over.
+      // No TidyAfterSession here: waiting ranks would wake each other over and over.
       if (gone()) return CallerGone();
       cv_.wait_for(lock, kGoneSlice);
     }
     TidyAfterSession();
   }
   listeners_.Call();  // an older offload may be over
-  // A client that begins anew has dropped what it had begun before.
+  // A client that begins anew has abandoned its earlier offload.
   states_.halves().EndWritersOf(request.client, request.rank);
   if (begun.next == OffloadSession::Next::kDrain) {
     const uint32_t half = states_.InactiveHalf();
@@ -90,7 +90,7 @@ StatusOr<OffloadGrant> Offloads::Begin(const OffloadRequest& request, const Gone
     }
   }
   auto grant = Grant(request, begun.lease, gone);
-  // A rank whose caller has gone ends the offload for all, and the others wait for news of that.
+  // A rank whose caller has gone ends the offload, for which the other ranks wait.
   if (!grant.ok()) listeners_.Call();
   return grant;
 }
@@ -202,7 +202,7 @@ StatusOr<bool> Offloads::MarkReady(const ReadyNotice& notice) {
               HumanSeconds(SecondsSince(granted)), ToString(trace));
     }
     if (last.ok()) diff_.NoteTrainerDiff(notice.diffed_on);
-    // Whether or not Ready failed, the rank writes no more.
+    // The rank writes no more, even if this call fails.
     states_.halves().EndWriter(notice.lease, notice.rank);
     TidyAfterSession();
   }

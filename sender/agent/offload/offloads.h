@@ -1,6 +1,6 @@
-// The offloads of one model as ranks and the publisher see them: which rank writes what, who waits
-// for which end, and the version to publish next. OffloadSession decides, OffloadDiff diffs. The
-// Model owns it, and any thread may call any method. Errors name the model and the version.
+// The offloads of one model: the calls of ranks and of those who wait for a publish, and the
+// version to publish next. OffloadSession decides, OffloadDiff diffs. Thread-safe. Errors name the
+// model and the version.
 #pragma once
 
 #include <chrono>
@@ -28,10 +28,10 @@ struct OffloadGrant {
   uint64_t lease = 0;
   uint64_t attempt = 0;
   Identity published;           ///< while ranks write, no other version is published
-  bool takes_payloads = false;  ///< of changes of `published`
+  bool takes_payloads = false;  ///< against `published`
 };
 
-/// A half that is written and can be published.
+/// A written half that can be published.
 struct WrittenHalf {
   uint32_t half = 0;
   StateId to;
@@ -51,46 +51,46 @@ class Offloads {
 
   Offloads(ModelStates& states, const SenderOptions& options, uint64_t first_lease);
 
-  /// `news` is called, without a lock, when an offload gets on or is over; see Listeners.
+  /// `news` is called, without a lock, when an offload progresses or ends; see Listeners.
   [[nodiscard]] Listeners::Listener OnNews(std::function<void()> news) {
     return listeners_.Add(std::move(news));
   }
 
   // The trainer's ranks.
   StatusOr<OffloadGrant> Begin(const OffloadRequest& request, const Gone& gone);
-  /// The rank's AttendOffload call begins, and lasts until EndAttend. kAborted unless that offload
-  /// is under way and `rank` has begun it.
+  /// Begins a rank's AttendOffload call, which lasts until EndAttend. kAborted unless that offload
+  /// is running and `rank` has begun it.
   Status Attend(uint64_t lease, uint32_t rank);
-  /// True: `rank` is ready, or the version published. kAborted: the offload is over.
+  /// Whether `rank` is ready or the version published. kAborted if the offload was abandoned.
   StatusOr<bool> IsReady(uint64_t lease, uint32_t rank) const;
-  /// If the rank has not been ready, it has gone, and the offload is abandoned. REQUIRES: Attend
-  /// returned OK.
+  /// Ends the call. If the rank is not ready, it has died, which abandons the offload. REQUIRES:
+  /// Attend returned OK.
   void EndAttend(uint64_t lease, uint32_t rank);
-  /// A trainer's client shows that it lives, until ClientGone; see OffloadSession.
+  /// See OffloadSession.
   void ClientCame(uint64_t client);
   void ClientGone(uint64_t client);
   Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
-  /// True when this was the last rank and the publish has begun.
+  /// Returns whether this was the last rank, so that the publish has begun.
   StatusOr<bool> MarkReady(const ReadyNotice& notice);
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
   /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
   /// held.
   void CountWaiters(uint64_t lease, int change);
-  /// The outcome of the offload of `lease`, or with 0 of `version` or a newer one: the info, the
-  /// reason why that offload (0: the last of `version`) was abandoned, or nullopt while the caller
-  /// must wait. A lease of an earlier process is known by its `attempt`, if that is what is
+  /// Returns the outcome of the offload of `lease`, or with 0 of `version` or a newer one: the
+  /// info, the reason why that offload (0: the last of `version`) was abandoned, or nullopt while
+  /// the caller must wait. An offload of an earlier process is known by its `attempt`, if that is
   /// published.
   std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
                                                uint64_t attempt = 0) const;
 
   // The publisher.
-  /// Blocks until an offload can be published, `until`, or Stop. Meanwhile it abandons offloads
-  /// that take too long.
+  /// Blocks until an offload can be published, `until`, or Stop. Abandons offloads that take too
+  /// long meanwhile.
   std::optional<WrittenHalf> AwaitWritten(SteadyClock::time_point until);
   /// Fills the inactive half with the bytes of `version`, and returns it for the publish.
   StatusOr<WrittenHalf> RollBack(uint64_t version);
-  /// Makes `state` the newest one, and tells the ranks and the incoming version's pulls.
+  /// Makes `state` the newest one, and notifies the ranks and the incoming version's pulls.
   void MarkPublished(std::shared_ptr<Published> state, std::shared_ptr<const Delta> delta);
   void FailPublish(const Status& why);
   bool stopped() const;
@@ -98,23 +98,22 @@ class Offloads {
 
   /// The incoming version, once one of its chunks has been diffed; else null.
   std::shared_ptr<IncomingVersion> incoming() const;
-  uint64_t version() const;    ///< that is being offloaded; 0: none
+  uint64_t version() const;    ///< being offloaded; 0: none
   uint64_t abandoned() const;  ///< offloads that were not published
   OffloadDiff& diff() { return diff_; }
   const OffloadDiff& diff() const { return diff_; }
 
-  /// Wakes everything that waits, with `why`. A publish that is running finishes, and no other
-  /// begins. The first reason stays.
+  /// Ends every wait with `why`. A running publish finishes, and no other begins. The first reason
+  /// stays.
   void Stop(const Status& why);
-  /// Stop, unless an offload is under way: kFailedPrecondition then.
+  /// Stops, or returns kFailedPrecondition while an offload is running.
   Status StopIfFree(const Status& why);
 
  private:
   StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone)
       ABSL_LOCKS_EXCLUDED(mu_);
   StatusOr<bool> IsReadyNow(uint64_t lease, uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Called when the session may have ended the offload: cancels its early diffs and wakes the
-  /// publisher.
+  /// Cancels early diffs and wakes the publisher if the session has ended the offload.
   void TidyAfterSession() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Identity Newest() const;  ///< the published state's; empty: none
 
@@ -125,7 +124,7 @@ class Offloads {
   // Held before the locks of the members above, of the states and of the job.
   mutable CheckedMutex mu_;
   CondVar cv_;
-  Status stopped_ ABSL_GUARDED_BY(mu_);  // why it has stopped; OK: it has not
+  Status stopped_ ABSL_GUARDED_BY(mu_);  // Stop's reason
   OffloadSession session_ ABSL_GUARDED_BY(mu_);
 };
 
