@@ -78,10 +78,8 @@ Status Daemon::Start() {
     o.delta_file_bytes = options_.delta_file_bytes;
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
-    o.huge_pages = options_.huge_pages;
     o.buffers = options_.buffers;
     o.unsafe_in_place = options_.unsafe_in_place;
-    o.reader_grace = options_.reader_grace;
     o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
     o.file_group = options_.file_group;
     o.allow_code_files = options_.allow_code_files;
@@ -143,14 +141,13 @@ void Daemon::StartEngines(const std::string& model) {
   for (size_t i = 0; i < options_.engines.size(); ++i) {
     const EngineOptions& engine = options_.engines[i];
     if (!engine.model.empty() && engine.model != model) continue;
-    settings.push_back({.options = engine,
-                        .model = {model, std::filesystem::absolute(replica.options().directory)},
-                        .policy = {.failure = options_.engine_failure,
-                                   .retries = options_.engine_retries,
-                                   .seed = std::random_device()()},
-                        .call_limit = options_.engine_timeout,
-                        .stages = stages_,
-                        .access = engine_access_[i]});
+    settings.push_back(
+        {.options = engine,
+         .model = {model, std::filesystem::absolute(replica.options().directory)},
+         .policy = {.failure = options_.engine_failure, .seed = std::random_device()()},
+         .call_limit = options_.engine_timeout,
+         .stages = stages_,
+         .access = engine_access_[i]});
   }
   if (settings.empty()) return;
   auto& source = sources_[model] = std::make_unique<Source>(replica);

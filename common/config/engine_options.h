@@ -27,7 +27,7 @@ std::string_view ToString(EngineKind kind);
 
 /// The response to an update that may have changed an engine without making it serve the version.
 enum class EngineFailure : uint8_t {
-  kRetry,       ///< retry up to engine_retries times, then as kStayPaused
+  kRetry,       ///< retry up to five times, then as kStayPaused
   kRollback,    ///< undo the update and serve the previous version; else as kStayPaused
   kStayPaused,  ///< leave the engine paused until the next version
   kTakeOut,     ///< no more updates until the engine or the receiver restarts

@@ -17,7 +17,6 @@ namespace {
 
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
-constexpr uint32_t kMaxHistory = 8;  // the limit of the codec tight
 constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSite = 128;  // kMaxSiteName of common/base/assignment.h
 constexpr uint32_t kMaxFanOut = 1024;
@@ -70,15 +69,13 @@ void AddReaders(CLI::App& app, ReceiverOptions& o) {
          "twice the memory; auto: 2 where there is room")
       ->check(CLI::IsMember({"auto", "1", "2"}))
       ->option_text(Shown("N", "auto"));
-  AddMillis(app, "--reader-grace-ms",
-            "With one file, an update waits for whoever has it open, at first for so long", 0,
-            &o.reader_grace);
   const auto set_busy = [&o](const std::string& text) {
     o.on_busy_reader = text == "copy" ? OnBusyReader::kCopy : OnBusyReader::kWait;
   };
   app.add_option_function<std::string>(
          "--on-busy-reader", set_busy,
-         "And then goes on waiting, or makes a copy and leaves the old file to its reader")
+         "With one file, an update waits for processes that have it open; after 10 s it goes on "
+         "waiting, or makes a copy and leaves the old file to its reader")
       ->check(CLI::IsMember({"wait", "copy"}))
       ->option_text(Shown("WHAT", ToString(o.on_busy_reader)));
   app.add_flag("--unsafe-in-place", o.unsafe_in_place,
@@ -298,7 +295,6 @@ template <typename Options>
 void AddProcess(CLI::App& app, Options& o) {
   app.option_defaults()->group("Process");
   AddNumber(app, "--threads", "CPU workers; 0: one per core", 0, kMaxThreads, &o.threads);
-  AddSwitch(app, "huge-pages", "Use huge pages where the mount offers them", &o.huge_pages);
   AddText(app, "--metrics-listen", "HOST:PORT",
           "Serve Prometheus metrics (/metrics) and a status page (/) here; empty: off", &o.metrics,
           CheckMetrics);
@@ -330,9 +326,6 @@ void Declare(CLI::App& app, SenderOptions& o) {
   app.option_defaults()->group("Files");
   AddDataDir(app, &o.data_dir);
   AddFileGroup(app, &o.file_group);
-  app.add_option("--trainer-socket", o.trainer_socket,
-                 "Unix socket for trainers; empty: DATA-DIR/trainer.sock")
-      ->option_text("PATH");
   app.option_defaults()->group("Network");
   AddListen(app, "--control-listen", "gRPC for orchestrators and receivers", &o.control);
   AddBulk(app, "Raw TCP for weights", &o.bulk, &o.advertise_host);
@@ -341,13 +334,7 @@ void Declare(CLI::App& app, SenderOptions& o) {
   app.option_defaults()->group("Publishing");
   AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
   AddCodec(app, &o.codec);
-  AddNumber(app, "--history",
-            "Past deltas that the codec tight uses, 0 to 8; receivers keep as many in memory "
-            "(about a version's delta each, 256 MiB at most), and only while tight is in use",
-            0, kMaxHistory, &o.history);
   AddScrub(app, &o.scrub_bytes_per_s);
-  AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
-            &o.grace);
   AddMillis(app, "--offload-timeout-ms",
             "An offload whose ranks are not all ready after so long is abandoned; 0: never", 0,
             &o.offload_timeout);
@@ -473,14 +460,12 @@ Status Check(const SenderOptions& o) {
   DW_RETURN_IF_ERROR(CheckExposure(kBulkListen, o.bulk, MayBeReached(o)));
   DW_RETURN_IF_ERROR(CheckBulkHost(o.control, o.bulk, o.advertise_host));
   DW_RETURN_IF_ERROR(CheckGroups(o.groups));
-  const bool own_socket = !o.trainer_socket.empty();
-  const std::string socket = own_socket ? o.trainer_socket : o.data_dir + "/trainer.sock";
+  const std::string socket = TrainerSocket(o);
   if (socket.size() <= kMaxSocketPath) return {};
   return Errorf(StatusCode::kInvalidArgument,
-                "{}: {} has {} bytes, and the path of a Unix socket at most {}; set a shorter "
-                "--trainer-socket",
-                own_socket ? "--trainer-socket" : "--data-dir", socket, socket.size(),
-                kMaxSocketPath);
+                "--data-dir: the trainer socket {} has {} bytes, and the path of a Unix socket at "
+                "most {}; name a shorter directory",
+                socket, socket.size(), kMaxSocketPath);
 }
 
 template <typename Options>
@@ -509,6 +494,8 @@ std::string_view ToString(GpuUse use) {
   }
   return "?";
 }
+
+std::string TrainerSocket(const SenderOptions& o) { return o.data_dir + "/trainer.sock"; }
 
 std::vector<std::string> Alternatives(const std::string& sender) {
   std::vector<std::string> addresses(1);

@@ -26,23 +26,19 @@ std::string_view ToString(GpuUse use);
 struct SenderOptions {
   std::string data_dir = "/dev/shm/deltawire";  ///< one directory per model below it
   std::string file_group;                       ///< group that may read models; empty: none
-  std::string trainer_socket;                   ///< empty: <data_dir>/trainer.sock
   Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
   Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP; by default the host of `control`
   std::string advertise_host;  ///< bulk host sent to receivers; empty: the host they dialed
   uint64_t delta_log_bytes = uint64_t{2} << 30;    ///< per model
   std::optional<kernels::Codec> codec;             ///< none: the one that commits soonest
-  uint32_t history = 4;                            ///< past deltas that `tight` may use, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
   uint64_t rate_limit = 0;                         ///< bytes/s to all receivers; 0: none
   uint64_t rate_limit_per_site = 0;                ///< bytes/s to each site's receivers; 0: none
   uint64_t rate_limit_per_receiver = 0;            ///< bytes/s to each receiver and model; 0: none
-  std::chrono::milliseconds grace{250};            ///< how long pulls may delay BeginOffload
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
   std::string congestion_control = "auto";            ///< for bulk streams; "system": the kernel's
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
-  bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written, on the CPU
   bool send_early = true;  ///< send chunks while the trainer still writes others
   GpuUse gpu = GpuUse::kOff;
@@ -59,6 +55,12 @@ struct SenderOptions {
   bool allow_code_files = false;    ///< publish side files that engines may execute
   std::string metrics;              ///< "host:port" for Prometheus; empty: off
   std::string log_level = "info";
+
+  // Constants that no option sets. Tests set others.
+  uint32_t history = 4;  ///< past deltas that `tight` may use, at most 8
+  /// How long pulls may delay BeginOffload. After it they are cut, and the next pulls go on.
+  std::chrono::milliseconds grace{250};
+  bool huge_pages = true;  ///< where the mount offers them
   friend bool operator==(const SenderOptions&, const SenderOptions&) = default;
 };
 
@@ -94,19 +96,16 @@ struct ReceiverOptions {
   bool follow = true;    ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
-  std::chrono::milliseconds reader_grace{10000};  ///< how long to wait for readers of the only file
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
   bool unsafe_in_place = false;                     ///< change bytes while readers have them open
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;   ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
-  uint32_t engine_retries = 5;                       ///< for one version, after the first attempt
   std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
   std::string congestion_control = "auto";  ///< as the sender's
   uint32_t threads = 0;
-  bool huge_pages = true;
   std::string credentials;
   std::string principals;
   bool insecure_plaintext = false;
@@ -126,6 +125,9 @@ struct Parsed {
   std::string text;
   int exit_code = 0;
 };
+
+/// Returns the path of the Unix socket for trainers.
+std::string TrainerSocket(const SenderOptions& o);
 
 /// Returns the addresses in one entry of ReceiverOptions::senders.
 std::vector<std::string> Alternatives(const std::string& sender);

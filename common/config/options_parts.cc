@@ -7,7 +7,6 @@
 namespace deltawire {
 namespace {
 
-constexpr uint32_t kMaxEngineRetries = 1000;
 constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                              EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 
@@ -37,8 +36,6 @@ void AddEngines(CLI::App& app, ReceiverOptions& o) {
          "stay-paused or take-out")
       ->check(CLI::IsMember({"retry", "rollback", "stay-paused", "take-out"}))
       ->option_text(Shown("WHAT", ToString(o.engine_failure)));
-  AddNumber(app, "--engine-retries", "Try a version again so many times on an engine", 0,
-            kMaxEngineRetries, &o.engine_retries);
   AddMillis(app, "--engine-timeout-ms", "A request to an engine that takes longer has failed", 100,
             &o.engine_timeout);
 }

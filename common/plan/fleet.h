@@ -70,7 +70,7 @@ struct Node {
 /// A daemon that serves: the sender, or a relay.
 struct Serving {
   std::optional<kernels::Codec> codec;  ///< none: auto
-  uint32_t history = 4;
+  uint32_t history = 4;                 ///< as SenderOptions
   double rate_limit = 0, rate_limit_per_receiver = 0;
   double rate_limit_per_site = 0;  ///< the receivers of a Site report its name
 };

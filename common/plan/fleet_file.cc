@@ -238,7 +238,6 @@ class FleetReader {
     if (!codec.empty() && codec != "auto" && !s.codec) {
       in.Fail(*in.Find("codec"), fmt::format("there is no codec {}", codec));
     }
-    in.Integer("history", &s.history, 0, kernels::kMaxHistory);
     in.Quantity("rate-limit", ParseRate, &s.rate_limit);
     in.Quantity("rate-limit-per-receiver", ParseRate, &s.rate_limit_per_receiver);
     in.Quantity("rate-limit-per-site", ParseRate, &s.rate_limit_per_site);

@@ -60,8 +60,7 @@ Status Run(const SenderOptions& options) {
   sender::SenderServiceImpl sender_service(agent, access, bulk->port(), pool.size());
   PullServiceImpl pull_service(agent, access, bulk->port());
 
-  const std::string socket =
-      options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;
+  const std::string socket = TrainerSocket(options);
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
   DW_RETURN_IF_ERROR(CheckTrustedPlace(std::filesystem::path(socket).parent_path()));

@@ -63,7 +63,7 @@ class TraceTest(unittest.TestCase):
         cls.sender = cls.daemons.start_sender(cls.root / "s", "--no-send-early")
         cls.receiver = cls.daemons.start_receiver(
             [cls.sender], "m", cls.root / "r", "--engine", "exec=/bin/true",
-            "--engine", "exec=/bin/false", "--engine-retries", "0",
+            "--engine", "exec=/bin/false", "--engine-failure", "stay-paused",
         )  # fmt: skip
         cls.traces = {}  # what a version's line says -> trace
         try:

@@ -410,8 +410,8 @@ TEST_CASE("daemons that cannot start say why and exit") {
              {"--data-dir", fresh, "--control-listen", free_port, "--bulk-listen", bulk}, bulk);
   // A data directory that another sender owns; the message names that sender's pid.
   fails_with("deltawire-sender",
-             {"--data-dir", sender.dir().string(), "--trainer-socket", fresh + ".sock",
-              "--control-listen", free_port, "--bulk-listen", "127.0.0.1:0"},
+             {"--data-dir", sender.dir().string(), "--control-listen", free_port, "--bulk-listen",
+              "127.0.0.1:0"},
              std::to_string(sender.child().pid()));
   // A configuration file that is missing or has an unknown key, and an address beyond loopback.
   fails_with("deltawire-receiver", {"--config", "/nonexistent/receiver.toml"},

@@ -145,8 +145,8 @@ TEST_CASE("status, watch, wait and metrics tell served from committed") {
   std::ofstream(hook) << "#!/bin/sh\ntest ! -e " << hook.native() << ".no\n";
   chmod(hook.c_str(), 0755);
   const uint16_t metrics = FreePort();
-  Setup s({"--engine", "exec=" + hook.native(), "--engine-retries", "0", "--metrics-listen",
-           fmt::format("127.0.0.1:{}", metrics)});
+  Setup s({"--engine", "exec=" + hook.native(), "--engine-failure", "stay-paused",
+           "--metrics-listen", fmt::format("127.0.0.1:{}", metrics)});
   s.engine.Start();
   Tool watch(s.root, {"watch", "--json"}, *s.receiver);
   Tool first(s.root, {"wait", "--served", "--version", "1"}, *s.receiver);
@@ -215,7 +215,7 @@ TEST_CASE("wait --all --served ends when the engines of all receivers serve a ve
   Setup s;
   s.engine.Start();
   ReceiverProcess other(s.root.path(), "r2", s.sender.control(), kModel,
-                        {"--engine", "exec=" + hook.native(), "--engine-retries", "0"});
+                        {"--engine", "exec=" + hook.native(), "--engine-failure", "stay-paused"});
   ReceiverProcess plain(s.root.path(), "r3", s.sender.control(), kModel);
   const auto wait = [&](const char* version, const char* seconds) {
     return Tool(s.root, {"wait", "--all", "--served", "--at-least", "2", "--version", version,

@@ -110,16 +110,16 @@ TEST_CASE("a sender leaves a directory with a model's name as it is") {
 
 TEST_CASE("a sender removes no file that lies where its socket is to be") {
   ShmDir root;
-  const fs::path file = root.path() / "mine";
+  const fs::path data = root.path() / "data", file = data / "trainer.sock";
+  fs::create_directory(data);
   Write(file, "mine", 0644);
   const std::string before = DescribeFile(file);
   const fs::path log = root.path() / "log";
-  const auto child =
-      Spawn("deltawire-sender",
-            {"--data-dir", (root.path() / "data").string(), "--control-listen",
-             fmt::format("127.0.0.1:{}", FreePort()), "--bulk-listen",
-             fmt::format("127.0.0.1:{}", FreePort()), "--trainer-socket", file.string()},
-            log);
+  const auto child = Spawn(
+      "deltawire-sender",
+      {"--data-dir", data.string(), "--control-listen", fmt::format("127.0.0.1:{}", FreePort()),
+       "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())},
+      log);
   CHECK(child->Wait(std::chrono::seconds(20)) == 1);
   CHECK(ReadText(log).find(file.native() + " is not a socket of this user's") != std::string::npos);
   CHECK(DescribeFile(file) == before);

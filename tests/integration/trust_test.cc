@@ -135,9 +135,8 @@ TEST_CASE("a plain reader's mapping never changes under it, with one buffer and 
   CAPTURE(buffers);
   ShmDir root;
   SenderProcess sender(root.path());
-  ReceiverProcess receiver(
-      root.path(), "r1", sender.control(), kModel,
-      {"--buffers", buffers, "--reader-grace-ms", "200", "--on-busy-reader", "copy"});
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel,
+                           {"--buffers", buffers, "--on-busy-reader", "copy"});
   Trainer trainer(sender.socket(), kModel, 4, 105);
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(receiver.WaitCommitted(1));
@@ -162,9 +161,7 @@ TEST_CASE("a plain reader's mapping never changes under it, with one buffer and 
 TEST_CASE("with one buffer an update waits for a reader, and the name is there meanwhile") {
   ShmDir root;
   SenderProcess sender(root.path());
-  ReceiverProcess receiver(
-      root.path(), "r1", sender.control(), kModel,
-      {"--buffers", "1", "--reader-grace-ms", "100", "--on-busy-reader", "wait"});
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, {"--buffers", "1"});
   Trainer trainer(sender.socket(), kModel, 4, 106);
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(receiver.WaitCommitted(1));

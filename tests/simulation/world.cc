@@ -139,7 +139,7 @@ void World::DrawReceivers() {
     s.engines =
         s.buffers == 2 && random_.Chance(0.3) ? static_cast<uint32_t>(random_.Between(1, 3)) : 0;
     if (production_) {
-      const ReceiverOptions defaults;
+      const receiver::ReplicaOptions defaults;
       s.stream_timeout = defaults.stream_timeout;
       s.reader_grace = defaults.reader_grace;
     }

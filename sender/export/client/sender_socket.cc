@@ -79,8 +79,8 @@ StatusOr<std::optional<SenderPeer>> LookAtSender(const std::string& socket) {
   sockaddr_un address{};
   if (socket.size() >= sizeof address.sun_path) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "socket path {} is longer than {} bytes; set the sender's --trainer-socket to a "
-                  "shorter one",
+                  "socket path {} is longer than {} bytes; give the sender a --data-dir with a "
+                  "shorter path",
                   socket, sizeof address.sun_path - 1);
   }
   const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

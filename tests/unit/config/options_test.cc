@@ -166,8 +166,6 @@ TEST_CASE("engines are named with their kind, and each once") {
                                 "m:http=https://node:1/hook",
                                 "--engine-failure",
                                 "rollback",
-                                "--engine-retries",
-                                "0",
                                 "--engine-timeout-ms",
                                 "500"});
   CAPTURE(parsed.text);
@@ -198,7 +196,6 @@ TEST_CASE("engines are named with their kind, and each once") {
       {.model = "m", .address = {"node", 1}, .path = "/hook", .tls = true}};
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
-  CHECK(parsed.options.engine_retries == 0);
   CHECK(parsed.options.engine_timeout == milliseconds(500));
   CHECK(NameOf(want[0]) == "127.0.0.1:8000");
   CHECK(NameOf(want[1]) == "[::1]:30000/a/b");
@@ -327,24 +324,20 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   SenderOptions want;
   want.data_dir = "/d";
   want.file_group = "engines";
-  want.trainer_socket = "/s";
   want.control = {"127.0.0.2", 1};
   want.bulk = {"::1", 2};
   want.advertise_host = "node";
   want.delta_log_bytes = 3 << 20;
-  want.grace = milliseconds(4);
   want.rate_limit = 5'000'000;
   want.rate_limit_per_site = 2048;
   want.rate_limit_per_receiver = 1024;
   want.offload_timeout = milliseconds(7);
   want.stream_timeout = milliseconds(5000);
   want.threads = 6;
-  want.huge_pages = false;
   want.eager_diff = false;
   want.send_early = false;
   want.codec = kernels::Codec::kTight;
   want.gpu = GpuUse::kHostStaged;
-  want.history = 8;
   want.scrub_bytes_per_s = 9000;
   want.insecure_plaintext = true;
   want.credentials = "/c.toml";
@@ -355,18 +348,15 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.log_level = "debug";
   const auto from_args = Sender({"--data-dir=/d",
                                  "--file-group=engines",
-                                 "--trainer-socket=/s",
                                  "--control-listen=127.0.0.2:1",
                                  "--bulk-listen=[::1]:2",
                                  "--advertise-host=node",
                                  "--delta-log=3MiB",
-                                 "--grace-ms=4",
                                  "--rate-limit=5MB",
                                  "--rate-limit-per-site=2KiB",
                                  "--rate-limit-per-receiver=1KiB",
                                  "--stream-timeout-ms=5000",
                                  "--threads=6",
-                                 "--no-huge-pages",
                                  "--no-eager-diff",
                                  "--no-send-early",
                                  "--insecure-plaintext",
@@ -378,23 +368,22 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--log-level=debug",
                                  "--codec=tight",
                                  "--gpu=host-staged",
-                                 "--history=8",
                                  "--scrub-bytes-per-s=9kB",
                                  "--offload-timeout-ms=7"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
   const ConfigFile file(
-      "data-dir = '/d'\nfile-group = 'engines'\ntrainer-socket = '/s'\ncontrol-listen = "
+      "data-dir = '/d'\nfile-group = 'engines'\ncontrol-listen = "
       "'127.0.0.2:1'\n"
-      "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
+      "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\n"
       "rate-limit = '5MB'\nrate-limit-per-site = 2048\nrate-limit-per-receiver = '1KiB'\n"
-      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
+      "stream-timeout-ms = '5000'\nthreads = 6\neager-diff = false\n"
       "send-early = false\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
       "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "
       "'debug'\n"
-      "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n"
+      "gpu = 'host-staged'\ncodec = 'tight'\nscrub-bytes-per-s = '9kB'\n"
       "offload-timeout-ms = 7\n");
   const auto from_file = Sender({"--config", file.path()});
   CAPTURE(from_file.text);
@@ -423,13 +412,11 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.staging_bytes = 1000;
   want.delta_file_bytes = 3000;
   want.buffers = 2;
-  want.reader_grace = milliseconds(7);
   want.on_busy_reader = OnBusyReader::kCopy;
   want.unsafe_in_place = true;
   want.scrub_bytes_per_s = 0;
   want.stream_timeout = milliseconds(5000);
   want.threads = 6;
-  want.huge_pages = false;
   want.insecure_plaintext = true;
   want.credentials = "/c.toml";
   want.principals = "/p.toml";
@@ -458,7 +445,6 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--staging=1kB",
                                    "--stream-timeout-ms=5000",
                                    "--threads=6",
-                                   "--no-huge-pages",
                                    "--insecure-plaintext",
                                    "--credentials=/c.toml",
                                    "--principals=/p.toml",
@@ -470,7 +456,6 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--start-from=b=/base=1",
                                    "--scrub-bytes-per-s=0",
                                    "--buffers=2",
-                                   "--reader-grace-ms=7",
                                    "--on-busy-reader=copy",
                                    "--unsafe-in-place"});
   CAPTURE(from_args.text);
@@ -484,12 +469,11 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "rate-limit-per-site = 7000\nrate-limit-per-receiver = 6000\nstreams = "
       "64\ncongestion-control = 'cubic'\n"
       "follow = false\nstaging = '1kB'\n"
-      "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
+      "stream-timeout-ms = 5000\nthreads = 6\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nscrub-bytes-per-s = 0\n"
-      "delta-files = 3000\nstart-from = 'b=/base=1'\nbuffers = '2'\nreader-grace-ms = "
-      "7\non-busy-reader = "
+      "delta-files = 3000\nstart-from = 'b=/base=1'\nbuffers = '2'\non-busy-reader = "
       "'copy'\nunsafe-in-place = true\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);
@@ -498,14 +482,13 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
 }
 
 TEST_CASE("the command line is stronger than the file, lists included") {
-  const ConfigFile file(
-      "streams = 8\nmodel = [\"a\", \"b\"]\nfollow = false\nhuge-pages = false\n");
+  const ConfigFile file("streams = 8\nmodel = [\"a\", \"b\"]\nfollow = false\nlog-level = 'off'\n");
   const auto parsed = Receiver({"--streams=2", "--config", file.path(), "--model=c", "--follow"});
   REQUIRE(parsed.run);
   CHECK(parsed.options.streams == 2);
   CHECK(parsed.options.models == std::vector<ReceiverModelOptions>{{"c", ""}});
   CHECK(parsed.options.follow);
-  CHECK_FALSE(parsed.options.huge_pages);
+  CHECK(parsed.options.log_level == "off");
   const ConfigFile one("model = \"only\"\n");
   CHECK(Receiver({"--config", one.path()}).options.models ==
         std::vector<ReceiverModelOptions>{{"only", ""}});
@@ -516,7 +499,7 @@ TEST_CASE("help and version are texts with exit code 0") {
   CHECK_FALSE(help.run);
   CHECK(help.exit_code == 0);
   for (const char* part : {"deltawire-sender", "Files:", "Network:", "Publishing:", "Process:",
-                           "--[no-]huge-pages", "--delta-log SIZE [2GiB]",
+                           "--[no-]send-early", "--delta-log SIZE [2GiB]",
                            "--control-listen HOST:PORT [127.0.0.1:7700]", "--config FILE"}) {
     CAPTURE(part, help.text);
     CHECK(help.text.find(part) != std::string::npos);
@@ -543,10 +526,9 @@ TEST_CASE("values, arrays over several lines, comments and line ends are read") 
 }
 
 TEST_CASE("an empty value turns off what can be off, on the command line and in the file") {
-  const ConfigFile file(
-      "metrics-listen = \":9\"\nadvertise-host = \"h\"\ntrainer-socket = \"/s\"\n");
+  const ConfigFile file("metrics-listen = \":9\"\nadvertise-host = \"h\"\nfile-group = \"g\"\n");
   const auto args = Sender({"--config", file.path(), "--metrics-listen", "", "--advertise-host", "",
-                            "--trainer-socket", ""});
+                            "--file-group", ""});
   CAPTURE(args.text);
   REQUIRE(args.run);
   CHECK((args.options == SenderOptions{}));
