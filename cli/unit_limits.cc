@@ -114,7 +114,7 @@ UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<Mo
   }
   limits.Add("streams of its pulls", kPerStream * streams * agents * sums.count);
   limits.limits().descriptors += (streams + 1) * agents * sums.count + 4 * options.engines.size();
-  if (options.serve) limits.AddServed(served, options.delta_log_bytes, sums);
+  if (options.bulk) limits.AddServed(served, options.delta_log_bytes, sums);
   return limits.Finish(sums);
 }
 

@@ -32,17 +32,17 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
                std::shared_ptr<security::Credentials> credentials, StageObserver stages)
     : options_(options),
       receiver_id_(std::move(receiver_id)),
-      relay_number_(options.serve ? DrawAttempt() : 0),
+      relay_number_(options.bulk ? DrawAttempt() : 0),
       pool_(options.threads),
       credentials_(std::move(credentials)),
       stages_(std::move(stages)) {
   rates_.Calibrate(kernels::Best());
-  if (!options.serve) return;
+  if (!options.bulk) return;
   relay_ = std::make_unique<Relay>(
       Relay::Options{.advertise_host = options.advertise_host,
                      .delta_log_bytes = options.delta_log_bytes,
-                     .rate_limit_per_receiver = options.rate_limit_per_receiver,
-                     .rate_limit_per_site = options.rate_limit_per_site,
+                     .rate_limit_per_receiver = options.rate_limits.per_receiver,
+                     .rate_limit_per_site = options.rate_limits.per_site,
                      .stages = stages_,
                      .number = relay_number_},
       pool_, rates_);
@@ -79,7 +79,7 @@ Status Daemon::Start() {
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
     o.buffers = options_.buffers;
-    o.unsafe_in_place = options_.unsafe_in_place;
+    o.unsafe_in_place = options_.on_busy_reader == OnBusyReader::kOverwrite;
     o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
     o.file_group = options_.file_group;
     o.allow_code_files = options_.allow_code_files;
@@ -113,7 +113,7 @@ std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions&
   if (!options_.site.empty()) {
     SiteOffer offer{.site = options_.site, .address = {}};
     // One that pulls only when told to would keep its followers waiting.
-    if (options_.serve && options_.follow) {
+    if (options_.bulk && options_.follow) {
       const bool named = !options_.advertise_host.empty();
       offer.address = ToString(
           Endpoint{named ? options_.advertise_host : options_.control.host, options_.control.port});

@@ -48,24 +48,25 @@ struct Serving {
   Status Start(const ReceiverOptions& options, receiver::Relay& relay,
                const std::shared_ptr<Access>& access) {
     net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
-                                          .bytes_per_s = options.rate_limit,
+                                          .bytes_per_s = options.rate_limits.all,
                                           .sockets = {options.congestion_control}};
     if (access->credentials()->serves_tls()) {
       DW_ASSIGN_OR_RETURN(bulk_options.tls,
                           net::Tls::Create(access->credentials(), net::Tls::Side::kServer,
                                            access->requires_certificate()));
     }
-    DW_ASSIGN_OR_RETURN(bulk, net::PullServer::Listen(io, options.bulk.host, options.bulk.port,
+    DW_ASSIGN_OR_RETURN(bulk, net::PullServer::Listen(io, options.bulk->host, options.bulk->port,
                                                       relay, bulk_options));
     service = std::make_unique<PullServiceImpl>(relay, access, bulk->port());
-    LogInfo("serves other receivers, bulk {}", ToString(Endpoint{options.bulk.host, bulk->port()}));
+    LogInfo("serves other receivers, bulk {}",
+            ToString(Endpoint{options.bulk->host, bulk->port()}));
     return absl::OkStatus();
   }
 };
 
 Status Run(const ReceiverOptions& options) {
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
-  const bool exposed = !IsLoopback(options.control) || (options.serve && !IsLoopback(options.bulk));
+  const bool exposed = !IsLoopback(options.control) || (options.bulk && !IsLoopback(*options.bulk));
   DW_RETURN_IF_ERROR(access->CheckExposure(exposed, options.insecure_plaintext));
   const auto stages = std::make_shared<metrics::StageHistograms>("receiver");
   receiver::Daemon daemon(

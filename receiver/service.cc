@@ -238,7 +238,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
   response->set_unix_nanos(UnixNanos());
-  const bool exposed = !IsLoopback(o.control) || (o.serve && !IsLoopback(o.bulk));
+  const bool exposed = !IsLoopback(o.control) || (o.bulk && !IsLoopback(*o.bulk));
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
   if (access_->guards()) {
     const bool tls = access_->credentials()->serves_tls();

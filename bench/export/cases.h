@@ -37,7 +37,7 @@ Status PlaceCases(const ExportOptions& options, Bench& bench);
 Status JobCases(const ExportOptions& options, Bench& bench);
 /// ready/ranks=N: the time from ready to published when several ranks write every tensor. Chunks
 /// are diffed as soon as all ranks have finished them; the reference is a sender with
-/// --no-eager-diff. It must be the last case, since gRPC's threads stay.
+/// --early off. It must be the last case, since gRPC's threads stay.
 Status EarlyCases(Bench& bench);
 
 }  // namespace deltawire::bench

@@ -67,7 +67,7 @@ class Ranks {
 Status OneCase(uint32_t world, const Layout& layout, const std::string& name, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
   Ranks early(shm->path() / "early", world, layout, {});
-  Ranks late(shm->path() / "late", world, layout, {"--no-eager-diff"});
+  Ranks late(shm->path() / "late", world, layout, {"--early", "off"});
   std::vector<std::byte> content(layout.total_bytes());
   FillByPlace(content);
   DW_RETURN_IF_ERROR(early.Publish(content).status());

@@ -139,9 +139,8 @@ std::unique_ptr<testing::ReceiverProcess> MakeRelay(const fs::path& root, const 
                                                     const std::string& upstream) {
   return std::make_unique<testing::ReceiverProcess>(
       root, id, upstream, kModel,
-      std::vector<std::string>{"--serve", "--buffers", "2", "--delta-files", "0",
-                               "--scrub-bytes-per-s", "0", "--bulk-listen",
-                               fmt::format("127.0.0.1:{}", testing::FreePort())});
+      std::vector<std::string>{"--buffers", "2", "--delta-files", "0", "--scrub-bytes-per-s", "0",
+                               "--bulk-listen", fmt::format("127.0.0.1:{}", testing::FreePort())});
 }
 
 size_t RelayKilobytes(const Options& options, const Bench& bench) {

@@ -370,10 +370,10 @@ std::vector<Group> AllGroups() {
       {{.buffers = 2, .trainer_bytes_per_s = kTrainerBytesPerS},
        {Sync("delta_sync/1%/buffers=2/paced", 0.01, 1 / 0.5), First("first_byte/buffers=2/paced")}},
       // The same, but receivers get no chunks before the publish.
-      {{.buffers = 1, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=1/late", 0.01)}},
-      {{.buffers = 2, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=2/late", 0.01)}},
+      {{.buffers = 1, .sender = {"--early", "diff"}}, {Sync("delta_sync/1%/buffers=1/late", 0.01)}},
+      {{.buffers = 2, .sender = {"--early", "diff"}}, {Sync("delta_sync/1%/buffers=2/late", 0.01)}},
       {{.tls = true}, {Pull("full_pull_tls", true, 0.88)}},
-      {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
+      {{.receiver = false, .sender = {"--early", "off"}}, {Copy("offload/no_eager")}}};
 }
 
 /// Runs the requested cases of a group. `root` is removed at the end.

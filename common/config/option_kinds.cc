@@ -10,6 +10,12 @@ using std::chrono::milliseconds;
 constexpr uint64_t kMaxMillis = 24ull * 60 * 60 * 1000;
 constexpr uint64_t kMaxSize = uint64_t{1} << 50;
 
+Endpoint EndpointOf(const std::string& option, const std::string& text) {
+  StatusOr<Endpoint> endpoint = ParseEndpoint(text);
+  if (endpoint.ok()) return *std::move(endpoint);
+  throw CLI::ValidationError(option, std::string(MessageOf(endpoint.status())));
+}
+
 }  // namespace
 
 void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
@@ -35,15 +41,18 @@ CLI::Option* AddEach(CLI::App& app, const std::string& name, const std::string& 
 
 CLI::Option* AddListen(CLI::App& app, const std::string& name, const std::string& help,
                        Endpoint* target) {
-  const auto set = [name, target](const std::string& text) {
-    const auto endpoint = ParseEndpoint(text);
-    if (!endpoint.ok()) {
-      throw CLI::ValidationError(name, std::string(MessageOf(endpoint.status())));
-    }
-    *target = *endpoint;
-  };
+  const auto set = [name, target](const std::string& text) { *target = EndpointOf(name, text); };
   return app.add_option_function<std::string>(name, set, help)
       ->option_text(Shown("HOST:PORT", ToString(*target)));
+}
+
+CLI::Option* AddListen(CLI::App& app, const std::string& name, const std::string& help,
+                       std::optional<Endpoint>* target) {
+  const auto set = [name, target](const std::string& text) {
+    target->reset();
+    if (!text.empty()) *target = EndpointOf(name, text);
+  };
+  return app.add_option_function<std::string>(name, set, help)->option_text("HOST:PORT");
 }
 
 void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,
@@ -61,13 +70,18 @@ void AddMillis(CLI::App& app, const std::string& name, const std::string& help, 
       ->option_text(Shown("MS", target->count()));
 }
 
+StatusOr<uint64_t> ParseSizeValue(const std::string& text) {
+  DW_ASSIGN_OR_RETURN(const uint64_t bytes, ParseSize(text, /*kb_is_1000=*/true));
+  const bool rounded = bytes == 0 && text.find_first_of("123456789") != std::string::npos;
+  if (rounded) return Errorf(StatusCode::kInvalidArgument, "{} is less than one byte", text);
+  if (bytes <= kMaxSize) return bytes;
+  return Errorf(StatusCode::kInvalidArgument, "{} is more than 1 PiB", text);
+}
+
 void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target) {
   const auto to_bytes = [](std::string& text) -> std::string {
-    const auto bytes = ParseSize(text, /*kb_is_1000=*/true);
+    const StatusOr<uint64_t> bytes = ParseSizeValue(text);
     if (!bytes.ok()) return std::string(MessageOf(bytes.status()));
-    const bool rounded = *bytes == 0 && text.find_first_of("123456789") != std::string::npos;
-    if (rounded) return fmt::format("{} is less than one byte", text);
-    if (*bytes > kMaxSize) return fmt::format("{} is more than 1 PiB", text);
     text = std::to_string(*bytes);
     return "";
   };

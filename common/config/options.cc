@@ -40,24 +40,13 @@ void AddCodec(CLI::App& app, std::optional<kernels::Codec>* target) {
       ->option_text(Shown("NAME", *target ? kernels::NameOf(**target) : "auto"));
 }
 
-constexpr std::pair<const char*, GpuUse> kGpuUses[] = {{"off", GpuUse::kOff},
-                                                       {"auto", GpuUse::kAuto},
-                                                       {"host-staged", GpuUse::kHostStaged},
-                                                       {"resident", GpuUse::kResident}};
-
-void AddGpu(CLI::App& app, GpuUse* target) {
-  const auto set = [target](const std::string& text) {
-    for (const auto& [name, use] : kGpuUses) {
-      if (text == name) *target = use;
-    }
-  };
-  app.add_option_function<std::string>(
-         "--gpu", set,
-         "Diff on a GPU: off, auto, host-staged (both halves travel to it) or resident (it holds "
-         "the published half as well)")
-      ->check(CLI::IsMember({"off", "auto", "host-staged", "resident"}))
-      ->option_text(Shown("USE", ToString(*target)));
-}
+constexpr Word<GpuUse> kGpuUses[] = {
+    {"off", GpuUse::kOff}, {"auto", GpuUse::kAuto}, {"host-staged", GpuUse::kHostStaged}};
+constexpr Word<Early> kEarly[] = {
+    {"off", Early::kOff}, {"diff", Early::kDiff}, {"send", Early::kSend}};
+constexpr Word<OnBusyReader> kOnBusyReader[] = {{"wait", OnBusyReader::kWait},
+                                                {"copy", OnBusyReader::kCopy},
+                                                {"unsafe-overwrite", OnBusyReader::kOverwrite}};
 
 void AddReaders(CLI::App& app, ReceiverOptions& o) {
   const auto set_buffers = [&o](const std::string& text) {
@@ -69,17 +58,11 @@ void AddReaders(CLI::App& app, ReceiverOptions& o) {
          "twice the memory; auto: 2 where there is room")
       ->check(CLI::IsMember({"auto", "1", "2"}))
       ->option_text(Shown("N", "auto"));
-  const auto set_busy = [&o](const std::string& text) {
-    o.on_busy_reader = text == "copy" ? OnBusyReader::kCopy : OnBusyReader::kWait;
-  };
-  app.add_option_function<std::string>(
-         "--on-busy-reader", set_busy,
-         "With one file, an update waits for processes that have it open; after 10 s it goes on "
-         "waiting, or makes a copy and leaves the old file to its reader")
-      ->check(CLI::IsMember({"wait", "copy"}))
-      ->option_text(Shown("WHAT", ToString(o.on_busy_reader)));
-  app.add_flag("--unsafe-in-place", o.unsafe_in_place,
-               "Change the weights' bytes whoever reads them: a reader may see two versions mixed");
+  AddWord(app, "--on-busy-reader", "WHAT",
+          "With one file, what an update does about a process that has it open: wait for it; wait "
+          "10 s, then copy, and leave the old file to it; or unsafe-overwrite: change the bytes "
+          "under it, so that it may see two versions mixed",
+          kOnBusyReader, &o.on_busy_reader);
 }
 
 void AddScrub(CLI::App& app, uint64_t* target) {
@@ -157,10 +140,10 @@ Status CheckSite(const ReceiverOptions& o) {
                   "address alone (here: {})",
                   fmt::join(o.senders, " "));
   }
-  if (o.serve && (o.control.port == 0 || (IsWildcard(o.control) && o.advertise_host.empty()))) {
+  if (o.bulk && (o.control.port == 0 || (IsWildcard(o.control) && o.advertise_host.empty()))) {
     return Errorf(
         StatusCode::kInvalidArgument,
-        "--site with --serve: others are told to dial --control-listen {}, which names no "
+        "--site with --bulk-listen: others are told to dial --control-listen {}, which names no "
         "{}: give it one{}",
         ToString(o.control), o.control.port == 0 ? "port" : "machine",
         o.control.port == 0 ? "" : ", or --advertise-host");
@@ -168,8 +151,18 @@ Status CheckSite(const ReceiverOptions& o) {
   return {};
 }
 
-Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& text) {
+/// Parses "NAME[=DIR][ start-from=DIR]".
+Status AddModel(std::vector<ReceiverModelOptions>* models, std::string text) {
+  constexpr std::string_view kStartFrom = " start-from=";
   ReceiverModelOptions model;
+  if (const size_t at = text.find(kStartFrom); at != std::string::npos) {
+    model.start_from = text.substr(at + kStartFrom.size());
+    if (model.start_from.empty()) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "\"{}\" names no directory after start-from=", text);
+    }
+    text.resize(at);
+  }
   const size_t equals = text.find('=');
   model.name = text.substr(0, equals);
   DW_RETURN_IF_ERROR(CheckModelName(model.name));
@@ -191,31 +184,6 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
                   model.name, model.directory);
   }
   models->push_back(std::move(model));
-  return {};
-}
-
-/// Parses "[MODEL=]DIR", or "" for none, as in the sample file.
-Status AddStartFrom(std::vector<ReceiverModelOptions>* models, const std::string& text) {
-  if (text.empty()) return {};
-  const size_t equals = text.find('=');
-  const bool named =
-      equals != std::string::npos && CheckModelName(text.substr(0, equals)).ok();  // not a path
-  const std::string name = named ? text.substr(0, equals) : "";
-  const std::string directory = named ? text.substr(equals + 1) : text;
-  if (directory.empty()) {
-    return Errorf(StatusCode::kInvalidArgument, "\"{}\" names no directory", text);
-  }
-  if (name.empty() && models->size() != 1) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "--start-from {}: which of the {} models? Say MODEL=DIR", text, models->size());
-  }
-  const auto model = std::ranges::find_if(
-      *models, [&](const ReceiverModelOptions& m) { return name.empty() || m.name == name; });
-  if (model == models->end()) {
-    return Errorf(StatusCode::kInvalidArgument, "--start-from {}: there is no --model {}", text,
-                  name);
-  }
-  model->start_from = directory;
   return {};
 }
 
@@ -303,23 +271,10 @@ void AddProcess(CLI::App& app, Options& o) {
       ->option_text(Shown("LEVEL", o.log_level));
 }
 
-void AddBulk(CLI::App& app, const std::string& help, Endpoint* bulk, std::string* advertise_host) {
-  AddListen(app, kBulkListen, help, bulk)
-      ->option_text(Shown("HOST:PORT", fmt::format("CONTROL-HOST:{}", bulk->port)));
+void AddAdvertiseHost(CLI::App& app, std::string* target) {
   AddText(app, "--advertise-host", "HOST",
-          "Host that receivers dial for weights; empty: the one they dialled for control",
-          advertise_host, CheckHost);
-}
-
-template <typename Options>
-void AddRates(CLI::App& app, Options& o) {
-  AddSize(app, "--rate-limit",
-          "Send no more bytes than this a second to all receivers; 0: no limit", &o.rate_limit);
-  AddSize(app, "--rate-limit-per-site",
-          "The same for all receivers together that say the same --site; 0: no limit",
-          &o.rate_limit_per_site);
-  AddSize(app, "--rate-limit-per-receiver", "The same for each receiver of a model; 0: no limit",
-          &o.rate_limit_per_receiver);
+          "Host that receivers dial for weights; empty: the one they dialled for control", target,
+          CheckHost);
 }
 
 void Declare(CLI::App& app, SenderOptions& o) {
@@ -328,9 +283,11 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddFileGroup(app, &o.file_group);
   app.option_defaults()->group("Network");
   AddListen(app, "--control-listen", "gRPC for orchestrators and receivers", &o.control);
-  AddBulk(app, "Raw TCP for weights", &o.bulk, &o.advertise_host);
+  AddListen(app, kBulkListen, "Raw TCP for weights", &o.bulk)
+      ->option_text(Shown("HOST:PORT", fmt::format("CONTROL-HOST:{}", o.bulk.port)));
+  AddAdvertiseHost(app, &o.advertise_host);
   AddStreamLimits(app, o);
-  AddRates(app, o);
+  AddRateLimits(app, &o.rate_limits);
   app.option_defaults()->group("Publishing");
   AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
   AddCodec(app, &o.codec);
@@ -338,37 +295,32 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddMillis(app, "--offload-timeout-ms",
             "An offload whose ranks are not all ready after so long is abandoned; 0: never", 0,
             &o.offload_timeout);
-  AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written, on the CPU",
-            &o.eager_diff);
-  AddSwitch(app, "send-early",
-            "Send receivers each chunk as soon as it is diffed, also while the trainer still "
-            "writes others; they commit when the version is published (not with --codec "
-            "tight or dense)",
-            &o.send_early);
-  AddGpu(app, &o.gpu);
+  AddWord(app, "--early", "WHAT",
+          "While the trainer still writes: diff what it marks written (diff), and send it to "
+          "receivers, who commit at the publish (send; not with --codec tight or dense)",
+          kEarly, &o.early);
+  AddWord(app, "--gpu", "USE",
+          "Diff on a GPU, which holds the published half as well if that fits (auto), or to which "
+          "both halves travel (host-staged)",
+          kGpuUses, &o.gpu);
   app.option_defaults()->group("Groups");
   AddGroups(app, o);
   app.option_defaults()->group("Sites");
-  AddSwitch(
-      app, "assign-upstreams",
-      "Tell receivers that say a --site whom to follow: of each site one pulls from here, and "
-      "the others follow it in a tree",
-      &o.assign_upstreams);
-  AddNumber(app, "--fan-out", "Receivers that are told to follow one receiver, at most", 1,
-            kMaxFanOut, &o.fan_out);
+  AddNumber(app, "--fan-out",
+            "Assign upstreams to receivers that report a --site: one of each site pulls from here, "
+            "the others follow it in a tree, at most so many on one; 0: assign none",
+            0, kMaxFanOut, &o.fan_out);
   AddProcess(app, o);
 }
 
 void Declare(CLI::App& app, ReceiverOptions& o) {
   app.option_defaults()->group("Models");
-  AddEach(app, "--model", "NAME[=DIR] ...",
-          "Keep this model, in DIR or DATA-DIR/NAME; at least one",
+  AddEach(app, "--model", "NAME[=DIR][ start-from=DIR] ...",
+          "Keep this model, in DIR or DATA-DIR/NAME; at least one. start-from: a model directory, "
+          "such as the checkpoint that training begins with, of which a new model takes its first "
+          "bytes; the sender is asked for what differs",
           [&o](const std::string& text) { return AddModel(&o.models, text); })
       ->required();
-  AddEach(app, "--start-from", "[MODEL=]DIR ...",
-          "Take a new model's first bytes from this model directory, e.g. the checkpoint that "
-          "training begins with; the sender is asked for what differs",
-          [&o](const std::string& text) { return AddStartFrom(&o.models, text); });
   AddDataDir(app, &o.data_dir);
   AddFileGroup(app, &o.file_group);
   AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);
@@ -384,23 +336,23 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
       });
   AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
           &o.receiver_id, CheckReceiverId);
-  AddText(app, "--site", "NAME",
-          "Let the sender say whom of this site this receiver follows (--assign-upstreams there); "
-          "empty: it follows the sender itself",
-          &o.site, CheckSiteName);
+  AddText(
+      app, "--site", "NAME",
+      "Let the sender assign an upstream of this site (--fan-out there); empty: follow --sender",
+      &o.site, CheckSiteName);
   AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);
   AddNumber(app, "--streams",
             "TCP streams per pull, 1 to 64; 0: 4 to 32, by the link's measured round trip and rate",
             0, kMaxStreams, &o.streams);
   AddStreamLimits(app, o);
   app.option_defaults()->group("Serving other receivers");
-  AddSwitch(app, "serve",
-            "Be a relay: serve what is committed here to other receivers, whose --sender is this "
-            "one's --control-listen",
-            &o.serve);
-  AddBulk(app, "Raw TCP for weights, with --serve", &o.bulk, &o.advertise_host);
+  AddListen(app, kBulkListen,
+            "Be a relay: serve what is committed here, by raw TCP at this address, to receivers "
+            "whose --sender is this one's --control-listen; empty: serve nobody",
+            &o.bulk);
+  AddAdvertiseHost(app, &o.advertise_host);
   AddSize(app, "--delta-log", "Memory for each model's deltas to be served", &o.delta_log_bytes);
-  AddRates(app, o);
+  AddRateLimits(app, &o.rate_limits);
   app.option_defaults()->group("Applying");
   AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
           &o.staging_bytes);
@@ -447,9 +399,9 @@ Status CheckBulkHost(const Endpoint& control, const Endpoint& bulk,
 
 Status Check(const ReceiverOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
-  if (o.serve) {
-    DW_RETURN_IF_ERROR(CheckExposure(kBulkListen, o.bulk, MayBeReached(o)));
-    DW_RETURN_IF_ERROR(CheckBulkHost(o.control, o.bulk, o.advertise_host));
+  if (o.bulk) {
+    DW_RETURN_IF_ERROR(CheckExposure(kBulkListen, *o.bulk, MayBeReached(o)));
+    DW_RETURN_IF_ERROR(CheckBulkHost(o.control, *o.bulk, o.advertise_host));
   }
   DW_RETURN_IF_ERROR(CheckSite(o));
   return CheckEngines(o);
@@ -476,7 +428,9 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
   Options options;
   Declare(app, options);
   CommandLineOutcome outcome = ParseCommandLine(app, argc, argv, [&app, &options] {
-    if (app.get_option(kBulkListen)->empty()) options.bulk.host = options.control.host;
+    if constexpr (std::is_same_v<Options, SenderOptions>) {
+      if (app.get_option(kBulkListen)->empty()) options.bulk.host = options.control.host;
+    }
     return Check(options);
   });
   return {outcome.run, std::move(options), std::move(outcome.text), outcome.exit_code};
@@ -484,16 +438,7 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
 
 }  // namespace
 
-std::string_view ToString(OnBusyReader what) {
-  return what == OnBusyReader::kCopy ? "copy" : "wait";
-}
-
-std::string_view ToString(GpuUse use) {
-  for (const auto& [name, value] : kGpuUses) {
-    if (value == use) return name;
-  }
-  return "?";
-}
+std::string_view ToString(GpuUse use) { return NameOf(use, kGpuUses); }
 
 std::string TrainerSocket(const SenderOptions& o) { return o.data_dir + "/trainer.sock"; }
 

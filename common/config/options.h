@@ -19,9 +19,24 @@
 namespace deltawire {
 
 /// The place where a sender diffs. kAuto uses a GPU if there is one, with the base in its memory if
-/// it fits.
-enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
+/// it fits; kHostStaged never keeps the base there.
+enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged };
 std::string_view ToString(GpuUse use);
+
+/// The work that a sender does while the trainer still writes.
+enum class Early : uint8_t {
+  kOff,
+  kDiff,  ///< diff tensors on the CPU as they are marked written
+  kSend,  ///< send each chunk as soon as it is diffed, too
+};
+
+/// The most bytes a second that a daemon sends; 0: no limit.
+struct RateLimits {
+  uint64_t all = 0;           ///< to all receivers together
+  uint64_t per_site = 0;      ///< to the receivers of each site together
+  uint64_t per_receiver = 0;  ///< to each receiver of a model
+  friend bool operator==(const RateLimits&, const RateLimits&) = default;
+};
 
 struct SenderOptions {
   std::string data_dir = "/dev/shm/deltawire";  ///< one directory per model below it
@@ -32,22 +47,20 @@ struct SenderOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;    ///< per model
   std::optional<kernels::Codec> codec;             ///< none: the one that commits soonest
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
-  uint64_t rate_limit = 0;                         ///< bytes/s to all receivers; 0: none
-  uint64_t rate_limit_per_site = 0;                ///< bytes/s to each site's receivers; 0: none
-  uint64_t rate_limit_per_receiver = 0;            ///< bytes/s to each receiver and model; 0: none
+  RateLimits rate_limits;
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
   std::string congestion_control = "auto";            ///< for bulk streams; "system": the kernel's
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
-  bool eager_diff = true;  ///< diff tensors as they are marked written, on the CPU
-  bool send_early = true;  ///< send chunks while the trainer still writes others
+  Early early = Early::kSend;
   GpuUse gpu = GpuUse::kOff;
   std::vector<GroupOptions> groups;                 ///< --group [MODEL:]NAME=ID[,ID...]
   bool group_commits = false;                       ///< every version is a round of each group
   std::chrono::milliseconds group_timeout{120000};  ///< for members to prepare a round
   bool group_skip_absent = false;                   ///< commit without long-absent members
-  bool assign_upstreams = false;    ///< assign upstreams to receivers that report a site
-  uint32_t fan_out = 8;             ///< largest number of receivers that follow one
+  /// Largest number of receivers of a site that the sender assigns to one upstream; 0: assigns
+  /// none.
+  uint32_t fan_out = 0;
   std::string credentials;          ///< file of certificates, keys and token; empty: plaintext
   std::string principals;           ///< file of roles; empty: anyone who connects has all
   bool insecure_plaintext = false;  ///< allows listening beyond loopback without these two files
@@ -65,8 +78,11 @@ struct SenderOptions {
 };
 
 /// An update's response to a reader that keeps the only weight file open beyond the grace.
-enum class OnBusyReader : uint8_t { kWait, kCopy };
-std::string_view ToString(OnBusyReader what);
+enum class OnBusyReader : uint8_t {
+  kWait,
+  kCopy,       ///< after 10 s the update goes to a fresh file
+  kOverwrite,  ///< change bytes while readers have them open
+};
 
 struct ReceiverModelOptions {
   std::string name;
@@ -81,23 +97,20 @@ struct ReceiverOptions {
   /// The sender's control address, or several with commas between, in order of preference
   /// (Alternatives). Several entries are the agents of one trainer, each with a part of the model.
   std::vector<std::string> senders = {"127.0.0.1:7700"};
-  std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
+  std::vector<ReceiverModelOptions> models;  ///< --model, at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   std::string site;  ///< label; empty: the receiver chooses its upstream itself
   Endpoint control{"127.0.0.1", 7710};
-  bool serve = false;                ///< serve committed versions to other receivers, too
-  Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`; its host as the sender's
-  std::string advertise_host;        ///< as the sender's, with `serve`
-  uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
-  uint64_t rate_limit = 0;                       ///< bytes/s to all served receivers; 0: none
-  uint64_t rate_limit_per_site = 0;              ///< bytes/s to those of each site; 0: none
-  uint64_t rate_limit_per_receiver = 0;          ///< bytes/s to each receiver and model; 0: none
+  /// Raw TCP at which committed versions are served to other receivers; none: serves nobody.
+  std::optional<Endpoint> bulk;
+  std::string advertise_host;                    ///< as the sender's, with `bulk`
+  uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `bulk`
+  RateLimits rate_limits;                        ///< with `bulk`
   uint32_t streams = 0;  ///< TCP streams per pull, 1..64; 0: chosen for the link
   bool follow = true;    ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
-  bool unsafe_in_place = false;                     ///< change bytes while readers have them open
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;   ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET

@@ -1,6 +1,7 @@
 #include "common/config/options_parts.h"
 
 #include <algorithm>
+#include <set>
 
 #include "common/config/option_kinds.h"
 
@@ -94,6 +95,28 @@ void AddGroups(CLI::App& app, SenderOptions& o) {
       app, "group-skip-absent",
       "A group commits without members that are away for 10 s; they follow when they are back",
       &o.group_skip_absent);
+}
+
+void AddRateLimits(CLI::App& app, RateLimits* limits) {
+  AddEach(app, "--rate-limit", "[site:|receiver:]SIZE ...",
+          "Send no more bytes than this a second: to all receivers, to those of each --site "
+          "together (site:), or to each receiver of a model (receiver:); 0: no limit",
+          [limits, set = std::set<uint64_t*>()](const std::string& text) mutable -> Status {
+            const size_t colon = text.find(':');
+            const std::string scope = text.substr(0, colon == std::string::npos ? 0 : colon);
+            uint64_t* const limit = scope == "site"       ? &limits->per_site
+                                    : scope == "receiver" ? &limits->per_receiver
+                                                          : &limits->all;
+            if (limit == &limits->all && colon != std::string::npos) {
+              return Errorf(StatusCode::kInvalidArgument, "\"{}\": \"{}\" is not site or receiver",
+                            text, scope);
+            }
+            if (!set.insert(limit).second) {
+              return Errorf(StatusCode::kInvalidArgument, "\"{}\": this limit is set twice", text);
+            }
+            DW_ASSIGN_OR_RETURN(*limit, ParseSizeValue(text.substr(colon + 1)));
+            return {};
+          });
 }
 
 }  // namespace deltawire

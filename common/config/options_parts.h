@@ -1,4 +1,4 @@
-// Two parts of the daemons' options: a receiver's engines, and a sender's groups. Options write to
+// Parts of the daemons' options: engines, groups and rate limits. Options write to
 // `o` when the CLI::App parses, so `o` outlives it. Errors are kInvalidArgument and begin with the
 // option's name.
 #pragma once
@@ -17,5 +17,7 @@ Status CheckEngines(const ReceiverOptions& o);
 
 /// CheckGroups of group_options.h checks them.
 void AddGroups(CLI::App& app, SenderOptions& o);
+
+void AddRateLimits(CLI::App& app, RateLimits* limits);
 
 }  // namespace deltawire

@@ -89,8 +89,8 @@ struct Site : Node, Serving {
   uint32_t count = 1;                ///< equal sites, with a link each
   uint32_t receivers = 1;            ///< in one site, relays included
   uint32_t relays = 0;               ///< of the receivers: only these pull from upstream
-  /// The sender's --fan-out if it assigns the site's upstreams (--assign-upstreams); 0: it does
-  /// not. Then `relays` of the receivers serve, or all if `relays` is 0.
+  /// The sender's --fan-out. If it is not 0, `relays` of the receivers serve, or all if `relays` is
+  /// 0.
   uint32_t fan_out = 0;
   double rate = 0;                   ///< of a site's link; 0: as fast as its nodes
   double round_trip = 0.2e-3;        ///< to its upstream

@@ -93,8 +93,8 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
       desk_({.codec = options.codec,
              .history = options.history,
              .grace = options.grace,
-             .rate_limit_per_receiver = options.rate_limit_per_receiver,
-             .rate_limit_per_site = options.rate_limit_per_site,
+             .rate_limit_per_receiver = options.rate_limits.per_receiver,
+             .rate_limit_per_site = options.rate_limits.per_site,
              .stages = stages_},
             limits.pulls, coder_rates_),
       groups_({.groups = options.groups,
@@ -102,7 +102,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
                .skip_absent = options.group_skip_absent,
                .timeout = options.group_timeout},
               desk_.attachments()),
-      assigner_(options.assign_upstreams, {.fan_out = options.fan_out}, desk_.attachments()) {
+      assigner_(options.fan_out > 0, {.fan_out = options.fan_out}, desk_.attachments()) {
   desk_.attachments().SetOnCommitted(
       [this](const std::string& name, const Identity& id, const PullStats& pull) {
         const auto model = models_.Find(name);

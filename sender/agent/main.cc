@@ -47,7 +47,7 @@ Status Run(const SenderOptions& options) {
       !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
   net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
                                         .cut_grace = sender::Halves::CloseAfter(options.grace),
-                                        .bytes_per_s = options.rate_limit,
+                                        .bytes_per_s = options.rate_limits.all,
                                         .sockets = {options.congestion_control}};
   if (access->credentials()->serves_tls()) {
     DW_ASSIGN_OR_RETURN(bulk_options.tls,

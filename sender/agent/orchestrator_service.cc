@@ -168,9 +168,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     if (!where.empty()) kernels += fmt::format("; {} is diffed on {}", model->name(), where);
   }
   response->set_kernels(kernels);
-  response->mutable_rate_limits()->set_all(o.rate_limit);
-  response->mutable_rate_limits()->set_per_site(o.rate_limit_per_site);
-  response->mutable_rate_limits()->set_per_receiver(o.rate_limit_per_receiver);
+  response->mutable_rate_limits()->set_all(o.rate_limits.all);
+  response->mutable_rate_limits()->set_per_site(o.rate_limits.per_site);
+  response->mutable_rate_limits()->set_per_receiver(o.rate_limits.per_receiver);
   for (const auto& model : models) {
     const auto state = model->published();
     const PullDesk::Counts pulls = agent_.desk().CountsOf(model->name());

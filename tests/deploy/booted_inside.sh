@@ -112,7 +112,6 @@ say "SIGTERM ends it for good, and so do wrong options"
 install -d -o deltawire -g deltawire /srv/deltawire
 sed -e 's|^model = .*|model = ["policy=/srv/deltawire/policy"]|' \
   -e 's|^control-listen = .*|control-listen = "'$on_disk'"|' \
-  -e 's|^bulk-listen = .*|bulk-listen = "127.0.0.1:7721"|' \
   -e 's|^receiver-id = .*|receiver-id = "disk"|' $examples/receiver.toml \
   >/etc/deltawire/receiver-disk.toml
 chgrp deltawire /etc/deltawire/receiver-disk.toml

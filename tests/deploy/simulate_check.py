@@ -244,9 +244,9 @@ class SetUp(contextlib.ExitStack):
         self._version = 0
         self._totals: dict[str, dict[str, float]] = {}
         self._daemons: list[subprocess.Popen] = []
-        self._start("sender", "deltawire-sender", "--data-dir", root / "sender", "--no-eager-diff",
-                    "--no-send-early", "--codec", case.codec, "--rate-limit-per-site",
-                    case.site_limit, "--scrub-bytes-per-s", 0)  # fmt: skip
+        self._start("sender", "deltawire-sender", "--data-dir", root / "sender", "--early", "off",
+                    "--codec", case.codec, "--rate-limit", f"site:{case.site_limit}",
+                    "--scrub-bytes-per-s", 0)  # fmt: skip
         for i, node in enumerate(self.nodes):
             self._start_receiver(node, case.site_of(i))
 
@@ -260,7 +260,7 @@ class SetUp(contextlib.ExitStack):
         if case.site_limit:
             options += ["--site", site]
         if case.relay and node == "r0":
-            options += ["--serve", "--bulk-listen", f"0.0.0.0:{BULK}"]
+            options += ["--bulk-listen", f"0.0.0.0:{BULK}"]
         self._start(node, "deltawire-receiver", *options)
 
     def _start(self, node: str, program: str, *options: object) -> None:

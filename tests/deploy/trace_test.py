@@ -60,7 +60,7 @@ class TraceTest(unittest.TestCase):
         cls.root = pathlib.Path(folder.name)
         cls.daemons = cls.enterClassContext(Daemons(cls.root))
         # A pull that is granted while the version is written would have its line before the publish.
-        cls.sender = cls.daemons.start_sender(cls.root / "s", "--no-send-early")
+        cls.sender = cls.daemons.start_sender(cls.root / "s", "--early", "diff")
         cls.receiver = cls.daemons.start_receiver(
             [cls.sender], "m", cls.root / "r", "--engine", "exec=/bin/true",
             "--engine", "exec=/bin/false", "--engine-failure", "stay-paused",

@@ -303,7 +303,7 @@ TEST_CASE("auto sends fast over loopback") {
 
 TEST_CASE("auto turns to tight when the link turns slow, and back") {
   // What goes early goes as fast, and how much that is depends on the moment.
-  Setup s({"--advertise-host", Proxy::kHost, "--log-level", "debug", "--no-send-early"}, {}, 2);
+  Setup s({"--advertise-host", Proxy::kHost, "--log-level", "debug", "--early", "diff"}, {}, 2);
   s.rate = 2e-5;  // makes the pulls large enough to measure the link's speed by
   Proxy proxy(s.sender.bulk_port());
   for (uint64_t v = 1; v <= 2; ++v) s.Commit(v);

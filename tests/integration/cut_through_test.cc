@@ -84,7 +84,7 @@ TEST_CASE("deltas go on as they came, before the relay has committed them") {
   CAPTURE(codec);
   // A leaf brings its hidden file up before it takes what is still being written, so that it may
   // come to that when the relay has committed it.
-  Scene s(202, {"--rate-limit", "20MB", "--codec", codec, "--no-send-early"}, {"--buffers", "2"});
+  Scene s(202, {"--rate-limit", "20MB", "--codec", codec, "--early", "diff"}, {"--buffers", "2"});
   REQUIRE(s.trainer.Publish(1).ok());
   s.BothFollow();
   for (uint64_t version = 2; version <= 5; ++version) {

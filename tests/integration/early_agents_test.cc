@@ -191,7 +191,7 @@ TEST_CASE("of several agents one sends early, and the other when it has publishe
   // stays.
   const bool patient = GENERATE(true, false);
   CAPTURE(buffers, first, patient);
-  Parts s(buffers, 313, {"--no-send-early"}, {"--stream-timeout-ms", patient ? "30000" : "1000"});
+  Parts s(buffers, 313, {"--early", "diff"}, {"--stream-timeout-ms", patient ? "30000" : "1000"});
   auto parts = s.Begin(2, 20);
   for (auto& part : parts) s.WriteFirst(part);
   s.AwaitEarly(2, {0});

@@ -232,7 +232,7 @@ TEST_CASE("the only file keeps its name until what outgrows staging is published
 TEST_CASE("a relay passes on what is written, and what is given up") {
   const std::string buffers = GENERATE("1", "2");
   CAPTURE(buffers);
-  Scene s("2", 309, {"--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  Scene s("2", 309, {"--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
   ReceiverProcess leaf(s.root.path(), "leaf", s.receiver.control(), kModel, {"--buffers", buffers});
   REQUIRE(leaf.WaitCommitted(1));
   const auto leaf_has_some = [&] {
@@ -315,9 +315,9 @@ TEST_CASE("a version that has come to a member stays there until its group asks 
   CHECK(s.receiver.Status().last_pull().chunks_full() == 0);
 }
 
-TEST_CASE("without --send-early a version comes when it is published") {
+TEST_CASE("with --early diff a version comes when it is published") {
   ShmDir root;
-  SenderProcess sender(root.path(), {"--no-send-early"});
+  SenderProcess sender(root.path(), {"--early", "diff"});
   Trainer trainer(sender.socket(), kModel, 24, 308);
   ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
   REQUIRE(trainer.Publish(1).ok());

@@ -77,7 +77,7 @@ class Fleet:
         self.sender = Node(root, "sender", "deltawire-sender", "--data-dir", root / "sender",
                            "--bulk-listen", f"127.0.0.1:{free_port()}")  # fmt: skip
         origin = f"127.0.0.1:{self.sender.control}"
-        self.relay = self._receiver(root, "relay", origin, "--buffers", 2, "--serve",
+        self.relay = self._receiver(root, "relay", origin, "--buffers", 2,
                                     "--bulk-listen", f"127.0.0.1:{free_port()}")  # fmt: skip
         by_relay = f"127.0.0.1:{self.relay.control},{origin}"
         self.leaf = self._receiver(root, "leaf", by_relay, "--buffers", 2)

@@ -479,12 +479,12 @@ TEST_CASE("many agents: a dead agent leaves the last version loadable until it i
 TEST_CASE("many agents: what one agent brought stays in memory while another cannot be reached") {
   ShmDir root;
   // What an early pull brings is counted, too, and may be dropped and sent again.
-  Nodes nodes(root.path(), 2, 15, {"--no-send-early"});
+  Nodes nodes(root.path(), 2, 15, {"--early", "diff"});
   auto receiver = nodes.Receiver();
   nodes.Publish(1);
   REQUIRE(receiver->WaitCommitted(1));
   // The second agent answers calls, but tells receivers to dial an address where nobody listens.
-  nodes.sender(1).Restart({"--advertise-host", "127.0.0.2", "--no-send-early"});
+  nodes.sender(1).Restart({"--advertise-host", "127.0.0.2", "--early", "diff"});
   nodes.trainer().Step();
   nodes.Publish(2);
   int refused = 0;
@@ -499,7 +499,7 @@ TEST_CASE("many agents: what one agent brought stays in memory while another can
   const auto sent = [&] { return nodes.sender(0).Status(kModel).bytes_sent(); };
   const uint64_t once = nodes.bytes(0) + nodes.sender(0).Status(kModel).newest().delta_bytes();
   CHECK(sent() == once);
-  nodes.sender(1).Restart({"--no-send-early"});
+  nodes.sender(1).Restart({"--early", "diff"});
   const bool committed = receiver->WaitCommitted(2);
   REQUIRE(committed);
   CHECK(nodes.Compare(receiver->dir(), 2) == "");
@@ -533,9 +533,9 @@ TEST_CASE("many agents: a relay passes their parts on while they come, as one ve
   ShmDir root;
   Nodes nodes(root.path(), 2, 52, {"--rate-limit", "5MB"});
   const uint16_t metrics = FreePort();
-  auto relay = nodes.Receiver({"--serve", "--buffers", "2", "--bulk-listen",
-                               fmt::format("127.0.0.1:{}", FreePort()), "--metrics-listen",
-                               fmt::format("127.0.0.1:{}", metrics)});
+  auto relay =
+      nodes.Receiver({"--buffers", "2", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort()),
+                      "--metrics-listen", fmt::format("127.0.0.1:{}", metrics)});
   ReceiverProcess leaf(root.path(), "leaf", relay->control(), kModel);
   const auto ahead = [&] {
     const std::string name = "\ndeltawire_receiver_relay_bytes_ahead_total{model=\"m\"} ";

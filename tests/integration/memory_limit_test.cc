@@ -35,7 +35,7 @@ TEST_CASE(
   options.delta_log_bytes = kLog;
   ShmDir root;
   SenderProcess sender(root.path(),
-                       {"--delta-log", std::to_string(kLog), "--rate-limit-per-receiver", "2MiB"});
+                       {"--delta-log", std::to_string(kLog), "--rate-limit", "receiver:2MiB"});
   Trainer trainer(sender.socket(), kModel, kMegabytes, 31);
   const Layout& layout = trainer.layout();
   const auto chunks = ChunkTable::Create(layout);

@@ -35,7 +35,7 @@ std::vector<std::string> OfSite(const std::string& site, std::vector<std::string
 /// A sender that assigns, and receivers of two sites.
 struct Fleet {
   explicit Fleet(uint64_t seed, size_t megabytes = 8)
-      : sender(root.path(), {"--assign-upstreams", "--fan-out", "2"}),
+      : sender(root.path(), {"--fan-out", "2"}),
         trainer(sender.socket(), kModel, megabytes, seed) {}
 
   void Add(const std::string& id, std::vector<std::string> args) {
@@ -240,7 +240,7 @@ TEST_CASE("sites: without the sender's option, and with the relay's own, nothing
     CHECK(r.assigned().empty());
   }
   // A sender that is started with the option tells those who are there.
-  sender.Restart({"--assign-upstreams"});
+  sender.Restart({"--fan-out", "8"});
   REQUIRE(Eventually([&] {
     const auto now = Receivers(sender);
     return std::ranges::count_if(now, [](const auto& r) { return !r.second.follows().empty(); }) ==
@@ -258,7 +258,7 @@ TEST_CASE("sites: without the sender's option, and with the relay's own, nothing
 TEST_CASE("sites: the receivers of one site share its limit, and no other has it") {
   constexpr double kRate = 8e6;
   ShmDir root;
-  SenderProcess sender(root.path(), {"--rate-limit-per-site", "8MB"});
+  SenderProcess sender(root.path(), {"--rate-limit", "site:8MB"});
   Trainer trainer(sender.socket(), kModel, 16, 206);
   REQUIRE(trainer.Publish(1).ok());
   const auto bytes = static_cast<double>(trainer.layout().total_bytes());
@@ -302,7 +302,7 @@ TEST_CASE("sites: with TLS a relay is followed if its certificate is of the addr
   const std::vector<std::string> rollout = with("rollout");
   ShowAs(authority.Node("operator"));
   std::vector<std::string> args = with("sender");
-  args.insert(args.end(), {"--assign-upstreams"});
+  args.insert(args.end(), {"--fan-out", "8"});
   SenderProcess sender(root.path(), args);
   Trainer trainer(sender.socket(), kModel, 2, 205);
   REQUIRE(trainer.Publish(1).ok());

@@ -70,7 +70,7 @@ class StalledReceiver {
  private:
   static constexpr const char* kModel = "m";
   ShmDir root_;
-  SenderProcess sender_{root_.path(), {"--rate-limit-per-receiver", "160MiB"}};
+  SenderProcess sender_{root_.path(), {"--rate-limit", "receiver:160MiB"}};
   Trainer trainer_;
   std::optional<ReceiverProcess> receiver_;
   uint64_t version_ = 1;

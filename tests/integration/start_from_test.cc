@@ -78,8 +78,8 @@ TEST_CASE("a directory that hangs holds up neither a receiver's end nor its othe
   REQUIRE(other.Publish(1).ok());
   const fs::path directory = root.path() / "of-other";
   ReceiverProcess receiver(root.path(), "r", sender.control(), kModel,
-                           {"--model", fmt::format("other={}", directory.native()), "--start-from",
-                            fmt::format("{}={}", kModel, (hung.path() / "model").native())});
+                           {"--model", fmt::format("other={}", directory.native())},
+                           hung.path() / "model");
   REQUIRE(Eventually([&] { return other.Compare(directory) == ""; }));
   CHECK(Eventually([&] { return Has(receiver, "taking its first bytes from"); }));
   CHECK(receiver.Status().committed().version() == 0);
@@ -120,9 +120,8 @@ TEST_CASE("a new receiver takes its first bytes from a directory and fetches wha
   Spoil(spoilt);
 
   const auto start = [&](const std::string& id, const fs::path& from) {
-    return std::make_unique<ReceiverProcess>(
-        root.path(), id, sender.control(), kModel,
-        std::vector<std::string>{"--start-from", fmt::format("{}={}", kModel, from.native())});
+    return std::make_unique<ReceiverProcess>(root.path(), id, sender.control(), kModel,
+                                             std::vector<std::string>{}, from);
   };
   SECTION("all of it") {
     const auto receiver = start("r", same);

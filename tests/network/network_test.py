@@ -444,7 +444,7 @@ class Tree(Case):
 
     def test_a_sender_that_assigns(self):
         versions = self.versions(12_000_000)
-        sender = self.trainer.start_sender("--assign-upstreams", "--fan-out", "3")
+        sender = self.trainer.start_sender("--fan-out", "3")
 
         def publish(nodes: list[networks.Node]) -> None:
             self.trainer.publish(versions.next(), versions.newest)

@@ -92,7 +92,7 @@ def main() -> None:
     with support.Cluster("--delta-log", "1MiB") as cluster:
         sender = cluster.pids()[0]
         bulk = f"127.0.0.1:{support.free_port()}"
-        relay = cluster.follow(MODEL, "--serve", "--bulk-listen", bulk, "--delta-log", "1MiB")
+        relay = cluster.follow(MODEL, "--bulk-listen", bulk, "--delta-log", "1MiB")
         pids = {"sender": sender, "relay": cluster.pids()[-1]}
         joiners = Joiners(cluster, [cluster.control, relay.address])
         draw = np.random.default_rng(SEED)

@@ -151,11 +151,12 @@ StatusOr<v1::VersionInfo> SenderProcess::Rollback(const std::string& model, uint
 
 ReceiverProcess::ReceiverProcess(const fs::path& root, const std::string& id,
                                  const std::string& sender_control, const std::string& model,
-                                 std::vector<std::string> extra)
+                                 std::vector<std::string> extra, const fs::path& start_from)
     : id_(id),
       model_(model),
       sender_control_(sender_control),
       dir_(root / id),
+      start_from_(start_from),
       log_(root / (id + ".log")),
       control_(fmt::format("127.0.0.1:{}", FreePort())),
       extra_(std::move(extra)) {
@@ -163,8 +164,10 @@ ReceiverProcess::ReceiverProcess(const fs::path& root, const std::string& id,
 }
 
 void ReceiverProcess::Start() {
+  std::string model = fmt::format("{}={}", model_, dir_.native());
+  if (!start_from_.empty()) model += " start-from=" + start_from_.native();
   std::vector<std::string> args = {
-      "--sender", sender_control_,    "--model", model_ + "=" + dir_.string(), "--receiver-id",
+      "--sender", sender_control_,    "--model", model, "--receiver-id",
       id_,        "--control-listen", control_};
   args.insert(args.end(), extra_.begin(), extra_.end());
   child_ = Spawn("deltawire-receiver", args, log_);

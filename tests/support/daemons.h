@@ -93,7 +93,8 @@ class ReceiverProcess {
  public:
   ReceiverProcess(const std::filesystem::path& root, const std::string& id,
                   const std::string& sender_control, const std::string& model,
-                  std::vector<std::string> extra = {});
+                  std::vector<std::string> extra = {},
+                  const std::filesystem::path& start_from = {});
   void Start();
   void Restart() {
     child_->Kill();
@@ -116,7 +117,7 @@ class ReceiverProcess {
 
  private:
   const std::string id_, model_, sender_control_;
-  const std::filesystem::path dir_, log_;
+  const std::filesystem::path dir_, start_from_, log_;
   const std::string control_;
   const std::vector<std::string> extra_;
   std::unique_ptr<cli::ChildProcess> child_;

@@ -177,7 +177,7 @@ class Node:
         """Its control address, which only this node can reach unless it serves. `options`: --sender
         ADDRESS,... first of all."""
         self.control = f"{self.address if serve else '127.0.0.1'}:7710"
-        relay = ["--serve", "--bulk-listen", f"{self.address}:7711"] if serve else []
+        relay = ["--bulk-listen", f"{self.address}:7711"] if serve else []
         self.receiver = self._daemon(
             "deltawire-receiver", "--model", f"{MODEL}={self.data / 'receiver'}",
             "--data-dir", self.data / "receivers", "--control-listen", self.control, *relay,

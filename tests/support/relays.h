@@ -19,8 +19,7 @@ inline constexpr const char* kModel = "m";
 
 /// The arguments of a receiver that serves others.
 inline std::vector<std::string> Serving(const std::vector<std::string>& more = {}) {
-  std::vector<std::string> args = {"--serve", "--bulk-listen",
-                                   fmt::format("127.0.0.1:{}", FreePort())};
+  std::vector<std::string> args = {"--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())};
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }

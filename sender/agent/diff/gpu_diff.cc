@@ -24,8 +24,6 @@ std::span<const GpuMode> ModesOf(GpuUse use) {
   switch (use) {
     case GpuUse::kAuto:
       return kBoth;
-    case GpuUse::kResident:
-      return std::span(kBoth).first(1);
     case GpuUse::kHostStaged:
       return std::span(kBoth).last(1);
     case GpuUse::kOff:

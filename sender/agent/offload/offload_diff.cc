@@ -60,7 +60,8 @@ Status OffloadDiff::Prepare(uint32_t half, double* waited) {
 bool OffloadDiff::MaySendEarly() const {
   // Other codecs would encode for all receivers on the cores with which the trainer copies.
   const bool fast = options_.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast;
-  return options_.send_early && fast && incoming_.has_listener() && states_.published() != nullptr;
+  return options_.early == Early::kSend && fast && incoming_.has_listener() &&
+         states_.published() != nullptr;
 }
 
 void OffloadDiff::Begin(uint32_t half, uint64_t lease, const Identity& version) {
@@ -130,7 +131,7 @@ std::string OffloadDiff::diffs_on() const {
 
 void OffloadDiff::MarkWritten(uint64_t lease, const WrittenTally::Final& final) {
   // Early diffs run on the CPU while the trainer writes. A GPU diffs the rest in the publish.
-  if (!options_.eager_diff || (final.tensors.empty() && final.chunks.empty())) return;
+  if (options_.early == Early::kOff || (final.tensors.empty() && final.chunks.empty())) return;
   std::shared_ptr<PublishJob> job;
   {
     MutexLock lock(mu_);

@@ -69,7 +69,7 @@ TEST_CASE("unit limits: a receiver that serves nobody has no log, and counts no 
   ReceiverOptions options;
   const UnitLimits alone = LimitsOfReceiver(options, kModels, {.count = 1000});
   CHECK(PartOf(alone, "deltas, up to delta-log") == 0);
-  options.serve = true;
+  options.bulk = Endpoint{"127.0.0.1", 7711};
   const UnitLimits relay = LimitsOfReceiver(options, kModels, {.count = 1000, .streams = 4});
   CHECK(PartOf(relay, "deltas, up to delta-log") == 2 * options.delta_log_bytes);
   CHECK(relay.descriptors - alone.descriptors == 5000);

@@ -19,11 +19,15 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
   CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
   CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
-  CheckError(Sender({"--gpu=yes"}), {"--gpu", "yes", "resident"});
+  CheckError(Sender({"--gpu=yes"}), {"--gpu", "yes", "host-staged"});
   CheckError(Sender({"--codec=zip"}), {"--codec", "zip", "tight"});
   CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "\"2X\" is no size", "1.5GiB"});
   CheckError(Sender({"--offload-timeout-ms=-1"}), {"--offload-timeout-ms: "});
   CheckError(Sender({"--stream-timeout-ms=999"}), {"--stream-timeout-ms: "});
+  CheckError(Sender({"--rate-limit=2X"}), {"--rate-limit: ", "\"2X\" is no size"});
+  CheckError(Sender({"--rate-limit=host:2MB"}), {"--rate-limit: ", "is not site or receiver"});
+  CheckError(Sender({"--rate-limit=1", "--rate-limit=2"}), {"--rate-limit: ", "set twice"});
+  CheckError(Sender({"--rate-limit=site:1", "--rate-limit=site:2"}), {"set twice"});
   CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
   CheckError(Sender({"--data-dir="}), {"--data-dir"});
   for (const char* streams : {"--streams=65", "--streams=x"}) {
@@ -37,6 +41,8 @@ TEST_CASE("errors on the command line name the option") {
     CheckError(Receiver({model}), {"--model: ", "is not a model name"});
   }
   CheckError(Receiver({"--model=m="}), {"--model: ", "directory"});
+  CheckError(Receiver({"--model=m start-from="}), {"--model: ", "after start-from="});
+  CheckError(Receiver({"--model=m start=/d"}), {"--model: ", "is not a model name"});
   CheckError(Receiver({"--model=m", "--model=m=/d"}), {"--model: ", "named twice"});
   CheckError(Receiver({"--model=m=/d/e", "--model=n=/d/./e/"}), {"--model: ", "one directory"});
   CheckError(Receiver({"--model=m", "--sender=host:0"}), {"--sender: ", "port 0"});
@@ -71,7 +77,7 @@ TEST_CASE("a home that no shell has replaced is refused, wherever a path may sta
   const std::string says = "write the whole path";
   CheckError(Sender({"--data-dir=~/d"}), {"--data-dir: ~/d: ", says});
   CheckError(Receiver({"--model=m=~/d"}), {"--model: m=~/d: ", says});
-  CheckError(Receiver({"--model=m", "--start-from=m=~"}), {"--start-from: ", says});
+  CheckError(Receiver({"--model=m start-from=~"}), {"--model: ", says});
   CheckError(Receiver({"--model=m", "--data-dir", "~"}), {"--data-dir: ", says});
   CHECK(Receiver({"--model=m=/d/~/e~", "--data-dir=~x"}).run);  // names like others
 }

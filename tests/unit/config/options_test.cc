@@ -70,17 +70,17 @@ TEST_CASE("the bulk port is at the host of the control port unless it is said") 
         Endpoint{"127.0.0.1", 2});
   const ConfigFile file("control-listen = '[::1]:1'\n");
   CHECK(bulk_of({"--config", file.path()}) == Endpoint{"::1", 7701});
-  const auto relay = Receiver({"--model", "m", "--serve", "--control-listen", "[::1]:1"});
+  CHECK_FALSE(Receiver({"--model", "m"}).options.bulk.has_value());
+  const auto relay = Receiver({"--model", "m", "--bulk-listen", ":7711"});
   REQUIRE(relay.run);
-  CHECK(relay.options.bulk == Endpoint{"::1", 7711});
+  CHECK(relay.options.bulk == Endpoint{"127.0.0.1", 7711});
 
   // The address that receivers dial for weights must be one that they reach.
   const std::string why =
       "--bulk-listen: receivers fetch weights from the host of --control-listen";
   CheckError(Sender({"--control-listen", "[::1]:1", "--bulk-listen", "127.0.0.1:2"}),
              {why, "([::1]:1), and 127.0.0.1:2 is another one", "--advertise-host"});
-  CheckError(Receiver({"--model", "m", "--serve", "--bulk-listen", "127.0.0.2:2"}), {why});
-  CHECK(Receiver({"--model", "m", "--bulk-listen", "127.0.0.2:2"}).run);  // serves nobody
+  CheckError(Receiver({"--model", "m", "--bulk-listen", "127.0.0.2:2"}), {why});
   bulk_of({"--control-listen", "[::1]:1", "--bulk-listen", "127.0.0.1:2", "--advertise-host", "a"});
   bulk_of({"--control-listen", "localhost:1", "--bulk-listen", "127.0.0.1:2"});
   const char* const open = "--insecure-plaintext";
@@ -93,16 +93,15 @@ TEST_CASE("the bulk port is at the host of the control port unless it is said") 
 }
 
 TEST_CASE("a site wants one sender, and an address where a relay of it can be dialled") {
-  CHECK(Sender({"--assign-upstreams", "--fan-out", "3"}).options.fan_out == 3);
-  CHECK(Sender({"--assign-upstreams"}).options.assign_upstreams);
-  CHECK_FALSE(Sender({"--fan-out", "0"}).run);
+  CHECK(Sender({"--fan-out", "3"}).options.fan_out == 3);
+  CHECK_FALSE(Sender({"--fan-out", "1025"}).run);
   const auto receiver = [](std::vector<const char*> more) {
     std::vector<const char*> args = {"--model", "m", "--site", "west", "--insecure-plaintext"};
     args.insert(args.end(), more.begin(), more.end());
     return Receiver(args);
   };
   CHECK(receiver({}).options.site == "west");
-  CHECK(receiver({"--serve"}).run);
+  CHECK(receiver({"--bulk-listen", ":7711"}).run);
   CHECK(Receiver({"--model", "m", "--site", "two words"}).text.find("visible ASCII") !=
         std::string::npos);
   const auto refused = [&](const std::vector<const char*>& more) {
@@ -110,9 +109,10 @@ TEST_CASE("a site wants one sender, and an address where a relay of it can be di
   };
   CHECK(refused({"--sender", "a:1,b:1"}));
   CHECK(refused({"--sender", "a:1", "--sender", "b:1"}));
-  CHECK(refused({"--serve", "--control-listen", "127.0.0.1:0"}));
-  CHECK(refused({"--serve", "--control-listen", "0.0.0.0:7710"}));
-  CHECK(receiver({"--serve", "--control-listen", "0.0.0.0:7710", "--advertise-host", "a"}).run);
+  const char* const bulk = "--bulk-listen=0.0.0.0:7711";
+  CHECK(refused({"--bulk-listen=:7711", "--control-listen", "127.0.0.1:0"}));
+  CHECK(refused({bulk, "--control-listen", "0.0.0.0:7710"}));
+  CHECK(receiver({bulk, "--control-listen", "0.0.0.0:7710", "--advertise-host", "a"}).run);
   CHECK(receiver({"--control-listen", "127.0.0.1:0"}).run);
 }
 
@@ -316,8 +316,7 @@ TEST_CASE("several senders are the agents of one trainer, each named once") {
   CheckError(Receiver({"--model", "m", "--sender", "a:1,b:2", "--sender", "b:2"}),
              {"b:2 is named twice"});
   CheckError(Receiver({"--model", "m", "--sender", "a:1,"}), {"--sender"});
-  CheckError(Receiver({"--model", "m", "--serve", "--bulk-listen", "10.0.0.1:7711"}),
-             {"--bulk-listen"});
+  CheckError(Receiver({"--model", "m", "--bulk-listen", "10.0.0.1:7711"}), {"--bulk-listen"});
 }
 
 TEST_CASE("every sender option can be set on the command line and in the file alike") {
@@ -328,14 +327,11 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.bulk = {"::1", 2};
   want.advertise_host = "node";
   want.delta_log_bytes = 3 << 20;
-  want.rate_limit = 5'000'000;
-  want.rate_limit_per_site = 2048;
-  want.rate_limit_per_receiver = 1024;
+  want.rate_limits = {.all = 5'000'000, .per_site = 2048, .per_receiver = 1024};
   want.offload_timeout = milliseconds(7);
   want.stream_timeout = milliseconds(5000);
   want.threads = 6;
-  want.eager_diff = false;
-  want.send_early = false;
+  want.early = Early::kOff;
   want.codec = kernels::Codec::kTight;
   want.gpu = GpuUse::kHostStaged;
   want.scrub_bytes_per_s = 9000;
@@ -353,12 +349,11 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--advertise-host=node",
                                  "--delta-log=3MiB",
                                  "--rate-limit=5MB",
-                                 "--rate-limit-per-site=2KiB",
-                                 "--rate-limit-per-receiver=1KiB",
+                                 "--rate-limit=site:2KiB",
+                                 "--rate-limit=receiver:1KiB",
                                  "--stream-timeout-ms=5000",
                                  "--threads=6",
-                                 "--no-eager-diff",
-                                 "--no-send-early",
+                                 "--early=off",
                                  "--insecure-plaintext",
                                  "--credentials=/c.toml",
                                  "--principals=/p.toml",
@@ -377,9 +372,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "data-dir = '/d'\nfile-group = 'engines'\ncontrol-listen = "
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\n"
-      "rate-limit = '5MB'\nrate-limit-per-site = 2048\nrate-limit-per-receiver = '1KiB'\n"
-      "stream-timeout-ms = '5000'\nthreads = 6\neager-diff = false\n"
-      "send-early = false\n"
+      "rate-limit = ['5MB', 'site:2048', 'receiver:1KiB']\n"
+      "stream-timeout-ms = '5000'\nthreads = 6\nearly = 'off'\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
       "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "
       "'debug'\n"
@@ -399,21 +393,17 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.models = {{"a", ""}, {"b", "/x=y", "/base=1"}};
   want.receiver_id = "me:1";
   want.control = {"localhost", 2};
-  want.serve = true;
-  want.bulk = {"127.0.0.1", 3};
+  want.bulk = Endpoint{"127.0.0.1", 3};
   want.advertise_host = "relay";
   want.delta_log_bytes = 4000;
-  want.rate_limit = 5000;
-  want.rate_limit_per_site = 7000;
-  want.rate_limit_per_receiver = 6000;
+  want.rate_limits = {.per_site = 7000, .per_receiver = 6000};
   want.streams = 64;
   want.congestion_control = "cubic";
   want.follow = false;
   want.staging_bytes = 1000;
   want.delta_file_bytes = 3000;
   want.buffers = 2;
-  want.on_busy_reader = OnBusyReader::kCopy;
-  want.unsafe_in_place = true;
+  want.on_busy_reader = OnBusyReader::kOverwrite;
   want.scrub_bytes_per_s = 0;
   want.stream_timeout = milliseconds(5000);
   want.threads = 6;
@@ -429,16 +419,14 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--sender=node:1",
                                    "--model=a",
                                    "--model",
-                                   "b=/x=y",
+                                   "b=/x=y start-from=/base=1",
                                    "--receiver-id=me:1",
                                    "--control-listen=localhost:2",
-                                   "--serve",
                                    "--bulk-listen=:3",
                                    "--advertise-host=relay",
                                    "--delta-log=4kB",
-                                   "--rate-limit=5kB",
-                                   "--rate-limit-per-site=7kB",
-                                   "--rate-limit-per-receiver=6kB",
+                                   "--rate-limit=site:7kB",
+                                   "--rate-limit=receiver:6kB",
                                    "--streams=64",
                                    "--congestion-control=cubic",
                                    "--no-follow",
@@ -453,28 +441,26 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--metrics-listen=:9",
                                    "--log-level=off",
                                    "--delta-files=3kB",
-                                   "--start-from=b=/base=1",
                                    "--scrub-bytes-per-s=0",
                                    "--buffers=2",
-                                   "--on-busy-reader=copy",
-                                   "--unsafe-in-place"});
+                                   "--on-busy-reader=unsafe-overwrite"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
   const ConfigFile file(
       "data-dir = '/d'\nfile-group = 'engines'\nsender = 'node:1'\nmodel = ['a', "
-      "'b=/x=y']\nreceiver-id = 'me:1'\n"
-      "control-listen = 'localhost:2'\nserve = true\nbulk-listen = ':3'\n"
-      "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = 5000\n"
-      "rate-limit-per-site = 7000\nrate-limit-per-receiver = 6000\nstreams = "
+      "'b=/x=y start-from=/base=1']\nreceiver-id = 'me:1'\n"
+      "control-listen = 'localhost:2'\nbulk-listen = ':3'\n"
+      "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = ['receiver:6000', 'site:7kB']\n"
+      "streams = "
       "64\ncongestion-control = 'cubic'\n"
       "follow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nscrub-bytes-per-s = 0\n"
-      "delta-files = 3000\nstart-from = 'b=/base=1'\nbuffers = '2'\non-busy-reader = "
-      "'copy'\nunsafe-in-place = true\n");
+      "delta-files = 3000\nbuffers = '2'\non-busy-reader = "
+      "'unsafe-overwrite'\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);
@@ -499,7 +485,7 @@ TEST_CASE("help and version are texts with exit code 0") {
   CHECK_FALSE(help.run);
   CHECK(help.exit_code == 0);
   for (const char* part : {"deltawire-sender", "Files:", "Network:", "Publishing:", "Process:",
-                           "--[no-]send-early", "--delta-log SIZE [2GiB]",
+                           "--[no-]group-commits", "--delta-log SIZE [2GiB]",
                            "--control-listen HOST:PORT [127.0.0.1:7700]", "--config FILE"}) {
     CAPTURE(part, help.text);
     CHECK(help.text.find(part) != std::string::npos);

@@ -129,7 +129,7 @@ TEST_CASE("a half is granted again when nothing of what was given up is read, wh
 
 TEST_CASE("versions come when they are published where the options say so") {
   SenderOptions options;
-  options.send_early = false;
+  options.early = Early::kDiff;
   SenderModel m(options);
   int changes = 0;
   m->offloads().diff().incoming().SetListener([] { return true; }, [&] { ++changes; });

@@ -57,7 +57,7 @@ TEST_CASE("a version comes as payloads, and the next ones too") {
   const bool eager = GENERATE(false, true);
   CAPTURE(eager);
   SenderOptions options;
-  options.eager_diff = eager;
+  options.early = eager ? Early::kSend : Early::kOff;
   SenderModel m(options);
   const auto first = m.Begin(1, "test", 0, 7);
   REQUIRE(first.ok());

@@ -17,7 +17,7 @@ TEST_CASE("without a GPU or without asking for one the CPU diffs") {
   CHECK(GpuDiff::Create("m", GpuUse::kOff, *chunks, key, halves) == nullptr);
   kernels::GpuInfo gpu;
   const bool there = kernels::FindGpu(0, &gpu).ok();
-  for (const GpuUse use : {GpuUse::kAuto, GpuUse::kHostStaged, GpuUse::kResident}) {
+  for (const GpuUse use : {GpuUse::kAuto, GpuUse::kHostStaged}) {
     std::string where;
     CHECK((GpuDiff::Create("m", use, *chunks, key, halves, &where) != nullptr) == there);
     CHECK(there == (where.find("the CPU (") == std::string::npos));

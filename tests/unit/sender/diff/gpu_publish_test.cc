@@ -104,7 +104,7 @@ TEST_CASE("a publish on the GPU is one on the CPU with and without CUDA errors")
   CAPTURE(seed);
   Random random(seed);
   ThreadPool pool(2);
-  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kAuto}) {
     Halves halves(random);
     const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
     REQUIRE(gpu != nullptr);
@@ -137,7 +137,7 @@ TEST_CASE("the CPU diffs early what is marked, the GPU the rest, and each change
   CAPTURE(seed);
   Random random(seed);
   ThreadPool pool(2);
-  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kAuto}) {
     for (const Wrong what : {Wrong::kNothing, Wrong::kPayload}) {
       CAPTURE(static_cast<int>(use), static_cast<int>(what));
       Halves halves(random);
@@ -208,14 +208,10 @@ TEST_CASE("a GPU without memory for the base still diffs") {
   // The call that asks for the base's memory comes after those of the self-test and the two calls
   // for the digest key, which allocate memory and copy the key.
   const int base_memory = CudaCalls() - before + 2;
-  const auto create = [&](GpuUse use) {
-    FailCudaCallIn(base_memory);
-    auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
-    FailCudaCallIn(-1);
-    return gpu;
-  };
-  CHECK(create(GpuUse::kResident) == nullptr);
-  const auto gpu = create(GpuUse::kAuto);
+  FailCudaCallIn(base_memory);
+  const auto gpu =
+      GpuDiff::Create("m", GpuUse::kAuto, halves.chunks(), halves.key(), halves.spans());
+  FailCudaCallIn(-1);
   REQUIRE(gpu != nullptr);
   CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
 }
@@ -225,7 +221,7 @@ TEST_CASE("a GPU that gets something wrong is found out and not asked again") {
   CAPTURE(seed);
   Random random(seed);
   ThreadPool pool(2);
-  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kAuto}) {
     for (const Wrong what : {Wrong::kDigest, Wrong::kPayload, Wrong::kChanged}) {
       CAPTURE(static_cast<int>(use), static_cast<int>(what));
       Halves halves(random);
@@ -292,7 +288,7 @@ TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of 
   CAPTURE(seed);
   Random random(seed);
   ThreadPool pool(2);
-  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kAuto}) {
     Halves halves(random);
     const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
     REQUIRE(gpu != nullptr);
@@ -304,7 +300,7 @@ TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of 
       const ChunkDelta* delta = found.delta->Find(round);
       REQUIRE(delta != nullptr);
       // A resident GPU may still have the right base in its memory; otherwise the chunk goes whole.
-      CHECK((delta->full || (use == GpuUse::kResident && round > 0)));
+      CHECK((delta->full || (use == GpuUse::kAuto && round > 0)));
       CHECK(halves.IsRight(found, round));
       CHECK(gpu->trusted());
       halves.Install(found);
