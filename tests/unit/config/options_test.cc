@@ -44,6 +44,23 @@ std::set<std::string> KeysOf(const char* file) {
   return keys;
 }
 
+/// The keys of a sample file without a sentence on when to change them.
+std::set<std::string> KeysWithoutAdvice(const char* file) {
+  std::set<std::string> keys;
+  std::ifstream in(file);
+  bool advised = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty()) advised = false;
+    advised = advised || line.find("Change it ") != std::string::npos ||
+              line.find("Change it,") != std::string::npos || line.starts_with("# Change them ");
+    const size_t equals = line.find(" = ");
+    if (equals != std::string::npos && line[0] != '#' && !advised) {
+      keys.insert(line.substr(0, equals));
+    }
+  }
+  return keys;
+}
+
 TEST_CASE("without arguments every option has its default") {
   const auto sender = Sender({});
   REQUIRE(sender.run);
@@ -138,6 +155,14 @@ TEST_CASE("the sample files name every option and hold exactly the defaults") {
   // One for each daemon, and a fleet's, which the test of JSON outputs reads. A further one needs a
   // test, too.
   CHECK(files == 3);
+}
+
+TEST_CASE("the options are few, and the sample files say of each when to change it") {
+  CHECK(KeysWithoutAdvice(kSenderSample) == std::set<std::string>{});
+  CHECK(KeysWithoutAdvice(kReceiverSample) == std::set<std::string>{});
+  std::set<std::string> names = KeysOf(kSenderSample);
+  names.merge(KeysOf(kReceiverSample));
+  CHECK(names.size() <= 40);
 }
 
 TEST_CASE("engines are named with their kind, and each once") {
