@@ -19,7 +19,7 @@ class AssignedUpstream : public Upstream {
 
   ~AssignedUpstream() override {
     Cancel();
-    link_.Stop();  // the link tells the chain of assignments, so it ends before the chain does
+    link_.Stop();  // the link gives the chain its assignments, so it ends before the chain does
   }
 
   const std::string& address() const override { return link_.address(); }

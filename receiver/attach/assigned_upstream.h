@@ -1,8 +1,7 @@
-// The upstream of a receiver that lets its sender say whom it follows: the relays that the sender
-// has named, then the sender itself, with the same failover as between addresses that an operator
-// lists. The receiver stays attached to the sender whomever it follows (origin_link.h).
-// Owner: a replica. Threads: as Upstream says. Cost: two threads, and a connection to the sender
-// beside that to the relay. Errors: those of the upstream in use.
+// The upstream of a receiver whose sender chooses it: the relays that the sender names, then the
+// sender itself, with the same failover as between addresses that an operator lists. The receiver
+// stays attached to the sender whichever upstream it follows (origin_link.h). Cost: two threads,
+// and a connection to the sender beside that to the relay.
 #pragma once
 
 #include <functional>
@@ -16,7 +15,7 @@ namespace deltawire::receiver {
 
 struct AssignedOptions {
   std::string model;
-  uint64_t seed = 0;   ///< of the random part of pauses
+  uint64_t seed = 0;   ///< for the random part of pauses
   uint64_t relay = 0;  ///< this receiver's number as a relay; 0: it serves nobody
   UpstreamChoice::Times times;
 };

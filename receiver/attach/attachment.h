@@ -1,6 +1,6 @@
-// One attachment to an upstream, as a state machine: when it is to be made, needs a beat, or has to
-// end because the upstream fell silent or an event was lost. Pure: a function of events and time.
-// An AttachmentKeeper drives it under its lock.
+// One attachment to an upstream, as a state machine. It says when to attach, when to send a beat,
+// and when to detach because the upstream fell silent or an event was lost. Pure: a function of
+// events and time. An AttachmentKeeper drives it under its lock.
 #pragma once
 
 #include <chrono>
@@ -19,35 +19,36 @@ class Attachment {
   using Time = SteadyClock::time_point;
   /// Each end of an attachment sends something at least this often.
   static constexpr std::chrono::milliseconds kBeat{1000};
-  /// An end that has heard nothing for this long ends the attachment.
+  /// An end that has received nothing for this long ends the attachment.
   static constexpr std::chrono::milliseconds kSilence{3000};
 
   /// kDetached -> kAttaching (Begin) -> kAttached (the first event) -> kEnding (End) -> kDetached
-  /// (Ended). An event out of sequence leads from kAttaching or kAttached to kBroken, and End from
-  /// each of the three to kEnding.
+  /// (Ended). An event out of sequence leads from kAttaching or kAttached to kBroken, and End
+  /// from each of the three to kEnding.
   enum class State : uint8_t { kDetached, kAttaching, kAttached, kBroken, kEnding };
   enum class Need : uint8_t { kNothing, kAttach, kBeat, kDetach };
 
-  /// `seed`: of the random part of the pauses between attempts.
+  /// `seed` is that of the random part of the pauses between attempts.
   Attachment(std::string address, uint64_t seed) : address_(std::move(address)), random_(seed) {}
 
   /// kDetach: the upstream has been silent for kSilence, or the attachment is kBroken.
   Need NeedAt(Time now) const;
-  /// When it will next need something, if no event comes before.
+  /// Returns when it will next need something, if no event comes before.
   Time NextNeed() const;
   State state() const { return state_; }
-  /// Counts the attachments and their ends, so that late calls for an earlier one show.
+  /// Increases with each attachment and each end, so that a late call for an earlier attachment is
+  /// recognized.
   uint64_t number() const { return number_; }
-  /// The number of the last event of this attachment; 0: none has come.
+  /// The number of the last event of this attachment, or 0.
   uint64_t last_event() const { return last_event_; }
 
   /// Begins a new attachment. REQUIRES: kDetached.
   void Begin(Time now);
-  /// Counts an event of this attachment. kDataLoss: events before it were lost; kCancelled: it
-  /// counts no more.
+  /// Notes an event of this attachment. Returns kDataLoss if events before it were lost, and
+  /// kCancelled if the attachment has ended.
   Status Event(uint64_t number, Time now);
   void Sent(Time now) { sent_at_ = now; }
-  /// The attachment is over: it makes no new one until Ended. REQUIRES: not kDetached or kEnding.
+  /// Ends the attachment. No new one begins until Ended. REQUIRES: not kDetached or kEnding.
   void End();
   /// Lets the next attempt come after a pause that depends on `why`.
   void Ended(const Status& why, Time now);

@@ -116,13 +116,13 @@ void AttachmentKeeper::Detach(size_t i) {
     LogWarn("model {}: sender {} has been silent for {} ms: attaching anew", model_,
             upstreams_[i]->address(), Attachment::kSilence.count());
   }
-  // First the reason: Detach ends the attachment as cancelled, which says nothing.
+  // The reason comes first: Detach ends the attachment as cancelled, which says nothing.
   OnEnded(i, attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
   upstreams_[i]->Detach();
 }
 
 void AttachmentKeeper::Send(size_t upstream, const std::function<void(Report&)>& change) {
-  // Else what one thread saw first could be sent last, and stand until the next beat.
+  // Without this an older report could be sent last, and would stand until the next beat.
   const std::lock_guard one_at_a_time(send_mu_);
   const auto attached = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return attachments_[upstream].state() == Attachment::State::kAttached;

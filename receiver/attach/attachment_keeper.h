@@ -22,43 +22,42 @@ class AttachmentKeeper {
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// The report to `upstream`, without Report::event, which is added to it. Reports are made and
-    /// sent one after the other.
+    /// Returns the report to `upstream`; the caller fills in Report::event. Calls for reports come
+    /// one at a time.
     virtual Report MakeReport(size_t upstream) = 0;
-    /// False: the event must not be taken, so it does not count as a sign of life either.
+    /// Returns false for an event that must be ignored. It is no sign of life either.
     virtual bool Accepts(size_t /*upstream*/, const UpstreamEvent& /*event*/) { return true; }
     /// The owner checks IsCurrent under its own lock: the attachment may have ended meanwhile.
     virtual void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) = 0;
     /// Called once for each attachment, before the next one to that upstream begins.
     virtual void OnEnded(size_t upstream, const Status& why) = 0;
-    /// Called by the thread after Wake, and at least once per beat.
+    /// The thread calls this after Wake, and at least once per beat.
     virtual void OnTurn() {}
   };
 
-  /// `seed`: of the random part of pauses.
+  /// `seed` is that of the random part of pauses.
   AttachmentKeeper(std::string model, std::vector<Upstream*> upstreams, uint64_t seed,
                    Owner& owner);
   ~AttachmentKeeper();
 
   /// Begins to attach; later calls do nothing.
   void Start() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Ends the thread without waiting for it. The caller then cancels the upstreams' calls, joins,
-  /// and detaches.
+  /// Tells the thread to end. The caller then cancels the upstreams' calls, joins, and detaches.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
   void Join();
   /// Has the thread call OnTurn soon.
   void Wake() ABSL_LOCKS_EXCLUDED(mu_);
 
   bool IsCurrent(size_t upstream, uint64_t attachment) const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Sends what MakeReport says now, as `change` alters it, if the upstream is attached.
+  /// Sends a new report, altered by `change`, if the upstream is attached.
   void Send(size_t upstream, const std::function<void(Report&)>& change = {})
       ABSL_LOCKS_EXCLUDED(mu_);
-  /// AttachmentKeeper that ended because of silence or lost events.
+  /// The number of attachments that ended because of silence or lost events.
   uint64_t lost() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Does what upstream `i` needs now; false: nothing.
+  /// Does what the attachment to upstream `i` needs now. Returns false if it needs nothing.
   bool Attend(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Attach(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Detach(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -69,7 +68,8 @@ class AttachmentKeeper {
   const std::string model_;
   const std::vector<Upstream*> upstreams_;
   Owner& owner_;
-  Mutex send_mu_;  // held while a report is made and sent, to keep the order; before all others
+  /// Keeps reports in order: it is held while one is made and sent. Locked before all others.
+  Mutex send_mu_;
   mutable CheckedMutex mu_;
   CondVar cv_;
   std::vector<Attachment> attachments_ ABSL_GUARDED_BY(mu_);

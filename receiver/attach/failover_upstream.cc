@@ -12,12 +12,11 @@ namespace {
 
 using Clock = SteadyClock;
 
-// How many lineages that were left are remembered. There is one more each time a trainer begins
-// anew.
+// The number of left lineages that are remembered. Each restart of a trainer from scratch adds one.
 constexpr size_t kMostLeft = 64;
 
-// Whether a call's failure is the upstream's: it cannot be reached, does not have what was asked
-// for, or sent something else. kAborted is not: the upstream asks for another try.
+// Whether a call's failure is the upstream's fault: it cannot be reached, lacks the requested
+// state, or sent another one. kAborted is no fault: the upstream asks for another try.
 bool OfUpstream(const Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInternal(status) ||
@@ -26,15 +25,15 @@ bool OfUpstream(const Status& status) {
 }
 
 // Whether an attachment ended because the upstream is a relay whose first pull still runs. Its
-// leaves wait for it: if they all went elsewhere meanwhile, each would cross the uplink.
+// leaves wait for it: if all of them went to another upstream, each would cross the uplink.
 bool AsksForPatience(const Status& status) { return absl::IsAborted(status); }
 
-/// One of the upstreams, and what is known of it.
+/// One of the upstreams, with its record.
 struct Peer {
   bool called = false;  // a call of it runs
-  Hash128 told;         // the lineage that it last told of; zero: none
-  Status why_left;      // what the replica is told when the attachment to it ends
-  // The last member, so that it is destroyed first: its end calls back to users of the others.
+  Hash128 told;         // the lineage that it named last; zero: none
+  Status why_left;      // the reason that the replica gets when the attachment to it ends
+  // The last member, so that it is destroyed first: its destructor's callbacks use the others.
   std::unique_ptr<Upstream> upstream;
   const std::string& address() const { return upstream->address(); }
 };
@@ -73,7 +72,7 @@ class ChosenUpstream : public FailoverUpstream {
     return Judged(now, [&]() -> StatusOr<ModelDescription> {
       DW_ASSIGN_OR_RETURN(ModelDescription d, now->upstream->Describe(model));
       std::lock_guard lock(mu_);
-      // The old lineage may have another layout, for which the buffer would be thrown away.
+      // The old lineage may have another layout, for which the buffer would be discarded.
       if (WasLeft(d.lineage)) return Behind(*now, Identity{.lineage = d.lineage});
       return d;
     });
@@ -96,7 +95,7 @@ class ChosenUpstream : public FailoverUpstream {
     {
       std::lock_guard lock(mu_);
       now = Chosen();
-      // Until an upstream has told of what it has, that may be of a lineage that was left.
+      // Until an upstream has named its newest state, that may be of a lineage that was left.
       if (heard_ != now.get()) {
         return Errorf(StatusCode::kUnavailable, "sender {}: not attached to it yet",
                       now->address());
@@ -147,7 +146,7 @@ class ChosenUpstream : public FailoverUpstream {
     if (!attached.ok() && !AsksForPatience(attached)) {
       Fail(*now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
-      // Another thread left this upstream meanwhile, and found no attachment that it could end.
+      // Another thread left this upstream meanwhile, and found no attachment to end.
       now->upstream->Detach();
     }
     return attached;
@@ -265,7 +264,7 @@ class ChosenUpstream : public FailoverUpstream {
   // REQUIRES (here and for the next ones, until Take): mu_ held.
   const PeerPtr& Chosen() const { return peers_[choice_.current()]; }
 
-  /// Nullopt: it is none of the upstreams any more.
+  /// Returns nullopt if it is no longer one of the upstreams.
   std::optional<size_t> PlaceOf(const Peer& peer) const {
     for (size_t i = 0; i < peers_.size(); ++i) {
       if (peers_[i].get() == &peer) return i;
@@ -284,14 +283,14 @@ class ChosenUpstream : public FailoverUpstream {
                   peer.address(), ToString(newest), newest.lineage.Hex(), seen_.lineage.Hex());
   }
 
-  /// Whether a version that is coming may be taken. REQUIRES: mu_ not held.
+  /// Whether an incoming version may be passed on. REQUIRES: mu_ not held.
   bool MayCome(const IncomingNews& incoming) const {
     if (incoming.version.empty()) return true;
     std::lock_guard lock(mu_);
     return !WasLeft(incoming.version.lineage);
   }
 
-  /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
+  /// Notes the newest state that `from` names. Returns an error if it must not be pulled.
   Status Note(Peer& from, const UpstreamEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
       return Errorf(StatusCode::kFailedPrecondition,
@@ -301,7 +300,7 @@ class ChosenUpstream : public FailoverUpstream {
     }
     const Identity& newest = e.newest;
     if (newest.empty()) return absl::OkStatus();
-    // An upstream that goes from one lineage to another shows which of the two is the later one.
+    // An upstream that changes from one lineage to another shows which of the two is later.
     const Hash128 before = std::exchange(from.told, newest.lineage);
     if (!(before == Hash128{}) && !(before == newest.lineage)) std::erase(left_, newest.lineage);
     if (WasLeft(newest.lineage)) return Behind(from, newest);
@@ -314,23 +313,23 @@ class ChosenUpstream : public FailoverUpstream {
     return absl::OkStatus();
   }
 
-  /// Whether an event of an attachment to `from` goes on to the replica.
+  /// Whether an event of an attachment to `from` is passed on to the replica.
   bool Take(Peer& from, const UpstreamEvent& e) {
     std::lock_guard lock(mu_);
-    // An upstream that was left goes on telling until its attachment is ended.
+    // An upstream that was left sends events until its attachment is ended.
     if (PlaceOf(from) != choice_.current()) return false;
     const Status noted = Note(from, e);
     if (noted.ok()) {
       heard_ = &from;
       return true;
     }
-    // This runs in an event of the attachment, which therefore another thread has to end.
+    // This is called by the attachment, so another thread has to end it.
     refused_ = {peers_[choice_.current()], noted};
     cv_.notify_all();
     return false;
   }
 
-  /// Notes the failure; true when another upstream is the current one now.
+  /// Notes the failure. Returns true if another upstream is the current one now.
   bool Fail(Peer& peer, UpstreamChoice::Failure failure, const Status& why) {
     std::lock_guard lock(mu_);
     if (cancelled_ || Chosen().get() != &peer) return false;
@@ -345,7 +344,7 @@ class ChosenUpstream : public FailoverUpstream {
     return true;
   }
 
-  /// The same, and ends the attachment, so that the replica attaches to the current one.
+  /// Does the same, and ends the attachment, so that the replica attaches to the current one.
   void Leave(const PeerPtr& peer, UpstreamChoice::Failure failure, const Status& why) {
     if (Fail(*peer, failure, why)) peer->upstream->Detach();
   }
@@ -363,7 +362,8 @@ class ChosenUpstream : public FailoverUpstream {
     from->upstream->Detach();
   }
 
-  /// Takes up what Prefer was told, unless a pull from the current one runs. REQUIRES: mu_ held.
+  /// Applies the order given to Prefer, unless a pull from the current one runs. REQUIRES: mu_
+  /// held.
   void ReorderIfDue() {
     if (preferred_.empty() || (pulling_ && pulled_from_ == Chosen())) return;
     const PeerPtr before = Chosen();
@@ -384,8 +384,8 @@ class ChosenUpstream : public FailoverUpstream {
     left_peers_.push_back(before);
   }
 
-  /// Ends the attachments to upstreams that were left for a new order, and drops those that are not
-  /// in it. REQUIRES: as for Ask.
+  /// Ends the attachments to upstreams that were left for a new order, and destroys those that are
+  /// not in it. REQUIRES: as for Ask.
   void LetGo(std::unique_lock<Mutex>& lock) {
     if (left_peers_.empty() && retired_.empty()) return;
     const auto left = std::exchange(left_peers_, {});
@@ -409,7 +409,7 @@ class ChosenUpstream : public FailoverUpstream {
     return newest;
   }
 
-  /// Leaves an upstream that works but is behind the last one for long. REQUIRES: as for Ask.
+  /// Leaves an upstream that works but stays behind the last one. REQUIRES: as for Ask.
   void CompareIfDue(std::unique_lock<Mutex>& lock) {
     const auto place = choice_.Compare(Clock::now());
     if (!place) return;
@@ -417,8 +417,8 @@ class ChosenUpstream : public FailoverUpstream {
     const uint64_t news = news_;
     const Identity seen = seen_;
     const auto newest = Ask(asked, lock);
-    // Numbers of two lineages cannot be compared; a lineage that was not left before is the
-    // trainer's new beginning, and counts as newer.
+    // Versions of two lineages cannot be compared. A lineage that was not left before means that
+    // the trainer has begun again, and counts as newer.
     const bool newer =
         newest.ok() && !newest->empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
@@ -431,7 +431,7 @@ class ChosenUpstream : public FailoverUpstream {
     lock.lock();
   }
 
-  /// Leaves the upstream whose event was not taken. REQUIRES: as for Ask.
+  /// Leaves the upstream whose event was refused. REQUIRES: as for Ask.
   void LeaveRefused(std::unique_lock<Mutex>& lock) {
     const auto refused = std::exchange(refused_, std::nullopt);
     if (!refused) return;
@@ -467,7 +467,7 @@ class ChosenUpstream : public FailoverUpstream {
       }
       const PeerPtr asked = peers_[*place];
       const auto newest = Ask(asked, lock);
-      // Returning to an upstream that is behind would bring nothing for a while.
+      // An upstream that is behind would have nothing to pull for a while.
       const bool well =
           newest.ok() && !newest->empty() &&
           (seen_.empty() || (newest->lineage == seen_.lineage && !IsLater(seen_, *newest)));
@@ -488,19 +488,19 @@ class ChosenUpstream : public FailoverUpstream {
   mutable Mutex mu_;
   CondVar cv_;
   std::vector<PeerPtr> peers_;       // in order of preference
-  std::vector<PeerPtr> preferred_;   // the next order, until the pull that runs has ended
+  std::vector<PeerPtr> preferred_;   // the next order, until the running pull has ended
   std::vector<PeerPtr> left_peers_;  // their attachments are to be ended
-  std::vector<PeerPtr> retired_;     // to be dropped by the prober, without the lock
+  std::vector<PeerPtr> retired_;     // the prober destroys them, without the lock
   UpstreamChoice choice_;            // its numbers are places in peers_
   const Clock::time_point patient_until_;
   std::string model_;            // empty: nothing was attached yet
-  Identity seen_;                // the newest state that the one in use has told of
+  Identity seen_;                // the newest state that the one in use has named
   std::vector<Hash128> left_;    // lineages that were left for others, the last one last
-  RelayNews relay_news_;         // what the upstream in use last said as a relay
-  uint64_t news_ = 0;            // how often it has told of something new
+  RelayNews relay_news_;         // the last of the upstream in use
+  uint64_t news_ = 0;            // counts its events that said something new
   PeerPtr attached_;             // the upstream of the last attachment
-  const Peer* heard_ = nullptr;  // the same once it has told of what may be pulled there
-  std::optional<std::pair<PeerPtr, Status>> refused_;  // whose event was not taken, and why
+  const Peer* heard_ = nullptr;  // the same once it has named a state that may be pulled
+  std::optional<std::pair<PeerPtr, Status>> refused_;  // sent an event that was refused, and why
   bool pulling_ = false;
   PeerPtr pulled_from_;  // the upstream of the last OpenPull
   PeerPtr returning_;    // a preferred upstream to return to when the pull has ended

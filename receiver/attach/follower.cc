@@ -173,8 +173,8 @@ bool Follower::WillNotCome(const FollowedAgent& a, const Identity& part) {
   const Identity& coming = a.incoming.version;
   if (a.forgotten || IsOf(part, coming) || HasPublished(a, part)) return false;
   if (a.written == part.attempt) return true;
-  // Of an agent that has said nothing yet. What it has published may be the same number of an
-  // attempt before, which is written anew.
+  // The agent has not announced this part. A version that it has published may have the same number
+  // in an earlier attempt, which is now written again.
   const bool gone_on = !coming.empty() && coming.id.version >= part.id.version;
   return gone_on || !(a.newest.lineage == part.lineage) || a.newest.id.epoch != part.id.epoch ||
          a.newest.id > part.id;
@@ -206,8 +206,7 @@ std::optional<Follower::Target> Follower::ComingToOne(const Situation& s) const 
   const FollowedAgent& a = agents_.front();
   const Identity& version = a.incoming.version;
   if (version.empty() || (s.checking && version.root == 0)) return std::nullopt;
-  // Where there is something complete to pull, that comes first: the deltas of what comes begin
-  // after it.
+  // A complete version comes first, since the deltas of the incoming one begin after it.
   const Identity& base = a.incoming.base;
   if (!base.empty() && !(base == s.committed)) return std::nullopt;
   const bool later = version.lineage == s.committed.lineage ? version.id > s.committed.id
@@ -225,7 +224,7 @@ std::optional<Follower::Target> Follower::Written(const Identity& version, bool 
     const bool told = coming.root == 0 && coming.attempt == version.attempt &&
                       coming.id.version == version.id.version;
     const Identity* known = told ? nullptr : Known(a, version);
-    // What is published is not kept to the staging, and the others may never publish theirs.
+    // A published part is not kept to the staging, and the other agents may never publish theirs.
     if (known != nullptr && one_file) return std::nullopt;
     if (const Identity* part = told ? &coming : known) {
       target.parts.push_back(*part);
@@ -310,8 +309,8 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
         ToString(whole), NewestOfEach());
   }
   if (!options_.follow || s.paused) return choice;
-  // Bad chunks are not fetched from an upstream that is behind: the pull would take all of its
-  // older state.
+  // An upstream that is behind cannot repair corrupt chunks: the pull would fetch its whole older
+  // state.
   if (older || (same && !s.suspects)) return choice;
   choice.why.clear();
   choice.pull = now >= pull_at_;

@@ -5,8 +5,9 @@
 namespace deltawire::receiver {
 namespace {
 
-// A state is taken to be gone after three pulls that the sender refused to open, or that brought
-// other bytes, or nine that it cut: a pull is also cut to make way for the trainer, and resumes.
+// A state counts as gone after three pulls that the sender refused to open or that brought other
+// bytes, or after nine that it cut: it also cuts pulls to make way for the trainer, and they
+// resume.
 constexpr uint32_t kGone = 9, kFailureCounts = 3, kCutCounts = 1;
 
 // Whether the next attempt may succeed although nothing is changed at either end.
@@ -21,7 +22,7 @@ bool Holds(const Identity& committed, const Identity& state) {
 }  // namespace
 
 void GroupMember::Told(const GroupWord& word) {
-  // A round that is tried again must not wait each time until the same state is found gone.
+  // A round that is tried again must not find the same state gone each time before it goes on.
   if (!(word.commit == word_.commit)) gone_.clear();
   word_ = word;
   unasked_ = unasked_ && bound() && word.prepare.empty();
@@ -39,7 +40,7 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
   const bool prepared = !prepared_.empty();
   const bool decided = prepared && prepared_ == word_.commit;
   const bool open = prepared && prepared_ == word_.prepare;
-  // A pause is as if the receiver had gone: it commits when it is resumed.
+  // A paused receiver acts as one that is away: it commits when it is resumed.
   const bool wanted = decided || open || unasked_;
   if (prepared && (s.paused || s.suspects || !wanted)) return {.what = Do::kDrop};
   if (!bound()) return {.what = Do::kFollow};
@@ -50,7 +51,7 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
     return {.what = Do::kPull, .goal = word_.commit};
   }
   if (s.suspects || (s.committed.empty() && !s.last_whole.empty())) {
-    // Weights that have lost bytes come back as what they were.
+    // Corrupt weights are repaired to the version that they had.
     if (!Gone(s.last_whole)) return {.what = Do::kPull, .goal = s.last_whole};
   }
   const std::string of = fmt::format("group {}", word_.name);

@@ -8,7 +8,7 @@ namespace {
 
 using Clock = SteadyClock;
 
-// How long a sender may take to say whom to follow. Its own patience is shorter.
+// The longest time in which a sender names an upstream. Its own patience is shorter.
 constexpr std::chrono::milliseconds kUndecided{4000};
 // As many requests as a sender keeps for a receiver.
 constexpr size_t kMostRequests = 64;
@@ -133,7 +133,7 @@ void OriginLink::Unsubscribe(const Status& why) {
 StatusOr<Identity> OriginLink::Newest() {
   {
     MutexLock lock(mu_);
-    // An event that came less than a beat ago says what is newest; no call is needed.
+    // An event that came less than a beat ago has the newest state, so no call is needed.
     if (heard_) return last_.newest;
   }
   return origin_->Newest(model_);
@@ -162,7 +162,7 @@ void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const Upstrea
   if (event.sync_request != 0 && requests_.size() < kMostRequests) {
     requests_.push_back({event.sync_request, event.force_full, event.newest});
   }
-  // A sender that does not say whom to follow is to be followed itself.
+  // A receiver follows the sender itself if the sender names no upstream.
   const Assignment now = event.assignment.value_or(Assignment{});
   if (!now.undecided) {
     const bool changed = !(std::exchange(assignment_, now) == now);

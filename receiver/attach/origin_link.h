@@ -1,7 +1,8 @@
 // A receiver's attachment to the sender that assigns its upstream. It stays whichever upstream the
-// receiver follows: the sender lists it, and tells it of the next assignment. Where the receiver
-// follows the sender itself, the same attachment is its upstream (View). An AssignedUpstream owns
-// it. Every method may be called from any thread, and none calls others under a lock but Report.
+// receiver follows, so that the sender lists the receiver and sends it the next assignment. If the
+// receiver follows the sender itself, this attachment is also its upstream (View). An
+// AssignedUpstream owns it. Every method may be called from any thread. Only Report calls others
+// under a lock.
 #pragma once
 
 #include <deque>
@@ -18,26 +19,26 @@ namespace deltawire::receiver {
 
 class OriginLink : private AttachmentKeeper::Owner {
  public:
-  /// `assigned` is told of each assignment that is another than the one before; it does not block.
+  /// `assigned` gets each assignment that differs from the one before. It must not block.
   OriginLink(std::unique_ptr<Upstream> origin, std::string model, uint64_t seed,
              std::function<void(const Assignment&)> assigned);
   ~OriginLink() override;
 
-  /// The sender as an upstream. There is one view; it must be destroyed before this.
+  /// Returns the sender as an upstream. There is one view; it must be destroyed before this.
   std::unique_ptr<Upstream> View();
   const std::string& address() const { return origin_->address(); }
 
-  /// Passes on what the replica reports; the first report lets the link attach.
+  /// Passes on a report of the replica. The first report lets the link attach.
   void Report(const receiver::Report& report) ABSL_LOCKS_EXCLUDED(mu_);
-  /// `event` is on its way to the replica. If the sender has asked for a sync that is not answered
-  /// yet, and the event's upstream has what the sender had when it asked, the request goes along.
+  /// Adds a sync request of the sender that is not answered yet to `event`, which goes to the
+  /// replica, if the event's upstream has the state that the sender had when it asked.
   void AddRequest(UpstreamEvent& event);
-  /// The replica has forgotten the requests that it was given.
+  /// Queues the requests again that the replica got: it has forgotten them.
   void RenewRequests();
-  /// The sender's newest state; nullopt: it is not attached to.
+  /// Returns the sender's newest state, or nullopt while not attached to it.
   std::optional<Identity> Told() const;
   void Cancel();
-  /// Ends the attachment, and calls nobody from its return on.
+  /// Ends the attachment. Afterwards it calls neither `assigned` nor the view's callbacks.
   void Stop();
 
  private:
@@ -53,7 +54,7 @@ class OriginLink : private AttachmentKeeper::Owner {
     Identity newest;  ///< the sender's when it asked
   };
 
-  // Of the view.
+  // The view's calls.
   void Subscribe(Subscriber subscriber);
   void Unsubscribe(const Status& why);
   StatusOr<Identity> Newest();
@@ -62,9 +63,9 @@ class OriginLink : private AttachmentKeeper::Owner {
   void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) override;
   void OnEnded(size_t upstream, const Status& why) override;
   void OnTurn() override;
-  /// Tells the subscriber of the last event. The lock is released meanwhile.
+  /// Delivers the last event to the subscriber. The lock is released meanwhile.
   void Deliver(MutexLock& lock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Whether the sender has said whom to follow, or has had its time for it.
+  /// Whether the sender has named an upstream, or has had its time for it.
   bool Decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::unique_ptr<Upstream> origin_;
@@ -77,11 +78,11 @@ class OriginLink : private AttachmentKeeper::Owner {
   UpstreamEvent last_ ABSL_GUARDED_BY(mu_);
   bool heard_ ABSL_GUARDED_BY(mu_) = false;  // last_ is of this attachment
   Assignment assignment_ ABSL_GUARDED_BY(mu_);
-  bool decided_ ABSL_GUARDED_BY(mu_) = false;  // once, by some event
+  bool decided_ ABSL_GUARDED_BY(mu_) = false;  // an event has named an upstream
   SteadyClock::time_point heard_first_ ABSL_GUARDED_BY(mu_){};
   std::unique_ptr<Subscriber> subscriber_ ABSL_GUARDED_BY(mu_);
   bool delivering_ ABSL_GUARDED_BY(mu_) = false;  // a thread calls the subscriber
-  bool greet_ ABSL_GUARDED_BY(mu_) = false;       // the subscriber is new
+  bool greet_ ABSL_GUARDED_BY(mu_) = false;       // the subscriber has not got an event yet
   std::deque<Request> requests_ ABSL_GUARDED_BY(mu_), given_ ABSL_GUARDED_BY(mu_);
   AttachmentKeeper keeper_;
 };

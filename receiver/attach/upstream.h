@@ -1,8 +1,8 @@
-// The sender, as a replica sees it: an interface, so that the replica's logic knows no gRPC type.
-// grpc_upstream.cc implements it over PullService. Owner: a replica, one per sender.
-// Threads: Attach, Send, Detach and Cancel from any, other calls from one at a time; events come
-// from the implementation's own thread. Only Detach and the unary calls block.
-// Errors: gRPC's, with the sender's address and the call's name.
+// The sender or relay that a replica pulls from, as an interface without gRPC types.
+// grpc_upstream.cc implements it over PullService. A replica owns one per agent. Attach, Send,
+// Detach and Cancel may be called from any thread, other calls from one at a time. Events come from
+// the implementation's own thread. Only Detach and the unary calls block. Errors name the sender's
+// address and the call.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@
 
 namespace deltawire::receiver {
 
-/// Whoever makes a description has checked it: the layout has the stated fingerprint, the digest
-/// seed is the fingerprint's low half, and the side files have their hash.
+/// A checked description of a model: the layout has the stated fingerprint, the digest seed is the
+/// fingerprint's low half, and the side files have their hash.
 struct ModelDescription {
   Layout layout;
   uint64_t digest_seed = 0;
@@ -45,13 +45,13 @@ struct PullWish {
   Hash128 fingerprint;  ///< of the receiver's layout
   uint32_t streams = 1;
   CoderSpeeds decode;       ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;  ///< hash of the chunks that this receiver takes the sender to own
-  Identity at;              ///< where the pull shall end; epoch 0: at the newest
-  Identity incoming;        ///< the incoming version that is to be pulled; epoch 0: a complete one
-  /// Before `incoming` is published only deltas of it may come, and so many bytes of them at most;
-  /// 0: whole chunks may come too, and all of them.
+  uint64_t owned_hash = 0;  ///< hash of the chunks that the sender owns, as this receiver knows it
+  Identity at;              ///< the state at which the pull ends; epoch 0: the newest
+  Identity incoming;        ///< the incoming version to pull; epoch 0: a complete one
+  /// The limit on deltas that may come before `incoming` is published, without whole chunks. 0: no
+  /// limit, and whole chunks may come too.
   uint64_t ahead_bytes = 0;
-  /// Chunks that came with other bytes than their digest says; at most wire::kMaxSuspects.
+  /// Chunks that came without their digest; at most wire::kMaxSuspects.
   std::vector<uint32_t> suspects;
 };
 
@@ -60,26 +60,26 @@ struct PullGrant {
   std::string host;
   uint16_t port = 0;
   uint32_t history = 0;  ///< number of deltas that the sender asks the receiver to keep
-  Identity newest;       ///< the sender's, or the incoming version that is pulled; empty: not said
+  Identity newest;       ///< the sender's, or the incoming version that is pulled; may be empty
 };
 
-/// What the sender reports when something has happened, and at least every second.
+/// A message of the sender, when something has happened and at least every second.
 struct UpstreamEvent {
   uint64_t number = 0;  ///< 1, 2, 3, ... within an attachment
   Identity newest;
   uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
-  RelayNews relay;                       ///< of an upstream that is a relay
-  GroupWord group;                       ///< of a receiver that is a member of a group
-  std::optional<Assignment> assignment;  ///< of a sender that says whom to follow
-  IncomingNews incoming;                 ///< a version that is on its way to the upstream itself
+  RelayNews relay;                       ///< if the upstream is a relay
+  GroupWord group;                       ///< if the receiver is a member of a group
+  std::optional<Assignment> assignment;  ///< if the sender chooses the receiver's upstream
+  IncomingNews incoming;                 ///< the upstream's incoming version
 };
 
 /// Whether `b`, which came after `a`, is a beat: it says nothing new.
 bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b);
 
-/// What the replica reports of itself.
+/// A replica's message to its agents.
 struct Report {
   Identity committed;
   ReceiverPhase phase = ReceiverPhase::kNone;
@@ -94,7 +94,7 @@ struct Report {
   EnginesServe engines;
 };
 
-/// Whether an upstream that failed a call with `why` runs and has nothing to give yet: a sender
+/// Whether an upstream that failed a call with `why` runs and has no version yet: a sender
 /// without the model (its trainer may be starting), or a relay whose first pull still runs.
 inline bool AsksToWait(const Status& why) { return absl::IsNotFound(why) || absl::IsAborted(why); }
 
@@ -103,12 +103,12 @@ class Upstream {
   virtual ~Upstream() = default;
   /// The sender's name in messages and status.
   virtual const std::string& address() const = 0;
-  /// Of several addresses the one that is used now.
+  /// The one of several addresses that is used now.
   virtual std::string in_use() const { return address(); }
-  /// The newest state that the sender itself has told of. While a relay is in use, the relay may be
-  /// behind it. nullopt: this upstream does not hear from the sender itself, or not now.
+  /// The newest state that the sender itself has named, which a relay in use may not have yet.
+  /// nullopt: this upstream is not attached to the sender itself.
   virtual std::optional<Identity> sender_newest() const { return std::nullopt; }
-  /// The least time that a call has taken, so a round trip or a little more; 0: not known.
+  /// The least time that a call has taken: a round trip or a little more. 0: not known.
   virtual double round_trip() const { return 0; }
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
   /// The newest state; epoch 0 when nothing is published.
@@ -117,8 +117,8 @@ class Upstream {
   /// that they have this hash.
   virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
-  /// The pull for which OpenPull was called last has ended: OK when its version is committed, else
-  /// what the upstream did wrong. kCancelled: it broke off for another reason.
+  /// The pull that OpenPull opened last has ended: OK if its version is committed, else the
+  /// upstream's fault. kCancelled: it ended for another reason.
   virtual void PullEnded(const Status& /*status*/) {}
   /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,

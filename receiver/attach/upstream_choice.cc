@@ -33,7 +33,7 @@ size_t UpstreamChoice::Soonest(Time now) const {
     return std::pair(std::max(a.try_at, now), std::max(a.prefer_at, now)) <
            std::pair(std::max(b.try_at, now), std::max(b.prefer_at, now));
   };
-  // Of those that may be tried now min_element takes the first, that is, the preferred one.
+  // Among equals min_element returns the first, which is the preferred one.
   return static_cast<size_t>(std::ranges::min_element(upstreams_, sooner) - upstreams_.begin());
 }
 
@@ -47,7 +47,7 @@ void UpstreamChoice::Reorder(const std::vector<std::optional<size_t>>& former, T
   }
   upstreams_ = std::move(upstreams);
   behind_.reset();
-  // Those that are known and preferred are returned to when they have answered, as ever.
+  // Known upstreams that are preferred have to answer a probe first, as always.
   current_ = !kept ? Soonest(now) : fresh && *fresh < *kept ? *fresh : *kept;
   upstreams_[current_].answered = false;
 }

@@ -1,8 +1,8 @@
-// Which of several upstreams, given in order of preference, a receiver uses now. One that fails or
-// is behind is left for the first that may be tried. The receiver returns to a preferred one after
-// two answers with a random pause between, so that not all return at once, and not before a pause
-// that grows with each failure at its work. Pure: a function of events and time. Owner: a
-// FailoverUpstream, under its lock. Cost: O(upstreams). Errors: none.
+// The choice among several upstreams, given in order of preference. A receiver leaves one that
+// fails or is behind for the first that may be tried. It returns to a preferred one after two
+// answers with a random pause between, so that receivers do not all return at once. After failed
+// pulls it waits for a pause that grows with each of them. Pure: a function of events and time. A
+// FailoverUpstream owns it, under its lock.
 #pragma once
 
 #include <chrono>
@@ -23,15 +23,15 @@ class UpstreamChoice {
   static constexpr std::chrono::milliseconds kLongest = Backoff::kLongest;
   /// Pauses; half of each is fixed, and the other half random.
   struct Times {
-    /// Between the two answers of an upstream that is used again.
+    /// Between the two answers after which a receiver returns to an upstream.
     std::chrono::milliseconds settle{2000};
     /// Between two comparisons.
     std::chrono::milliseconds compare_every{10000};
-    /// Before an upstream that answers, but fails at what it is asked, is preferred again: after
-    /// its first failure, and at most. Each pause is four times the one before.
+    /// Before an upstream whose pull failed is preferred again: after the first failure, and at
+    /// most. Each pause is four times the one before.
     std::chrono::milliseconds first_doubt{1000}, longest_doubt{300000};
-    /// A receiver that holds nothing waits so long after its start for an upstream that cannot be
-    /// reached: in a fleet that starts all at once, its relay may only be about to listen.
+    /// The time after its start for which a receiver that holds nothing waits for an upstream that
+    /// cannot be reached: in a fleet that starts at once, its relay may be about to listen.
     std::chrono::milliseconds start_patience{3000};
   };
 
@@ -42,37 +42,37 @@ class UpstreamChoice {
   size_t current() const { return current_; }
   enum class Failure : uint8_t {
     kGone,     ///< it cannot be reached, or is behind
-    kBadWork,  ///< a pull, or a call that a pull needs, has failed there
+    kBadWork,  ///< a pull, or a call for a pull, has failed there
   };
-  /// `upstream` did not do what it was asked. If it is the current one, another becomes it: the
-  /// first that may be tried now, or else the one that may be tried soonest.
+  /// `upstream` has failed. If it is the current one, it is replaced: by the first that may be
+  /// tried now, or else by the one that may be tried soonest.
   void Failed(size_t upstream, Failure failure, Time now);
-  /// A whole pull from `upstream` has succeeded, which says more than an answer.
+  /// A pull from `upstream` has succeeded, so its earlier failures are forgotten.
   void Worked(size_t upstream);
 
   /// Replaces the upstreams. For each one, in the new order, `former` has its place in the old
-  /// order, and what is known of it stays; nullopt: it is new. A new one that is preferred to the
-  /// current one becomes the current one. If the current one is gone, the first that may be tried
-  /// does.
+  /// order, or nullopt if it is new. Known ones keep their record. A new one that is preferred to
+  /// the current one becomes the current one. If the current one is gone, the first that may be
+  /// tried replaces it.
   void Reorder(const std::vector<std::optional<size_t>>& former, Time now);
 
-  /// The upstream before the current one that is to be asked now whether it is well; nullopt: none.
+  /// Returns a preferred upstream to ask now whether it works, or nullopt.
   std::optional<size_t> Probe(Time now) const;
-  /// When Probe may next return one.
+  /// Returns when Probe may next return one.
   Time NextProbe() const;
-  /// The answer to a probe. True: `upstream` is well again, and Return may be called.
+  /// Notes the answer to a probe. Returns true if Return may be called.
   bool Probed(size_t upstream, bool well, Time now);
   /// Makes `upstream` the current one.
   void Return(size_t upstream);
 
-  // An upstream that works may itself have lost its upstream, and so tell of nothing new.
-  /// The upstream to be asked now for its newest state, to compare; nullopt: none.
+  // An upstream that works may have lost its own upstream, and is then behind.
+  /// Returns the upstream to ask now for its newest state, to compare, or nullopt.
   std::optional<size_t> Compare(Time now) const;
   Time NextCompare() const;
-  /// `newer`: whether the upstream that Compare named has a newer state than any that the current
-  /// one has told of. `news` counts what the current one has told, its own pull's progress
-  /// included. True: it was newer the last time as well, and nothing was told in between, so the
-  /// current one is behind.
+  /// Notes a comparison. `newer`: the other upstream has a newer state than the current one has
+  /// named. `news` counts the current one's events that said something new, progress of its own
+  /// pull included. Returns true if the current one is behind: the other was newer the last time,
+  /// too, and there was no news since.
   bool Compared(bool newer, uint64_t news, Time now);
 
  private:
