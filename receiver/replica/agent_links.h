@@ -1,5 +1,5 @@
-// The pulls' side of a replica's agents: each one's upstream, part and held state, and what past
-// pulls showed of the way to it. A Replica owns it; its driving thread alone uses it. The upstreams
+// The agents as a replica's pulls need them: each one's upstream, part, held state, and link
+// figures from past pulls. A Replica owns it; its driving thread alone uses it. The upstreams
 // outlive it.
 #pragma once
 
@@ -21,8 +21,8 @@ class AgentLinks {
   explicit AgentLinks(const std::vector<Upstream*>& upstreams);
 
   size_t size() const { return links_.size(); }
-  /// Asks every agent for its description of `model`. An error if the layouts differ, the parts do
-  /// not make up the model, or a side file is code and `allow_code_files` is false.
+  /// Asks every agent for its description of `model`. Returns an error if the layouts differ, the
+  /// parts do not make up the model, or a side file is code and `allow_code_files` is false.
   StatusOr<std::vector<ModelDescription>> Describe(const std::string& model,
                                                    bool allow_code_files) const;
   /// Asks an agent for its newest state.
@@ -30,24 +30,24 @@ class AgentLinks {
     return links_[agent].round.upstream->Newest(model);
   }
   void SetPart(size_t agent, const Coverage& owned);
-  /// The buffer's bytes are no agent's state any more.
+  /// Forgets the held states: the buffer is gone.
   void ForgetHeld();
 
-  /// The agents for a round to `target`. `whole`: the buffer wholly is its last state, by every
-  /// chunk. `streams`: of each pull; 0: by what was measured of the way.
+  /// Returns the agents for a round to `target`. `whole`: every chunk of the buffer is at its last
+  /// state. `streams`: of each pull; 0: by the link figures.
   std::vector<RoundAgent> Plan(const Follower::Target& target, const Buffer& buffer, bool whole,
                                uint32_t streams);
-  /// Learns from a round that has ended; `committed`: by the commit of its target.
+  /// Notes the results of a round that has ended; `committed`: by the commit of its target.
   void RoundEnded(const PullRound& round, bool committed);
-  /// Tells every upstream what it did wrong in the last pull. Of several agents' pulls nobody knows
-  /// whose was at fault.
+  /// Tells every upstream its fault in the last pull. Among several agents the fault is not
+  /// assigned to one.
   void PullEnded(Status fault);
 
  private:
   struct Link {
     RoundAgent round;
     net::LinkRecord record;
-    std::string address;  // the address that `record` is of
+    std::string address;  // of `record`
   };
   /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target, const Buffer& buffer, bool whole);

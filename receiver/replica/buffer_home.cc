@@ -120,7 +120,7 @@ void BufferHome::TakeFirstBytes(const std::function<bool()>& stop) {
   LogInfo("model {}: taking its first bytes from {}", options_.model, from);
   const size_t readers = std::min<size_t>(pool_.size(), 8);
   const auto taken = StartFrom(options_.start_from, *buffer_, readers, stop);
-  // The sender then sends all that is missing, as without this option.
+  // The sender then sends all chunks, as without this option.
   if (!taken.ok()) {
     LogWarn("model {}: nothing was taken from {}: {}", options_.model, from,
             MessageOf(taken.status()));

@@ -1,7 +1,7 @@
-// A model's directory at a receiver: its lock, its buffer, the sink that pulls into it, and the
-// delta files beside it. It makes the buffer for a sender's layout, and anew where the directory
-// was removed. A Replica owns it; its driving thread alone uses it, but facts() is for any thread.
-// Errors name the directory.
+// A model's directory at a receiver: its lock, its buffer, the sink of pulls, and the delta files
+// beside it. It makes the buffer for a sender's layout, and again if the directory was removed. A
+// Replica owns it; its driving thread alone uses it, but facts() is for any thread. Errors name the
+// directory.
 #pragma once
 
 #include <cstdint>
@@ -40,27 +40,27 @@ class BufferHome {
   static StatusOr<std::unique_ptr<BufferHome>> Open(const ReplicaOptions& options, ThreadPool& pool,
                                                     CoderRates& rates);
 
-  /// Null: there is none yet.
+  /// Null until there is one.
   Buffer* buffer() const { return buffer_.get(); }
   /// Null until Make.
   PullSink* sink() const { return sink_.get(); }
   /// Counts the buffers that this process has made.
   uint64_t number() const { return number_; }
-  /// False once somebody removed or moved the directory, or its state file.
+  /// Returns false if another process removed or moved the directory, or its state file.
   bool IsInPlace() const;
-  /// Whether the buffer has to go: its directory is gone, or `layout` is another one. Removes its
-  /// files from where the directory was.
+  /// Whether the buffer must be replaced, since its directory is gone or `layout` is another one.
+  /// In the first case it removes the buffer's files from where the directory was.
   bool IsStale(const Layout& layout) const;
   /// Destroys the buffer.
   void Drop() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Makes what is missing for `description`, whose layout it takes. `stop`, called from any
-  /// thread, ends the reading of the first bytes. Returns true if the sink is new.
+  /// Makes the missing objects for `description`, whose layout it moves away. `stop`, called from
+  /// any thread, ends the reading of the first bytes. Returns true if the sink is new.
   StatusOr<bool> Make(ModelDescription& description, BufferGate& gate,
                       const std::function<bool()>& stop);
   BufferFacts facts() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// A pull or commit has ended: takes note of the state that the buffer last was wholly.
+  /// Notes the state that the buffer last was wholly, after a pull or commit.
   void Look() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Keeps what the last pull applied as a file for engines.
+  /// Writes the delta of the last commit to a file for engines.
   void LeaveDelta();
 
  private:
@@ -69,7 +69,7 @@ class BufferHome {
   void TakeFirstBytes(const std::function<bool()>& stop);
   /// The reason for the number of weight files.
   std::string WhyBuffers() const;
-  /// Takes note of the buffer's layout.
+  /// Notes the buffer's layout.
   void Describe() ABSL_LOCKS_EXCLUDED(mu_);
 
   const ReplicaOptions options_;

@@ -25,7 +25,7 @@ double CommitLog::TakeQueue(const Identity& id, SteadyClock::time_point began) {
   const TraceId trace = TraceOf(id);
   const auto heard = std::ranges::find(heard_, trace, [](const auto& one) { return one.first; });
   if (heard == heard_.end()) return 0;
-  // A version that overtook the pull was named after the pull had begun.
+  // A newer version may be named after the pull that brings it has begun.
   const double seconds =
       std::max(0.0, std::chrono::duration<double>(began - heard->second).count());
   heard_.erase(heard_.begin(), heard + 1);

@@ -1,5 +1,6 @@
-// The versions that one process has committed for a model: the last one, the latest few, and how
-// long each had waited for its pull. A Replica owns it. Every method may be called from any thread.
+// The versions that one process has committed for a model: the last one, the latest few, and the
+// time for which each waited for its pull. A Replica owns it. Every method may be called from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@
 namespace deltawire::receiver {
 
 struct CommitTimes : RoundTimes {
-  double queue = 0;    ///< from the first word of the version until its pull began; 0: not known
-  double readers = 0;  ///< waited for readers and engines
+  double queue = 0;    ///< from the first event that named the version to its pull; 0: not known
+  double readers = 0;  ///< the wait for readers and engines
 };
 
 struct Commit {
@@ -37,12 +38,13 @@ class CommitLog {
  public:
   static constexpr size_t kRecent = 64;
 
-  /// `id` was committed before this process started, and counts as the first commit.
+  /// Adds `id`, which was committed before this process started, as the first commit.
   void TakeUp(const Identity& id) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes note of when the agents first named a state.
+  /// Notes that an agent has named `state` for the first time.
   void Heard(const Identity& state, SteadyClock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Adds a commit whose pull began at `began`, and returns its times with the queue. nullopt: it
-  /// is the last commit again (unless `anew`: in another directory), which gets these statistics.
+  /// Adds a commit whose pull began at `began`, and returns its times with the queue. If `id` is
+  /// the last commit again, that one gets these statistics, and the result is nullopt. `anew`: it
+  /// is in another directory, so it counts as another commit.
   std::optional<CommitTimes> Add(const Identity& id, const PullStats& stats, CommitTimes times,
                                  SteadyClock::time_point began, bool anew) ABSL_LOCKS_EXCLUDED(mu_);
   /// Calls the listeners. REQUIRES: no lock is held.
@@ -61,7 +63,8 @@ class CommitLog {
   }
 
  private:
-  /// Seconds from the first word of `id` until `began`; forgets this state and older ones.
+  /// Returns the seconds from the first event that named `id` until `began`. Forgets this state and
+  /// older ones.
   double TakeQueue(const Identity& id, SteadyClock::time_point began)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -42,8 +42,8 @@ Status Puller::Pull(const Follower::Target& target, const Wish& wish) {
   Status pulled;
   while (true) {
     pulled = RunRound(target, wish);
-    // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
-    // next round starts only when the buffer may be changed.
+    // A reader kept the pull from changing the buffer, so a chunk that came whole was lost. The
+    // next round waits for the reader.
     if (pulled.ok() || env_.gate.refusal() != BufferGate::Refusal::kReader) break;
     pulled = env_.gate.WaitWritable(buffer());
     if (!pulled.ok()) break;
@@ -58,8 +58,8 @@ Status Puller::RunRound(const Follower::Target& target, const Wish& wish) {
   fault_ = absl::CancelledError("the round has not ended");
   env_.gate.SetLimit(wish.hold ? BufferGate::Limit::kPrepare : BufferGate::Limit::kNone);
   DW_RETURN_IF_ERROR(WithdrawCorrupt());
-  // An interrupted update must begin again before the pull says what is held: if others had its
-  // file open, a fresh file would replace it, without the chunks that the pull has named.
+  // An interrupted update must begin again before the pull names the held chunks: if a reader has
+  // the file open, a fresh file replaces it, without those chunks.
   if (buffer().updating() || buffer().interrupted()) {
     DW_RETURN_IF_ERROR(env_.gate.WaitWritable(buffer()));
   }
@@ -96,9 +96,8 @@ Status Puller::RunRound(const Follower::Target& target, const Wish& wish) {
 std::shared_ptr<PullRound> Puller::MakeRound(const Follower::Target& target, const Wish& wish) {
   const bool whole = !buffer().committed().empty() && !env_.home.sink()->dirty();
   std::vector<RoundAgent> agents = env_.links.Plan(target, buffer(), whole, env_.options.streams);
-  // A version held for a group's word may never be committed, and a forced pull may bring an older
-  // version: neither is for those who follow. Of several agents' parts only the whole is served on,
-  // and not before its name is known.
+  // A prepared version may never be committed, and a forced pull may bring an older one, so neither
+  // is forwarded. A version of several agents is forwarded once its identity is known.
   const bool full = wish.force_full || root_mismatches_ >= kMismatchesBeforeFull;
   const bool named = agents.size() == 1 || target.root_known || target.unwritten();
   const PullRound::Env env{
@@ -186,7 +185,7 @@ Status Puller::Commit() {
   Status ended = owner_.MayPull(Follower::Exactly(whole)).status();
   if (ended.ok()) ended = Drive(*prepared.round, /*hold=*/false);
   ended = EndRound(*prepared.round, prepared.began, ended);
-  // Chunks that came out wrong were pulled for.
+  // The commit may have pulled for corrupt chunks.
   env_.links.PullEnded(fault_);
   return ended;
 }
@@ -206,7 +205,7 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
   if (ended.ok()) {
     env_.upkeep.Committed(buffer());
     NoteCommit(round, began);
-    // Beside the version that has overtaken it, an older lineage's would look like the next one.
+    // A forwarded version of an older lineage would look like the one after the committed version.
     if (!(running().target().lineage == buffer().committed().lineage)) {
       env_.downstream.EndForwarding(absl::AbortedError("a new lineage has come"));
     }
@@ -224,7 +223,7 @@ void Puller::NoteCommit(const PullRound& round, SteadyClock::time_point began) {
   const PullStats& stats = round.stats();
   const Identity id = buffer().committed();
   owner_.OnCommit(round.results());
-  // In a directory that was made anew the version that was there before is a new commit.
+  // In a directory that was made again, the version that was there before is a new commit.
   const uint64_t number = env_.home.number();
   const bool same_buffer = std::exchange(committed_in_, number) == number;
   CommitTimes times{round.times()};

@@ -1,7 +1,6 @@
-// The pulls of one model: rounds to a target until one commits it, or has it ready for a group's
-// word. A Replica owns it. Pull, Commit, DropPrepared and the other calls without a lock are for
-// the driving thread; those that exclude mu_ are for any. An error leaves what has come for the
-// next pull.
+// The pulls of one model: rounds to a target until one commits it, or prepares it for a group. A
+// PullRunner owns it. The driving thread alone calls the methods up to ForgetBuffer; those after it
+// may be called from any thread. After an error the next pull continues with the chunks that came.
 #pragma once
 
 #include <cstdint>
@@ -38,26 +37,25 @@ struct PullTotals {
   uint64_t bytes_received = 0;
   uint64_t repaired_chunks = 0;
   uint64_t refused_chunks = 0;
-  uint64_t root_mismatches = 0;  ///< pulls whose chunks were not the state that the sender named
+  uint64_t root_mismatches = 0;  ///< pulls whose chunks did not make up the state that was named
   FormCounts forms;
   PullStats last_pull;
-  size_t history_deltas = 0;  ///< kept now
+  size_t history_deltas = 0;  ///< in memory now
   uint64_t history_bytes = 0;
 };
 
 class Puller {
  public:
-  /// Its methods are called by the driving thread or, OnProgress, by those of a round, without a
-  /// lock.
+  /// The driving thread calls these methods without a lock; a round's threads call OnProgress.
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// Whether the round to `target` may go on, which Cancel and Told reach from now on. Returns
-    /// the bytes that it is expected to bring; kCancelled: it may not.
+    /// Returns the bytes that a round to `target` is expected to bring, or kCancelled if it may not
+    /// go on. Cancel and PullRound::Told reach the round from now on.
     virtual StatusOr<uint64_t> MayPull(const Follower::Target& target) = 0;
     virtual void OnPhase(ReceiverPhase phase) = 0;
     virtual void OnProgress() = 0;
-    /// A round has committed what its agents sent.
+    /// A round has committed these results.
     virtual void OnCommit(const std::vector<PullRound::Result>& results) = 0;
   };
   /// The objects that pulls work with. They outlive the puller.
@@ -83,37 +81,38 @@ class Puller {
 
   struct Wish {
     bool force_full = false;  ///< every chunk comes whole, and the state may be an older one
-    bool hold = false;        ///< make the target ready for a group's word, and commit nothing
+    bool hold = false;        ///< prepare the target for a group, and commit nothing
   };
   /// Pulls `target`. After OK it is committed, or prepared if `wish` says to hold it. REQUIRES:
   /// nothing is prepared.
   Status Pull(const Follower::Target& target, const Wish& wish) ABSL_LOCKS_EXCLUDED(mu_);
   /// Commits what is prepared. REQUIRES: prepared().
   Status Commit() ABSL_LOCKS_EXCLUDED(mu_);
-  /// The chunks of it that came stay in the buffer, and staged, as after a pull that broke off.
+  /// Discards what is prepared. Its chunks stay in the buffer, and staged, as after a pull that
+  /// failed.
   void DropPrepared();
   bool prepared() const { return prepared_.has_value(); }
   /// REQUIRES: prepared().
   Identity prepared_version() const { return prepared_->round->whole(); }
-  /// The upstream's fault in the last round; kCancelled: it had none. See Upstream::PullEnded.
+  /// The upstream's fault in the last round, or kCancelled. See Upstream::PullEnded.
   const Status& fault() const { return fault_; }
 
-  /// The parts of the unwritten version of which something has come; empty: there is none.
+  /// The parts of the unwritten version of which chunks have come; empty: there is none.
   const std::vector<Identity>& unwritten_parts() const { return unwritten_.parts; }
-  /// Discards what has come of an unwritten version, unless `next` is that version.
+  /// Discards the chunks of an unwritten version, unless `next` is that version.
   void DiscardUnwritten(const Identity& next = {});
   void TakeSideFiles(size_t agent, uint64_t hash, std::vector<SideFile> files) {
     side_files_.Put(agent, hash, std::move(files));
   }
-  /// The buffer is gone: forgets what led to its bytes.
+  /// Forgets the history of the buffer's bytes: the buffer is gone.
   void ForgetBuffer();
 
   // The running pull.
   RunningPull running() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// The agents have published what is pulled unwritten.
+  /// The agents have published the version that is pulled unwritten.
   void MarkPublished() ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Ends a pull of an unwritten version: it could take long, and a caller wants the buffer.
+  /// Ends a pull of an unwritten version, which could take long while a caller waits.
   void CancelUnwritten() ABSL_LOCKS_EXCLUDED(mu_);
 
   /// A pull or commit has ended, and not by a pause.
@@ -130,7 +129,7 @@ class Puller {
       ABSL_LOCKS_EXCLUDED(mu_);
   /// Marks the corrupt chunks unknown in the buffer.
   Status WithdrawCorrupt() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes the round's steps until it is done, or prepared if it is to hold.
+  /// Advances the round until it is done, or prepared if it is to hold.
   Status Drive(PullRound& round, bool hold) ABSL_LOCKS_EXCLUDED(mu_);
   void Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -147,12 +146,12 @@ class Puller {
   const TransportFactory transport_;
   ReplicaHistory history_;
   SideFileCache side_files_;
-  Follower::Target unwritten_;  // of which something has come; no parts: none
+  Follower::Target unwritten_;  // chunks of it have come; no parts: there is none
   std::optional<Prepared> prepared_;
   Status fault_;
   Hash128 lineage_;            // of the last pull; zero: there was none
   int root_mismatches_ = 0;    // consecutive ones
-  double waited_before_ = 0;   // for readers, when the pull began
+  double waited_before_ = 0;   // seconds of waits for readers before the pull
   uint64_t committed_in_ = 0;  // BufferHome::number at the last commit
 
   mutable CheckedMutex mu_;

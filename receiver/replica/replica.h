@@ -1,8 +1,7 @@
-// One model on an inference node: keeps its Buffer in step with the sender, or with agents that
-// each own a part. Follower decides what to do, RequestQueue knows who waits, Puller pulls, on one
-// thread; AttachmentKeeper has another, so that no pull silences it. The Daemon owns it. Public
-// methods may be called from any thread. Errors are shown in status() until the next success;
-// verified chunks of a broken pull are not fetched again.
+// One model on an inference node. Its driving thread keeps the buffer in step with the sender, or
+// with agents that each own a part: a step at a time, chosen by NextStep and done by the members.
+// Attachments have a thread of their own, so that no pull silences them. The Daemon owns it. Public
+// methods may be called from any thread. status() shows an error until the next success.
 #pragma once
 
 #include <cstdint>
@@ -42,14 +41,14 @@
 
 namespace deltawire::receiver {
 
-/// One agent of the trainer, as the replica sees it.
+/// An agent of the trainer, in a replica's status.
 struct AgentView {
   std::string address;
   Identity newest;
   Coverage owned;
   uint64_t owned_bytes = 0;
   bool attached = false;
-  std::string in_use;  ///< of several addresses the one that is used now
+  std::string in_use;  ///< the one of several addresses that is used now
 };
 
 struct ReplicaStatus : PullTotals, UpkeepTotals {
@@ -58,7 +57,7 @@ struct ReplicaStatus : PullTotals, UpkeepTotals {
   Identity committed;
   Identity newest;  ///< newest state that all agents have published; epoch 0: none
   ReceiverPhase phase = ReceiverPhase::kNone;
-  std::string message;  ///< the last failure, or what is waited for
+  std::string message;  ///< the last failure, or the reason to wait
   uint64_t model_bytes = 0;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
@@ -66,19 +65,19 @@ struct ReplicaStatus : PullTotals, UpkeepTotals {
   uint64_t scrub_mismatches = 0;  ///< chunks that had lost their digest
   uint32_t buffers = 0;
   std::string buffers_why;
-  std::string readers;  ///< processes that hold up an update now
+  std::string readers;  ///< processes that an update waits for now
   double reader_wait_seconds = 0, worst_reader_wait_seconds = 0;
   std::string fingerprint;
   std::vector<AgentView> agents;
-  std::string group;  ///< that it is a member of; empty: of none
-  Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
+  std::string group;  ///< empty: it is a member of none
+  Identity prepared;  ///< waits for the group's decision; epoch 0: nothing
 };
 
 class Replica {
  public:
-  /// Locks the directory, takes up the buffer that it holds, and starts both threads.
-  /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
-  /// agent of a trainer with several; `transport` makes the transport of each pull.
+  /// Locks the directory, takes up the buffer in it, and starts both threads. kAlreadyExists names
+  /// another owner of the directory. `upstreams` has one upstream per agent; `transport` makes the
+  /// transport of each pull.
   static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
@@ -87,29 +86,28 @@ class Replica {
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
-  /// The commits of this process. A commit taken up at the start has serial 1.
+  /// The commits of this process. A version that was there at the start has serial 1.
   CommitLog& commits() { return commits_; }
   const CommitLog& commits() const { return commits_; }
 
-  // Requests of callers, which take no thread of theirs.
-  /// Where they get their answers, by the number of the request.
+  // Requests, which block no caller.
+  /// The answers, by the number of the request.
   RequestQueue& requests() { return requests_; }
   /// Asks for the newest version. The answer waits at most for a pull that already runs and one of
   /// its own.
   StatusOr<uint64_t> AskSync(bool force_full);
   /// Asks to compare every chunk with its digest; with `repair` a sync then fetches corrupt ones.
-  /// The driving thread works in slices, so that a pull waits for one slice at most; all who wait
-  /// when it begins share one pass.
   uint64_t AskCheck(bool repair);
-  /// Pausing ends a pull that follows, unless that must go on; RunState::settled tells when.
+  /// Pausing ends a pull that no caller asked for, unless it must go on. run().settled() says when
+  /// a pause is complete.
   void SetPaused(bool paused);
   const RunState& run() const { return run_; }
 
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
   AgentAttachments& agents() { return agents_; }
-  /// A receiver that is served here says that this chunk of the layout `fingerprint` came with
-  /// other bytes than its digest, and it has lost its digest here: the next pull fetches it.
+  /// Has the next pull fetch a chunk of the layout `fingerprint`: a receiver that is served here
+  /// got it without its digest, and it has lost its digest here, too.
   void Suspect(const std::string& fingerprint, uint32_t chunk);
 
   void Stop();
@@ -135,7 +133,6 @@ class Replica {
   Buffer& buffer() const { return *home_->buffer(); }
 
   const ReplicaOptions options_;
-  // With locks of their own.
   Bell bell_;  // wakes the driving thread
   BufferGate gate_;
   RunState run_;
@@ -145,7 +142,6 @@ class Replica {
   CorruptChunks corrupt_;
   const std::unique_ptr<BufferHome> home_;
   Planner planner_;
-  // Used by the driving thread; what else may be called says each header.
   DownstreamLink downstream_;
   AgentLinks links_;
   Upkeep upkeep_;

@@ -1,7 +1,7 @@
-// The callers that wait for a sync or for a check of all chunks, and orchestrators that asked for a
-// sync through an agent. A pull serves the requests that exist when it begins, and answers each
-// once when it ends; so does a check. Later requests wait for the next one. A Replica owns it.
-// Every method may be called from any thread.
+// The requests for a sync or for a check of all chunks, from callers, and from orchestrators
+// through an agent. A pull serves the requests that exist when it begins, and answers each once
+// when it ends; so does a check. Later requests wait for the next one. A Replica owns it. Every
+// method may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -45,37 +45,37 @@ class RequestQueue {
     bool force_full = false;
     bool empty() const { return local.empty() && remote.empty(); }
   };
-  /// Requests that came through agents and are not answered. An agent keeps 16 for a receiver, so
-  /// only one that makes up requests reaches this.
+  /// The limit on requests through agents that are not answered. An agent keeps 16 for a receiver,
+  /// so only one that invents requests reaches it.
   static constexpr size_t kMostRemote = 1024;
 
   explicit RequestQueue(const CommitLog& commits) : commits_(commits) {}
 
   // Callers.
-  /// `news` is called, without a lock, when an answer may have come, or what is waited for gets on;
-  /// see Listeners. To be added before the question.
+  /// Has `news` called, without a lock, when an answer may have come or a request makes progress;
+  /// see Listeners. REQUIRES: it is added before the request.
   [[nodiscard]] Listeners::Listener OnAnswers(std::function<void()> news) {
     return listeners_.Add(std::move(news));
   }
   /// Calls the listeners. REQUIRES: no lock is held.
   void Notify() { listeners_.Call(); }
-  /// Both return the request's number. `repair`: a sync then fetches the corrupt chunks.
+  /// Adds a request and returns its number. `repair`: a sync then fetches the corrupt chunks.
   uint64_t AddSync(bool force_full) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t AddCheck(bool repair) ABSL_LOCKS_EXCLUDED(mu_);
   /// Drops a request whose caller has gone.
   void Forget(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
-  /// nullopt: there is no answer yet. An error says how the sync or the check failed. An answer is
-  /// given once, and the request is then forgotten.
+  /// Returns the answer, nullopt if there is none yet, or the error of the sync or check. An answer
+  /// is given once; then the request is forgotten.
   StatusOr<std::optional<Commit>> SyncAnswer(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
   StatusOr<std::optional<VerifyResult>> CheckAnswer(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Those who have no answer get kCancelled.
+  /// Ends the requests that have no answer, with kUnavailable.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Orchestrators.
-  /// A request that comes again, as after a new attachment, counts once; one beyond kMostRemote is
-  /// never answered.
+  /// Adds a request, unless it is there already, as after a new attachment. One beyond kMostRemote
+  /// is never answered.
   void AddRemote(const Remote& request) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Drops the requests that came through `agent`: its attachment has ended, so nobody waits.
+  /// Drops the requests that came through `agent`: its attachment has ended, so no one waits.
   void DropRemote(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Syncs.
@@ -90,12 +90,12 @@ class RequestQueue {
   // Checks.
   /// Whether a caller waits for a check, also for one that runs.
   bool wants_check() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Begins a check for those who wait for one; false: nobody does.
+  /// Begins a check for the callers that wait for one. Returns false if there are none.
   bool BeginCheck() ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether a caller still waits for the check that runs.
   bool checking() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// The check has ended. True: it found corrupt chunks, and callers wait for their repair now,
-  /// which the next pull is.
+  /// Notes the end of the check. Returns true if it found corrupt chunks, and callers now wait for
+  /// the next pull to repair them.
   bool EndCheck(const StatusOr<VerifyResult>& found) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -112,7 +112,7 @@ class RequestQueue {
   /// Whether a request wants a check (or else a sync), and none that has begun serves it.
   static bool Waits(const Local& local, bool check);
   bool AnyChecking() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Takes the answered request out; nullopt: it has no answer.
+  /// Removes the answered request, and returns it; nullopt: it has no answer.
   StatusOr<std::optional<Local>> TakeAnswered(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
 
   const CommitLog& commits_;

@@ -14,11 +14,11 @@ namespace {
 constexpr std::chrono::milliseconds kCheckEvery{1000};
 // Tasks that are due soon are done now, or they would wake the processor once more.
 constexpr std::chrono::milliseconds kTogether{50};
-// A relay brings its hidden file up so long after a commit: those who are served take what its
-// cores and memory have, and the next version seldom comes earlier.
+// The time after a commit at which a relay brings its hidden file up. Before that, served receivers
+// need its cores and memory, and the next version seldom comes earlier.
 constexpr std::chrono::milliseconds kServeFirst{100};
-// Chunks are scrubbed together, since each pause costs a wake-up. A batch takes about a
-// millisecond, for which a pull may have to wait.
+// Chunks are scrubbed in batches, since each pause costs a wake-up. A pull may have to wait for a
+// batch, which takes about a millisecond.
 constexpr uint64_t kBatchBytes = 8 << 20;
 constexpr std::chrono::milliseconds kNothingToScrub{500};
 // Pause before the next attempt to update the hidden file, which a reader may have open.
@@ -46,8 +46,7 @@ Upkeep::Choice Upkeep::Next(const Buffer& buffer, const Situation& s, Time now) 
     if (now >= catch_up_at_) return {.task = Task::kCatchUp};
     choice.again = std::min(choice.again, catch_up_at_);
   }
-  // A check that callers wait for must not come after every scrub: at a high rate one is always
-  // due.
+  // At a high rate a scrub is always due, and a check that callers wait for would never be.
   if (options_.scrub_bytes_per_s == 0 || s.verifying) return choice;
   if (now + kTogether >= scrub_at_) return {.task = Task::kScrub};
   choice.again = std::min(choice.again, scrub_at_);
@@ -151,7 +150,7 @@ void Upkeep::MakeSpare(Buffer& buffer, const std::function<bool()>& stop) {
 }
 
 void Upkeep::Scrub(const Buffer& buffer) {
-  // A scrub that comes early keeps to the rate, too.
+  // A scrub that comes before it is due keeps to the rate, too.
   const Time due = std::max(scrub_at_, SteadyClock::now());
   const ChunkTable& chunks = buffer.chunks();
   if (buffer.committed().empty() || chunks.size() == 0) {

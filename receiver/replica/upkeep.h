@@ -35,7 +35,7 @@ class Upkeep {
   struct Options {
     std::string model;
     uint64_t scrub_bytes_per_s = 0;
-    bool serves = false;  ///< others take the committed version, so the catch-up comes later
+    bool serves = false;  ///< other receivers pull the committed version before the catch-up
   };
   /// The objects that the tasks change. They outlive this.
   struct Env {
@@ -50,14 +50,13 @@ class Upkeep {
   struct Situation {
     bool committed = false;
     bool paused = false;
-    bool prepared = false;  ///< a round waits for its group's word in the hidden file
-    bool corrupt = false;   ///< chunks of the committed file are to be fetched first
-    bool verifying =
-        false;  ///< callers wait for a check of all chunks, which reads the same memory
+    bool prepared = false;   ///< the hidden file has a version that waits for its group
+    bool corrupt = false;    ///< chunks of the committed file are fetched first
+    bool verifying = false;  ///< callers wait for a check, which reads the same memory
   };
   struct Choice {
     Task task = Task::kNothing;
-    Time again = Time::max();  ///< of kNothing: when to ask again
+    Time again = Time::max();  ///< with kNothing: when to ask again
   };
   Choice Next(const Buffer& buffer, const Situation& s, Time now) const;
   /// Whether the hidden file is behind, and may be brought up `now`.
@@ -69,7 +68,7 @@ class Upkeep {
   void Run(Task task, Buffer& buffer, PullSink* sink, const std::function<bool()>& stop);
   UpkeepTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  /// A version was committed.
+  /// A version was committed, so the hidden file is behind.
   void Committed(const Buffer& buffer);
   /// The hidden file may be behind: the buffer was made, or an incoming version was discarded.
   void Look(const Buffer& buffer) { behind_ = buffer.catches_up(); }

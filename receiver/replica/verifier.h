@@ -1,5 +1,5 @@
-// Checks all chunks of a buffer for the callers that wait for that, in slices, so that a pull waits
-// for one slice at most. A Replica owns it; its driving thread alone uses it.
+// A check of all chunks of a buffer for the callers that wait for it. It comes in slices, so that a
+// pull waits for one slice at most. A Replica owns it; its driving thread alone uses it.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Verifier {
     uint32_t next = 0;
     std::set<uint32_t> corrupt = {};
   };
-  /// False: that was the last slice.
+  /// Returns false after the last slice.
   bool CheckSome(const Buffer& buffer);
   VerifyResult Result(const Buffer& buffer) const;
 
