@@ -20,14 +20,14 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-/// How long a call waits for its answer. A request that was lost on a connection which lives on is
-/// never answered, and a receiver must not be stale for more than 5 s after it.
+/// The time for which a call waits for its answer. A request that is lost on a connection which
+/// survives is never answered, and a receiver must not be stale for more than 5 s after it.
 constexpr Seconds kShortCall{3};
 
-/// The same for calls whose answers may rightly take longer: tensors_meta and side files have
-/// megabytes and may come over a slow link, and an OpenPull with suspects makes the sender digest
-/// their bytes first. Such a call waits four times as long as the last answer took, and no less
-/// than a short one; after one that was not answered in time, twice as long as that one did.
+/// The same for calls whose answers may take longer: tensors_meta and side files have megabytes and
+/// may come over a slow link, and for an OpenPull with corrupt chunks the sender digests their
+/// bytes first. Such a call waits four times as long as the last answer took, and no less than a
+/// short one. After a call that got no answer in time, the next one waits twice as long.
 class Patience {
  public:
   Seconds deadline() const { return deadline_; }
@@ -73,7 +73,7 @@ GroupWord FromProto(const v1::GroupWord& in) {
           .commit = deltawire::FromProto(in.commit())};
 }
 
-// What a sender names beyond the limits is not followed.
+// Upstreams beyond the limits are ignored.
 std::optional<Assignment> FromProto(const v1::SenderEvent& event, const v1::Assignment& in) {
   constexpr int kMostUpstreams = 16;
   if (!event.has_assignment()) return std::nullopt;
@@ -98,8 +98,8 @@ UpstreamEvent FromProto(const v1::SenderEvent& in) {
                        .base = deltawire::FromProto(in.incoming().base())}};
 }
 
-// One attachment: its stream, and the two threads that serve it. The reading thread also dials:
-// that may take seconds, in which the caller has other agents to look after.
+// One attachment: its stream, and the two threads that serve it. The reading thread also dials,
+// since that may take seconds, and the caller attends to other agents meanwhile.
 class Attachment {
  public:
   Attachment(std::shared_ptr<v1::PullService::Stub> stub,
@@ -283,7 +283,7 @@ class GrpcUpstream : public Upstream {
         response.bulk_port() > 65535) {
       return Errorf(StatusCode::kDataLoss, "sender {}: OpenPull: a malformed answer", sender_);
     }
-    // A sender that speaks none of our versions has refused. This is for one that does not say.
+    // A sender that speaks none of our versions has refused. This one does not name its version.
     DW_RETURN_IF_ERROR(wire::AgreedVersion(wire::kOwnVersions,
                                            {response.wire_version(), response.wire_version()},
                                            fmt::format("sender {}", sender_))
@@ -373,8 +373,8 @@ class GrpcUpstream : public Upstream {
     std::lock_guard lock(mu_);
     call_ = nullptr;
     if (status.ok() && (round_trip_ == 0 || took.count() < round_trip_)) round_trip_ = took.count();
-    // Without an attachment nothing else dials, and what a failed handshake needs may be a new
-    // connection: a channel shows the certificate and the authorities that it was made with.
+    // Without an attachment nothing else dials. After a failed handshake a new connection may
+    // succeed: a channel keeps the certificate and the authorities that it was made with.
     const bool lone_failure =
         status.error_code() == grpc::StatusCode::UNAVAILABLE && attachment_ == nullptr;
     if ((IsUseless(status) || lone_failure) && stub_ == stub) {
@@ -386,19 +386,19 @@ class GrpcUpstream : public Upstream {
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
   }
 
-  // Whether a call that ended so makes its connection useless.
+  // Whether a call with this end makes its connection useless.
   static bool IsUseless(const grpc::Status& status) {
-    // The channel shows the token that was there when it was made; a new one shows the new token.
+    // A channel keeps the token that it was made with; a new one has the new token.
     if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) return true;
-    // After a garbled frame a server may ignore all new calls of a connection, and go on with the
-    // streams that are open there. So the attachment's being alive says nothing about calls.
+    // After a garbled frame a server may ignore all new calls of a connection, and go on with its
+    // open streams. So calls may be dead although the attachment lives.
     return status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
   }
 
-  // Each attachment gets a new connection, because one that has gone mute stays mute.
+  // Each attachment gets a new connection, because a mute one stays mute.
   StatusOr<std::shared_ptr<v1::PullService::Stub>> Dial() const {
     grpc::ChannelArguments args;
-    // The replica itself pauses between attempts; gRPC's longer pauses would only add to that.
+    // The replica pauses between attempts itself; gRPC's longer pauses would only add to that.
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
@@ -431,7 +431,7 @@ class GrpcUpstream : public Upstream {
   const SiteOffer offer_;
   mutable std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
-  double round_trip_ = 0;  // the least time of a call; 0: none was answered yet
+  double round_trip_ = 0;  // the least time of a call; 0: no call was answered yet
   bool dialled_ = false;
   bool cancelled_ = false;
   grpc::ClientContext* call_ = nullptr;

@@ -27,7 +27,7 @@ std::string DefaultId(const Endpoint& control) {
   return fmt::format("{}:{}", host, control.port != 0 ? control.port : getpid());
 }
 
-/// For `systemctl status`. It takes the locks of every replica.
+/// Returns the line for `systemctl status`.
 std::string StatusLine(const receiver::Daemon& daemon) {
   std::vector<std::string> models;
   for (const receiver::Replica* replica : daemon.Replicas()) {
@@ -38,8 +38,8 @@ std::string StatusLine(const receiver::Daemon& daemon) {
   return fmt::format("{}", fmt::join(models, "; "));
 }
 
-/// The ports of a relay. Its streams have threads of their own, since a thread that receives waits
-/// for those who read the weights.
+/// The ports of a relay. Its streams have threads of their own, since a receiving thread waits for
+/// readers of the weights.
 struct Serving {
   net::IoThreads io;
   std::unique_ptr<net::PullServer> bulk;

@@ -124,7 +124,7 @@ void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
   }
 }
 
-/// An engine beside what it is to serve.
+/// An engine beside the version that it should serve.
 struct EngineSeen : EngineDriver::View {
   Identity committed;
 };

@@ -1,5 +1,5 @@
-// The receiver's metrics, read from the replicas' status at each scrape.
-// Owner: the metrics server keeps the callback; the daemon outlives it. Threads: any. No errors.
+// The receiver's metrics, read from the replicas' status at each scrape. The metrics server keeps
+// the callback; the daemon outlives it.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@ namespace deltawire::receiver {
 
 class Daemon;
 
-/// Who was turned away so far. Both are called at each scrape.
+/// Counts of peers that were turned away. Both are called at each scrape.
 struct PortCounts {
   std::function<uint64_t()> beyond_limits;  ///< connections and calls, of all ports
   std::function<uint64_t()> calls_refused;  ///< gRPC calls, for want of a role or a principal

@@ -87,7 +87,7 @@ void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
   }
 }
 
-/// The progress of a sync, and at the end what it has committed.
+/// The progress of a sync, and at the end the committed version.
 class SyncSource final : public WatchSource<v1::SyncUpdate> {
  public:
   SyncSource(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
@@ -135,10 +135,10 @@ class SyncSource final : public WatchSource<v1::SyncUpdate> {
   std::string told_;  // the last update
 };
 
-/// What a check has found, in the buffer and then, where they are asked, in the engines.
+/// The result of a check of the buffer and then, if the caller asks for it, of the engines.
 class VerifySource final : public WatchSource<v1::VerifyResponse> {
  public:
-  /// `engines`: null if they are not asked.
+  /// `engines`: null if the caller does not ask for them.
   VerifySource(std::shared_ptr<const void> held, Replica& replica, bool repair, Engines* engines,
                const std::function<void()>& news)
       : held_(std::move(held)),

@@ -1,6 +1,5 @@
-// The receiver's gRPC service over a Daemon. Owner: main; the daemon outlives it.
-// Threads: gRPC's. Cost: no call holds a thread while it waits.
-// Errors: those of the Replica, as gRPC codes, and those of Access::Hold.
+// The receiver's gRPC service over a Daemon, which outlives it. No call holds a thread while it
+// waits.
 #pragma once
 
 #include <chrono>
@@ -37,9 +36,9 @@ class ReceiverServiceImpl final
                                                         const v1::WatchServedRequest*) override;
 
  private:
-  /// The replica, if this call may name its model.
+  /// Returns the replica, if this call may name its model.
   StatusOr<Replica*> Find(const grpc::ServerContextBase& context, const std::string& model) const;
-  /// The same for a call that waits, and counts it and its request until `held` is dropped.
+  /// Does the same for a call that waits, and counts it and its request until `held` is released.
   template <typename Request>
   StatusOr<Replica*> Hold(const grpc::ServerContextBase& context, const Request& request,
                           std::shared_ptr<const void>* held) const;

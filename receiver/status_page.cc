@@ -55,7 +55,7 @@ void Judge(const EngineDriver::View& e, const std::string& model, metrics::Verdi
   }
 }
 
-/// Adds what a reader wants to know first of a model.
+/// Adds the main news of a model.
 void Judge(const ReplicaStatus& s, const std::string& model, metrics::Verdict& verdict) {
   const uint64_t behind = VersionsBehind(s.committed, s.newest);
   if (s.phase == ReceiverPhase::kFailed) {

@@ -1,7 +1,6 @@
-// The receiver's status page: what it holds, where that comes from, how the last versions came, its
-// engines, and whom it serves. Owner: the metrics server keeps the callback; the daemon outlives
-// it. Threads: any. Cost: the last 64 commits of each model; it copies what it shows, so no lock is
-// held while anybody reads the page. Errors: none.
+// The receiver's status page: its versions, senders, last commits, engines, and the receivers that
+// it serves. The metrics server keeps the callback; the daemon outlives it. The page is made of
+// copies, so no lock is held while it is sent.
 #pragma once
 
 #include <functional>
