@@ -299,11 +299,14 @@ def check(condition: bool, what: str) -> None:
     print(f"ok: {what}", flush=True)
 
 
+def report_times(what: str, seconds: list[float]) -> None:
+    ordered = sorted(seconds)
+    p50, p99 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
+    print(f"{what}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {1e3 * ordered[-1]:.0f} ms, "
+          f"of {len(ordered)}", flush=True)
+
+
 def report_pauses(pauses: list[float], requests: Requests) -> None:
     """`pauses`: seconds, one for each update."""
-    both = ("pause of an update", pauses), ("request beside updates", requests.took)
-    for what, seconds in both:
-        ordered = sorted(seconds)
-        p50, p99 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
-        print(f"{what}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {1e3 * ordered[-1]:.0f} ms, "
-              f"of {len(ordered)}", flush=True)
+    report_times("pause of an update", pauses)
+    report_times("request beside updates", requests.took)

@@ -2,12 +2,12 @@
 """A receiver drives a real vLLM of several ranks, and is killed again and again.
 
 Requests run beside it, and none may fail. After each step the status must say that the engine
-serves what is committed, without a failed call; at the end every rank's memory is compared with the
-committed bytes, and logprobs equal those of a server that was started on the last version. With
---breaks answers of the engine are lost, its calls come twice, one rank is slow, has no memory, and
-is killed, two receivers drive the engine at once, and one is started anew 20 times in a row.
+serves the committed version, without a failed call, and every rank's memory must have its digests.
+At the end logprobs equal those of a server that was started on the last version. With --breaks
+answers of the engine are lost, its calls come twice, one rank is slow, has no memory, and is killed,
+two receivers drive the engine at once, and one is started anew 20 times in a row.
 
-Usage: ranks_test.py tp|pp|dp [--async-scheduling] [--versions N] [--restarts N] [--skew SECONDS]
+Usage: ranks_test.py one|tp|pp|dp [--async-scheduling] [--versions N] [--restarts N] [--skew SECONDS]
                      [--breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
@@ -24,12 +24,23 @@ import engine_python
 engine_python.require("torch", "vllm")
 
 from daemons import DEADLINE_S  # noqa: E402
-from policy import PROMPT, SEED, Policy, Requests, check, dense, experts  # noqa: E402
+from policy import (  # noqa: E402
+    PROMPT,
+    SEED,
+    Policy,
+    Requests,
+    check,
+    dense,
+    experts,
+    report_pauses,
+    report_times,
+)
 from unkind_gateway import Gateway  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
-#: The model, the server's options, and how many ranks one engine has.
+#: The model and the server's options.
 TOPOLOGIES = {
+    "one": (dense, []),
     "tp": (dense, ["--tensor-parallel-size", "2"]),
     "pp": (dense, ["--pipeline-parallel-size", "2"]),
     "dp": (experts, ["--data-parallel-size", "2"]),
@@ -42,6 +53,8 @@ CALLS = ("/pause", '"call":"prepare"', '"call":"apply"', "/reset_prefix_cache", 
 #: A receiver's life, at most, in a row of restarts.
 SHORT_LIFE_S = 1.0
 IN_A_ROW = 20
+#: Requests that are timed while nothing is updated.
+QUIET = 20
 
 
 class Fleet:
@@ -51,6 +64,7 @@ class Fleet:
         self.policy, self.server, self.gateway = policy, server, gateway
         policy.receiver_options = ["--engine", f"vllm=http://127.0.0.1:{gateway.port}",
                                    "--engine-timeout-ms", str(1000 * DEADLINE_S)]
+        self.pauses: list[float] = []  # seconds, of each version that was awaited
 
     def status(self) -> dict:
         return (self.policy.receiver.status().get("engines") or [{}])[0]
@@ -66,7 +80,12 @@ class Fleet:
                   if status.get(name) not in (None, 0, "0", "", False)}
         check(not failed, f"it serves version {self.policy.version}, and no call has failed: "
               f"{failed or status['state']}")
+        self.pauses.append(status["last_pause_seconds"])
+        self.compare()
 
+    def compare(self) -> None:
+        code, said = self.policy.receiver.verify_engines()
+        check(code == 0, f"all memory of all ranks is compared: {said.strip()}")
 
     def recovers(self, what: str) -> None:
         """It comes to what is committed, on every rank, whatever has failed before."""
@@ -81,6 +100,16 @@ class Fleet:
                    for line in log.read_text().splitlines())
 
 
+def quiet(server: VllmServer) -> list[float]:
+    """Returns the seconds that requests take without updates."""
+    took = []
+    for _ in range(QUIET):
+        begin = time.monotonic()
+        server.logprobs(PROMPT)
+        took.append(time.monotonic() - begin)
+    return took
+
+
 def drive(fleet: Fleet, versions: int, restarts: int) -> None:
     fleet.restart()
     begin = time.monotonic()
@@ -93,8 +122,6 @@ def drive(fleet: Fleet, versions: int, restarts: int) -> None:
         fleet.restart()
         fleet.policy.publish()
         fleet.serves()
-    code, said = fleet.policy.receiver.verify_engines()
-    check(code == 0, f"all memory of all ranks is compared: {said.strip()}")
 
 
 def in_a_row(fleet: Fleet) -> None:
@@ -184,8 +211,10 @@ def main() -> None:
               Gateway(server.port) as gateway):
             first = server.logprobs(PROMPT)
             fleet = Fleet(policy, server, gateway)
+            report_times("request without updates", quiet(server))
             with Requests(server) as requests:
                 drive(fleet, arguments.versions, arguments.restarts)
+                report_pauses(fleet.pauses, requests)
                 if arguments.breaks:
                     for break_ in (in_a_row, unkind_answers, slow_rank, no_memory, two_receivers):
                         break_(fleet)
