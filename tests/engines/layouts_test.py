@@ -36,6 +36,7 @@ except ImportError as error:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import own_models  # noqa: E402
 from daemons import free_port  # noqa: E402
+from newer_families import NEWER_MODELS  # noqa: E402
 from policy import (  # noqa: E402
     LATENT_MODELS,
     MODELS,
@@ -48,6 +49,7 @@ from policy import (  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 
 VERSIONS = 3
+ALL_MODELS = MODELS | (NEWER_MODELS if ENGINE == "vllm" else {})
 #: Parameters that the engine computes from others after its load; vllm_test.py follows them.
 DERIVED = (".W_UV", ".W_UK_T")
 #: Models that the engine cannot build on a CPU, and a part of its own words for it.
@@ -68,7 +70,7 @@ def computed(model) -> dict[str, torch.Tensor]:
 
 
 def follows(model, load, client: EngineClient, policy: Policy) -> int:
-    """Returns how many parameters were compared at each version."""
+    """Returns how many parameters were compared at each version, beside the buffers."""
     mine = {n: p for n, p in model.named_parameters() if not n.endswith(DERIVED)}
     for _ in range(VERSIONS):
         policy.publish()
@@ -78,8 +80,8 @@ def follows(model, load, client: EngineClient, policy: Policy) -> int:
         if hasattr(model, "post_load_weights"):  # as SGLang's plug-in has it called
             model.post_load_weights()
         fresh = load()
-        theirs = dict(fresh.named_parameters()) | computed(fresh)
-        now = mine | computed(model)
+        theirs = dict(fresh.named_parameters()) | dict(fresh.named_buffers()) | computed(fresh)
+        now = mine | dict(model.named_buffers()) | computed(model)
         wrong = [name for name, parameter in now.items() if not same(parameter, theirs[name])]
         check(not wrong and bool(mine), f"version {policy.version}: {len(mine)} parameters are "
               f"what the engine's own load gives {wrong}")
@@ -98,7 +100,7 @@ def attach(client: EngineClient, model, loader, load, packed: bool):
 
 def one(name: str, packed: bool) -> None:
     """Of one model. Prints a line of JSON at the end."""
-    with Policy((MODELS | PACKED_MODELS)[name]) as policy:
+    with Policy((ALL_MODELS | PACKED_MODELS)[name]) as policy:
         if ENGINE == "vllm":
             latent = {"attention_backend": PLAIN_LATENT} if name in LATENT_MODELS else {}
             load = own_models.vllm_models(policy.directory, free_port(), not packed, **latent)
@@ -144,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=["vllm", "sglang"])
     parser.add_argument("--packed", action="store_true", help="vLLM packs experts")
-    parser.add_argument("--model", choices=sorted(MODELS | PACKED_MODELS),
+    parser.add_argument("--model", choices=sorted(ALL_MODELS | PACKED_MODELS),
                         help="this one alone, in this process")
     arguments = parser.parse_args()
     if arguments.model:
@@ -152,7 +154,7 @@ def main() -> None:
         return
     took = "attach" if arguments.packed else "trace"
     print(f"{ENGINE}: model | tensors | parameters | boxes | trace | numbers | loader | {took} took")
-    for name in PACKED_MODELS if arguments.packed else MODELS:
+    for name in PACKED_MODELS if arguments.packed else ALL_MODELS:
         print(in_its_own_process(name, arguments.packed), flush=True)
 
 
