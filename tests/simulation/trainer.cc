@@ -444,7 +444,7 @@ bool Trainer::RollBack() {
     const auto done = agent->Ask<bool>(
         "trainer", seconds(10),
         [version = version](sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
-          DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+          DW_ASSIGN_OR_RETURN(const auto model, a.models().Find(kModel));
           DW_RETURN_IF_ERROR(model->publisher().RollBack(version).status());
           return true;
         });
