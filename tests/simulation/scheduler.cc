@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -77,6 +76,7 @@ std::shared_ptr<Fiber> Scheduler::Spawn(std::string name, std::shared_ptr<Proces
     free_stacks_.pop_back();
   }
   fibers_.push_back(fiber);
+  queue_.Add(*fiber);
   return fiber;
 }
 
@@ -92,7 +92,7 @@ void Scheduler::Enter() {
 
 void Scheduler::Abandon() {
   Fiber& fiber = *running_;
-  fiber.state = Fiber::State::kDone;
+  End(fiber);
   Wake(&fiber);
   ::_longjmp(loop_, 1);
 }
@@ -111,61 +111,53 @@ void Scheduler::Loop() {
     if (steps_ > options_.max_steps) {
       return Fail(fmt::format("no end after {} steps:\n{}", steps_, Describe()));
     }
-    next->state = Fiber::State::kRunnable;
+    queue_.MakeRunnable(*next);
     running_ = next;
     Mix(next->number);
     SwitchTo(*next);
     running_ = nullptr;
-    // Removes fibers that ended; of a killed process these are many at once.
-    for (size_t i = 0; i < fibers_.size();) {
-      if (fibers_[i]->state != Fiber::State::kDone) {
-        ++i;
-        continue;
-      }
-      if (fibers_[i]->stack != nullptr) free_stacks_.push_back(fibers_[i]->stack);
-      fibers_[i]->stack = nullptr;
-      Leak(*fibers_[i]);
-      if (fibers_[i].get() == main_) return;
-      fibers_[i] = std::move(fibers_.back());
-      fibers_.pop_back();
-    }
+    if (ended_ > 0) Bury();
   }
 }
 
+void Scheduler::Bury() {
+  ended_ = 0;
+  std::erase_if(fibers_, [this](const std::shared_ptr<Fiber>& fiber) {
+    if (fiber->state != Fiber::State::kDone) return false;
+    if (fiber->stack != nullptr) free_stacks_.push_back(fiber->stack);
+    fiber->stack = nullptr;
+    Leak(*fiber);
+    return fiber.get() != main_;
+  });
+}
+
+void Scheduler::End(Fiber& fiber) {
+  if (fiber.state == Fiber::State::kDone) return;
+  queue_.End(fiber);
+  ++ended_;
+}
+
 Fiber* Scheduler::Choose() {
-  while (true) {
-    ready_.clear();
-    Time first = kForever;
-    for (const auto& fiber : fibers_) {
-      if (fiber->state == Fiber::State::kRunnable) ready_.push_back(fiber.get());
-      if (fiber->state != Fiber::State::kBlocked) continue;
-      if (fiber->deadline <= now_) ready_.push_back(fiber.get());
-      first = std::min(first, fiber->deadline);
-    }
-    if (!ready_.empty()) break;
-    if (first == kForever) {
+  const std::vector<Fiber*>* ready = &queue_.ReadyAt(now_);
+  for (; ready->empty(); ready = &queue_.ReadyAt(now_)) {
+    if (queue_.first_deadline() == kForever) {
       Fail("deadlock: nobody can go on and no timer runs:\n" + Describe());
       return nullptr;
     }
-    now_ = first;
+    now_ = queue_.first_deadline();
     CheckLockWaits();
     if (failed()) return nullptr;
   }
-  // Sorted by number, so that the order of fibers_ has no influence.
-  std::sort(ready_.begin(), ready_.end(),
-            [](const Fiber* a, const Fiber* b) { return a->number < b->number; });
-  Fiber* chosen = ready_[random_.Below(ready_.size())];
+  Fiber* chosen = (*ready)[random_.Below(ready->size())];
   chosen->timed_out = chosen->state == Fiber::State::kBlocked;
   return chosen;
 }
 
 void Scheduler::CheckLockWaits() {
-  for (const auto& fiber : fibers_) {
-    if (fiber->state != Fiber::State::kBlocked || !fiber->lock) continue;
-    if (now_ - fiber->since < options_.longest_lock_wait) continue;
-    return Fail(fmt::format("{} has waited for a mutex since {:.6f} s:\n{}", fiber->name,
-                            std::chrono::duration<double>(fiber->since).count(), Describe()));
-  }
+  const Fiber* fiber = queue_.FindLockWait(now_ - options_.longest_lock_wait);
+  if (fiber == nullptr) return;
+  Fail(fmt::format("{} has waited for a mutex since {:.6f} s:\n{}", fiber->name,
+                   std::chrono::duration<double>(fiber->since).count(), Describe()));
 }
 
 // The context is used only to enter a new stack: each switch by context would cost two system calls
@@ -200,8 +192,7 @@ void Scheduler::Point(const char* what) {
   if (random_.Chance(options_.spurious)) {
     // The standard allows spurious wake-ups.
     Fiber* fiber = fibers_[random_.Below(fibers_.size())].get();
-    if (fiber->state == Fiber::State::kBlocked && !fiber->lock)
-      fiber->state = Fiber::State::kRunnable;
+    if (!fiber->lock) queue_.MakeRunnable(*fiber);
   }
   if (random_.Chance(options_.switches)) Yield();
 }
@@ -215,17 +206,16 @@ void Scheduler::Yield() {
 bool Scheduler::Block(const void* key, const char* doing, Time deadline, bool lock) {
   Fiber& fiber = *running_;
   if (options_.trace) Note(fmt::format("waits: {}", doing));
-  fiber.state = Fiber::State::kBlocked;
   fiber.key = key;
   fiber.doing = doing;
   fiber.lock = lock;
   fiber.since = now_;
-  fiber.deadline = deadline;
   fiber.timed_out = false;
+  queue_.Block(fiber, deadline);
   ++steps_;
   SwitchToLoop();
   fiber.key = nullptr;
-  fiber.deadline = kForever;
+  fiber.lock = false;
   return !fiber.timed_out;
 }
 
@@ -234,24 +224,9 @@ void Scheduler::Sleep(Time duration) {
   while (now_ < until) Block(this, "sleep", until);
 }
 
-void Scheduler::Wake(const void* key) {
-  for (const auto& fiber : fibers_) {
-    if (fiber->state == Fiber::State::kBlocked && fiber->key == key) {
-      fiber->state = Fiber::State::kRunnable;
-    }
-  }
-}
+void Scheduler::Wake(const void* key) { queue_.Wake(key); }
 
-void Scheduler::WakeOne(const void* key) {
-  std::vector<Fiber*> waiting;
-  for (const auto& fiber : fibers_) {
-    if (fiber->state == Fiber::State::kBlocked && fiber->key == key) waiting.push_back(fiber.get());
-  }
-  if (waiting.empty()) return;
-  std::sort(waiting.begin(), waiting.end(),
-            [](const Fiber* a, const Fiber* b) { return a->number < b->number; });
-  waiting[random_.Below(waiting.size())]->state = Fiber::State::kRunnable;
-}
+void Scheduler::WakeOne(const void* key) { queue_.WakeOne(key, random_); }
 
 void Scheduler::Join(const std::shared_ptr<Fiber>& fiber) {
   Point("join");
@@ -260,9 +235,7 @@ void Scheduler::Join(const std::shared_ptr<Fiber>& fiber) {
 
 void Scheduler::Drop(const Process& process) {
   for (const auto& fiber : fibers_) {
-    if (fiber->process.get() == &process && fiber.get() != running_) {
-      fiber->state = Fiber::State::kDone;
-    }
+    if (fiber->process.get() == &process && fiber.get() != running_) End(*fiber);
   }
 }
 

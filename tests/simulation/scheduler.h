@@ -6,51 +6,19 @@
 #pragma once
 
 #include <setjmp.h>
-#include <ucontext.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tests/simulation/fiber.h"
 #include "tests/simulation/random.h"
+#include "tests/simulation/run_queue.h"
 
 namespace deltawire::simulation {
-
-using Time = std::chrono::nanoseconds;  ///< since the history's beginning, or a duration
-inline constexpr Time kForever = Time::max();
-
-class Process;
-class Scheduler;
-
-/// Memory in which fibers run, one after the other. Never given back.
-struct Stack {
-  ucontext_t context;  ///< for the first fiber; the others begin at `entry`
-  jmp_buf entry;
-  bool entered = false;
-};
-
-/// kRunnable <-> kBlocked; either -> kDone, when the body returns or the process is killed.
-struct Fiber {
-  enum class State : uint8_t { kRunnable, kBlocked, kDone };
-  uint64_t number = 0;
-  std::string name;
-  std::shared_ptr<Process> process;
-  std::function<void()> body;
-  Stack* stack = nullptr;
-  jmp_buf place;  ///< where it stopped, once `entered`
-  bool entered = false;
-  State state = State::kRunnable;
-  const void* key = nullptr;  ///< the object that it waits for
-  const char* doing = "";
-  bool lock = false;  ///< it waits for a mutex
-  Time since{0}, deadline = kForever;
-  bool timed_out = false;
-  std::map<const void*, std::shared_ptr<void>> locals;  ///< the fiber's thread_local objects
-};
 
 class Scheduler {
  public:
@@ -119,6 +87,9 @@ class Scheduler {
   void SwitchToLoop();
   void Mix(uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001b3; }
   void CheckLockWaits();
+  void End(Fiber& fiber);
+  /// Frees the fibers that have ended; of a killed process these are many at once.
+  void Bury();
 
   const Options options_;
   Random random_;
@@ -126,8 +97,9 @@ class Scheduler {
   uint64_t steps_ = 0;
   uint64_t hash_ = 0xcbf29ce484222325;
   uint64_t next_number_ = 1;
-  std::vector<std::shared_ptr<Fiber>> fibers_;
-  std::vector<Fiber*> ready_;  // scratch memory of Choose
+  std::vector<std::shared_ptr<Fiber>> fibers_;  // by number
+  size_t ended_ = 0;                            // in `fibers_`
+  RunQueue queue_;
   Fiber* running_ = nullptr;
   Fiber* main_ = nullptr;
   jmp_buf loop_;
