@@ -300,9 +300,11 @@ class ChosenUpstream : public FailoverUpstream {
     }
     const Identity& newest = e.newest;
     if (newest.empty()) return absl::OkStatus();
-    // An upstream that changes from one lineage to another shows which of the two is later.
+    // An upstream that changes from one lineage to another shows which of the two is later. If the
+    // first was left, too, the second may still be older than the one that is followed.
     const Hash128 before = std::exchange(from.told, newest.lineage);
-    if (!(before == Hash128{}) && !(before == newest.lineage)) std::erase(left_, newest.lineage);
+    const bool later = !(before == Hash128{}) && !(before == newest.lineage) && !WasLeft(before);
+    if (later) std::erase(left_, newest.lineage);
     if (WasLeft(newest.lineage)) return Behind(from, newest);
     if (!seen_.empty() && !(seen_.lineage == newest.lineage)) left_.push_back(seen_.lineage);
     if (left_.size() > kMostLeft) left_.erase(left_.begin());

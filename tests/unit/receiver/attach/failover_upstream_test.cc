@@ -128,6 +128,32 @@ TEST_CASE(
   CHECK(leaf.Told() == At(kNew, 4));
 }
 
+TEST_CASE("failover: a relay that comes late to a lineage that was left is behind") {
+  constexpr Hash128 kFirst{5, 6};
+  Leaf leaf(kNeverCompares);
+  leaf.r->Has(At(kFirst, 1));
+  REQUIRE(leaf.Attach() == absl::OkStatus());
+  leaf.r->Tell();
+  CHECK(leaf.Told() == At(kFirst, 1));
+  leaf.r->Refuse(absl::UnavailableError("gone"));
+  leaf.r->End(absl::UnavailableError("gone"));
+  // From the sender the receiver hears of two new beginnings, and the relay only of the first.
+  leaf.s->Has(At(kOld, 7));
+  REQUIRE(leaf.AttachTo("s"));
+  leaf.s->Tell();
+  leaf.s->Has(At(kNew, 10));
+  leaf.s->Tell();
+  CHECK(leaf.Told() == At(kNew, 10));
+  leaf.r->Refuse(absl::OkStatus());
+  leaf.r->Has(At(kOld, 7));
+  leaf.s->Refuse(absl::UnavailableError("gone"));
+  leaf.s->End(absl::UnavailableError("gone"));
+  REQUIRE(leaf.AttachTo("r"));
+  leaf.r->Tell();
+  CHECK(leaf.Told() == At(kNew, 10));
+  CHECK_FALSE(leaf.up->OpenPull("m", {}).ok());
+}
+
 TEST_CASE("failover: an upstream that itself goes back to a lineage is believed") {
   Leaf leaf(kNeverCompares);
   leaf.r->Has(At(kOld, 1));
