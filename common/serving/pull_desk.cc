@@ -3,9 +3,9 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "common/base/log.h"
+#include "common/base/sync.h"
 #include "common/base/trace.h"
 
 namespace deltawire {
@@ -29,7 +29,7 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
   coding.codec = traits_.codec;
   coding.history = traits_.history;
   coding.rates = &coder_rates_;
-  coding.encode_threads = CodingThreads(std::thread::hardware_concurrency(), request.streams);
+  coding.encode_threads = CodingThreads(Thread::hardware_concurrency(), request.streams);
   const CoderSpeeds like_ours = coder_rates_.DecodeSpeeds(coding.encode_threads);
   for (const Coder& coder : Coders()) {
     const double said = request.decode[coder.codec];

@@ -140,6 +140,12 @@ deltawire::StatusOr<std::string> __wrap__ZN9deltawire6BootIdERKNSt10filesystem7_
   return fmt::format("start {}", deltawire::simulation::ThisProcess()->boot());
 }
 
+// What the machine has free changes from run to run, and is read from a dozen files.
+std::optional<uint64_t> __wrap__ZN9deltawire15AvailableMemoryERKNSt10filesystem7__cxx114pathES4_(
+    const std::filesystem::path&, const std::filesystem::path&) {
+  return std::nullopt;
+}
+
 // CoderRates::Calibrate measures real work, which takes no virtual time.
 void __wrap__ZN9deltawire10CoderRates9CalibrateERKNS_7kernels7BackendE(
     deltawire::CoderRates*, const deltawire::kernels::Backend&) {}
