@@ -10,6 +10,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -23,12 +24,13 @@ using deltawire::simulation::ThisProcess;
 namespace deltawire::simulation {
 namespace {
 
-uint64_t g_name_changes = 0;
+uint64_t g_file_changes = 0;
 void (*g_on_renamed)(const char* path) = nullptr;
 
-/// Returns a call's result, after which names may be others.
-int Renamed(int result) {
-  ++g_name_changes;
+/// Returns a call's result, after which a name may show other bytes.
+template <typename R>
+R Changed(R result) {
+  ++g_file_changes;
   return result;
 }
 
@@ -62,10 +64,8 @@ int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
   if (scheduler == nullptr || scheduler->fiber() == nullptr) return __real_open(path, flags, mode);
   const Time start = scheduler->now();
   while (true) {
+    // The flag stays: it means nothing to later calls for a file.
     const int fd = __real_open(path, flags | O_NONBLOCK, mode);
-    if (fd >= 0 && (flags & O_NONBLOCK) == 0) {
-      __real_fcntl(fd, F_SETFL, __real_fcntl(fd, F_GETFL, 0) & ~O_NONBLOCK);
-    }
     if (fd >= 0 || errno != EWOULDBLOCK || (flags & O_NONBLOCK) != 0) return fd;
     if (scheduler->now() - start > kLeaseBreak) {
       scheduler->Fail(std::string("an opener has waited 45 s for the lease of ") + path);
@@ -76,15 +76,15 @@ int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
 
 }  // namespace
 
-uint64_t NameChanges() { return g_name_changes; }
+uint64_t FileChanges() { return g_file_changes; }
 
 void OnRenamed(void (*listener)(const char* path)) { g_on_renamed = listener; }
 
 }  // namespace deltawire::simulation
 
+using deltawire::simulation::Changed;
 using deltawire::simulation::IsFull;
 using deltawire::simulation::OpenUnlessLeased;
-using deltawire::simulation::Renamed;
 using deltawire::simulation::Step;
 using deltawire::simulation::Write;
 
@@ -144,6 +144,7 @@ int __wrap_close(int fd) {
 
 void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
   void* base = __real_mmap(at, bytes, protection, flags, fd, offset);
+  if (fd >= 0 && (protection & PROT_WRITE) != 0) ++deltawire::simulation::g_file_changes;
   struct stat file;
   Process* process = ThisProcess();
   if (process != nullptr && base != MAP_FAILED && fd >= 0 && ::fstat(fd, &file) == 0) {
@@ -182,7 +183,7 @@ int __wrap_fcntl(int fd, int command, ...) {
 int __wrap_rename(const char* from, const char* to) {
   Step("rename");
   if (IsFull()) return -1;
-  const int renamed = Renamed(__real_rename(from, to));
+  const int renamed = Changed(__real_rename(from, to));
   // No other fiber runs in between.
   if (renamed == 0 && deltawire::simulation::g_on_renamed != nullptr) {
     deltawire::simulation::g_on_renamed(to);
@@ -197,24 +198,24 @@ int __wrap_renameat2(int from_dir, const char* from, int to_dir, const char* to,
     errno = EINVAL;
     return -1;
   }
-  return Renamed(__real_renameat2(from_dir, from, to_dir, to, flags));
+  return Changed(__real_renameat2(from_dir, from, to_dir, to, flags));
 }
 
 int __wrap_link(const char* from, const char* to) {
   Step("link");
   if (IsFull()) return -1;
-  return Renamed(__real_link(from, to));
+  return Changed(__real_link(from, to));
 }
 
 int __wrap_linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
   Step("linkat");
   if (IsFull()) return -1;
-  return Renamed(__real_linkat(from_dir, from, to_dir, to, flags));
+  return Changed(__real_linkat(from_dir, from, to_dir, to, flags));
 }
 
 int __wrap_unlink(const char* path) {
   Step("unlink");
-  return Renamed(__real_unlink(path));
+  return Changed(__real_unlink(path));
 }
 
 int __wrap_mkdir(const char* path, mode_t mode) {
@@ -226,7 +227,7 @@ int __wrap_mkdir(const char* path, mode_t mode) {
 int __wrap_ftruncate(int fd, off_t bytes) {
   Step("ftruncate");
   if (bytes > 0 && IsFull()) return -1;
-  return __real_ftruncate(fd, bytes);
+  return Changed(__real_ftruncate(fd, bytes));
 }
 
 int __wrap_posix_fallocate(int fd, off_t at, off_t bytes) {
@@ -242,12 +243,12 @@ int __wrap_flock(int fd, int operation) {
 
 ssize_t __wrap_pwrite(int fd, const void* from, size_t bytes, off_t at) {
   Step("pwrite");
-  return Write(bytes, [&](size_t part) { return __real_pwrite(fd, from, part, at); });
+  return Write(bytes, [&](size_t part) { return Changed(__real_pwrite(fd, from, part, at)); });
 }
 
 ssize_t __wrap_write(int fd, const void* from, size_t bytes) {
   Step("write");
-  return Write(bytes, [&](size_t part) { return __real_write(fd, from, part); });
+  return Write(bytes, [&](size_t part) { return Changed(__real_write(fd, from, part)); });
 }
 
 int __wrap_madvise(void* at, size_t bytes, int advice) {
@@ -267,6 +268,41 @@ ssize_t __wrap_getrandom(void* to, size_t bytes, unsigned flags) {
     std::memcpy(static_cast<std::byte*>(to) + done, &word, std::min(sizeof word, bytes - done));
   }
   return static_cast<ssize_t>(bytes);
+}
+
+// The C++ library's own system calls are not replaced, so its functions are. They are no steps.
+#define DW_REMOVE(prefix) prefix##_ZNSt10filesystem6removeERKNS_7__cxx114pathERSt10error_code
+#define DW_REMOVE_ALL(prefix) \
+  prefix##_ZNSt10filesystem10remove_allERKNS_7__cxx114pathERSt10error_code
+#define DW_RENAME(prefix) prefix##_ZNSt10filesystem6renameERKNS_7__cxx114pathES3_RSt10error_code
+#define DW_LINK(prefix) \
+  prefix##_ZNSt10filesystem16create_hard_linkERKNS_7__cxx114pathES3_RSt10error_code
+
+bool DW_REMOVE(__real_)(const std::filesystem::path& path, std::error_code& error);
+uintmax_t DW_REMOVE_ALL(__real_)(const std::filesystem::path& path, std::error_code& error);
+void DW_RENAME(__real_)(const std::filesystem::path& from, const std::filesystem::path& to,
+                        std::error_code& error);
+void DW_LINK(__real_)(const std::filesystem::path& to, const std::filesystem::path& link,
+                      std::error_code& error);
+
+bool DW_REMOVE(__wrap_)(const std::filesystem::path& path, std::error_code& error) {
+  return Changed(DW_REMOVE(__real_)(path, error));
+}
+
+uintmax_t DW_REMOVE_ALL(__wrap_)(const std::filesystem::path& path, std::error_code& error) {
+  return Changed(DW_REMOVE_ALL(__real_)(path, error));
+}
+
+void DW_RENAME(__wrap_)(const std::filesystem::path& from, const std::filesystem::path& to,
+                        std::error_code& error) {
+  DW_RENAME(__real_)(from, to, error);
+  ++deltawire::simulation::g_file_changes;
+}
+
+void DW_LINK(__wrap_)(const std::filesystem::path& to, const std::filesystem::path& link,
+                      std::error_code& error) {
+  DW_LINK(__real_)(to, link, error);
+  ++deltawire::simulation::g_file_changes;
 }
 
 }  // extern "C"

@@ -1,6 +1,6 @@
-// System calls replaced by the linker's --wrap: in a history each is a step, and descriptors and
-// mappings are recorded for the calling process. `__real_X` is the C library's X. Owner: none; free
-// functions. Threads: one. Cost: the call. Errors: errno.
+// System calls, and those of std::filesystem, replaced by the linker's --wrap: in a history each is
+// a step, and descriptors and mappings are recorded for the calling process. `__real_X` is the C
+// library's X. Owner: none; free functions. Threads: one. Cost: the call. Errors: errno.
 #pragma once
 
 #include <fcntl.h>
@@ -10,9 +10,9 @@
 #include <cstdint>
 
 namespace deltawire::simulation {
-/// Rises with every call above that may have given a file another name, or taken its name away.
-/// Calls from inside of the C++ library are not counted.
-uint64_t NameChanges();
+/// Rises with every call after which a name may show other bytes: one that changes names, that
+/// writes to a file, or that maps one to write.
+uint64_t FileChanges();
 /// `listener` is called in the very step in which `rename` gave a file this path.
 void OnRenamed(void (*listener)(const char* path));
 }  // namespace deltawire::simulation

@@ -378,11 +378,10 @@ std::string ReceiverNode::SideFile() const {
 }
 
 std::string ReceiverNode::Check() {
-  // To ask which file has the name takes longer than to look at its bytes, so for some times the
-  // answer is believed unless a name changed. What is then found wrong is looked at again.
-  constexpr uint32_t kTrusted = 8;
-  const uint64_t changes = NameChanges();
-  if (seen_changes_ == changes && ++trusted_ < kTrusted) {
+  // To ask which file has the name takes longer than to look at its bytes, so the answer is
+  // believed until a file changes. What is then found wrong is looked at again.
+  const uint64_t changes = FileChanges();
+  if (seen_changes_ == changes) {
     if (seen_inode_ == 0) return "";  // no file had the name, or nobody ran who might change it
     const Process::Mapping* m = alive() ? process->Find(seen_inode_) : nullptr;
     if (m != nullptr && CheckNamed(DataOf({m->base, m->bytes})).empty()) return "";
@@ -390,7 +389,6 @@ std::string ReceiverNode::Check() {
   std::string wrong;
   seen_inode_ = SeeNamed([&](Bytes named) { wrong = CheckNamed(named); });
   seen_changes_ = changes;
-  trusted_ = 0;
   return wrong;
 }
 

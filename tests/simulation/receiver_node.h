@@ -137,8 +137,7 @@ class ReceiverNode : public HostNode {
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;
   ino_t seen_inode_ = 0;       // of the file that had the name when Check last looked; 0: none
-  uint64_t seen_changes_ = 0;  // NameChanges() then
-  uint32_t trusted_ = 0;       // how often Check has believed that since
+  uint64_t seen_changes_ = 0;  // FileChanges() then
 };
 
 }  // namespace deltawire::simulation
