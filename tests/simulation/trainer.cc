@@ -84,8 +84,9 @@ Coverage Trainer::owned(size_t agent) const {
   return *Coverage::Create(owned_[agent], ledger_.chunks().size());
 }
 
-void Trainer::Calm() {
+void Trainer::Calm(bool writes_all) {
   calm_ = true;
+  if (writes_all) options_.unchanged = 0;
   options_.deaths = options_.stops = options_.resumes = options_.rollbacks = options_.layouts = 0;
   // First the ranks that wait must hear of those that have died.
   const Time limit = Running().now() + kHearsWithin + seconds(6);

@@ -43,8 +43,9 @@ class Trainer {
   /// Makes and offloads one version or more, with their faults. True when every agent has
   /// published the last.
   bool Step();
-  /// Ends the faults: the next steps succeed. Ends the job that runs.
-  void Calm();
+  /// Ends the faults: the next steps succeed. Ends the job that runs. `writes_all`: the next ones
+  /// declare nothing unchanged, since a sender cannot heal what rotted in its memory.
+  void Calm(bool writes_all);
   /// The content that all agents published last.
   const Content& published() const { return published_; }
   uint64_t published_version() const { return published_version_; }

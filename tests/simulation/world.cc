@@ -304,7 +304,7 @@ void World::Calm() {
     receiver->process->KillAfter(0);
     receiver->process->SetFileFaults(0);
   }
-  trainer_->Calm();
+  trainer_->Calm(/*writes_all=*/rots_ > 0);
   network_.Heal();               // of ranks that died unheard meanwhile
   scheduler_.Sleep(seconds(4));  // stopping processes have ended by then
   for (const auto& sender : senders_) {
