@@ -67,11 +67,6 @@ double Admission::BestRate(Time now) const {
   return std::max(best_now_, best_before_);
 }
 
-double Admission::best_rate(Time now) const {
-  MutexLock lock(mu_);
-  return BestRate(now);
-}
-
 double Admission::NewcomersRate(Time now) const { return rules_.newcomers_share * BestRate(now); }
 
 nanoseconds Admission::Take(uint64_t bytes, Time now) {

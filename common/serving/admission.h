@@ -66,8 +66,6 @@ class Admission {
     double held_back_seconds = 0;         ///< sum of the waits of newcomers' streams
   };
   Counts CountsOf(const std::string& model) const;
-  /// Bytes per second; 0: not known yet.
-  double best_rate(Time now) const;
 
  private:
   struct Pull {
@@ -77,6 +75,7 @@ class Admission {
     Time began;
   };
   bool HasPriority(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Bytes per second; 0: not known yet.
   double BestRate(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   double NewcomersRate(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
