@@ -15,25 +15,32 @@ struct Seen {
   size_t receivers = 0;
   size_t behind = 0;  // receivers
   size_t not_serving = 0;
-  size_t relayed = 0;  // receivers of sites that follow another one
-  size_t astray = 0;   // those that follow another one than they are told
+  size_t relayed = 0;  // receivers whose upstream is another receiver
+  size_t astray = 0;   // receivers that do not follow their assigned upstream
   uint64_t most_behind = 0;
   uint64_t silent = 0;
   // Of all groups.
   uint64_t group_commits = 0, group_aborts = 0;
   size_t group_late = 0;      // members
-  double spread_seconds = 0;  // the greatest of the last ones
+  double spread_seconds = 0;  // the longest of the last rounds
+};
+
+/// A sample's value, from a number of any type.
+struct Number {
+  template <typename T>
+  Number(T from) : value(static_cast<double>(from)) {}  // NOLINT(google-explicit-constructor)
+  double value;
 };
 
 struct Row {
   const char* name;
   const char* help;
   Kind kind;
-  double (*value)(const Model& model, const Seen& seen);
+  Number (*value)(const Model& model, const Seen& seen);
 };
 
-// Versions that `held` is behind; at least one if it is of a lineage that is gone. Who holds the
-// parts of several agents names the whole by a lineage of its own, which is none of this agent's.
+// Returns the number of versions that `held` is behind, at least one for another lineage. A
+// receiver of several agents names the whole by another lineage.
 uint64_t Behind(const Identity& held, const Identity& newest, const Model& model) {
   const uint64_t behind = VersionsBehind(held, newest);
   const bool whole = model.owned().size() == model.chunks().size();
@@ -78,171 +85,122 @@ VersionInfo Newest(const Model& m) {
   return state == nullptr ? VersionInfo{} : state->info;
 }
 
-double Part(double of, double all) { return all > 0 ? of / all : 0; }
+Number Part(Number of, Number all) { return all.value > 0 ? of.value / all.value : 0; }
 
 constexpr Row kRows[] = {
     {"deltawire_sender_version", "Newest published version", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(Newest(m).id().version);
-     }},
+     [](const Model& m, const Seen&) -> Number { return Newest(m).id().version; }},
     {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.publisher().totals().published);
-     }},
+     [](const Model& m, const Seen&) -> Number { return m.publisher().totals().published; }},
     {"deltawire_sender_offloads_abandoned_total", "Offloads that were begun and not published",
      Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.publisher().totals().abandoned);
-     }},
+     [](const Model& m, const Seen&) -> Number { return m.publisher().totals().abandoned; }},
     {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.publisher().totals().delta_bytes);
-     }},
+     [](const Model& m, const Seen&) -> Number { return m.publisher().totals().delta_bytes; }},
     {"deltawire_sender_trainer_wait_seconds_total", "Time that BeginOffload waited for its half",
      Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
+     [](const Model& m, const Seen&) -> Number {
        return m.publisher().totals().trainer_wait_seconds;
      }},
     {"deltawire_sender_publish_seconds_total", "Time from ready to published", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double { return m.publisher().totals().publish_seconds; }},
+     [](const Model& m, const Seen&) -> Number { return m.publisher().totals().publish_seconds; }},
     {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(Newest(m).changed_elements);
-     }},
+     [](const Model& m, const Seen&) -> Number { return Newest(m).changed_elements; }},
     {"deltawire_sender_density_ratio", "Changed elements of the newest version, of all",
      Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
+     [](const Model& m, const Seen&) -> Number {
        const VersionInfo info = Newest(m);
-       return Part(static_cast<double>(info.changed_elements), static_cast<double>(info.elements));
+       return Part(info.changed_elements, info.elements);
      }},
     {"deltawire_sender_bytes_per_change",
      "Bytes that the newest version takes for each changed element, with its whole chunks",
      Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
+     [](const Model& m, const Seen&) -> Number {
        const VersionInfo info = Newest(m);
-       return Part(static_cast<double>(info.delta_bytes + info.full_bytes),
-                   static_cast<double>(info.changed_elements));
+       return Part(info.delta_bytes + info.full_bytes, info.changed_elements);
      }},
     {"deltawire_sender_buffer_bytes", "Shared memory of both halves", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return 2 * static_cast<double>(m.owned_bytes());
-     }},
+     [](const Model& m, const Seen&) -> Number { return 2 * m.owned_bytes(); }},
     {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.offloads().diff().gpu().counts().publishes);
+     [](const Model& m, const Seen&) -> Number {
+       return m.offloads().diff().gpu().counts().publishes;
      }},
     {"deltawire_sender_gpu_failures_total", "Versions that the CPU diffed after a CUDA error",
      Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.offloads().diff().gpu().counts().failures);
+     [](const Model& m, const Seen&) -> Number {
+       return m.offloads().diff().gpu().counts().failures;
      }},
     {"deltawire_sender_gpu_mismatches_total",
-     "Results of a GPU that were not the CPU's; after one the CPU diffs", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.offloads().diff().gpu().counts().mismatches);
+     "Results of a GPU that differed from the CPU's; after one the CPU diffs", Kind::kCounter,
+     [](const Model& m, const Seen&) -> Number {
+       return m.offloads().diff().gpu().counts().mismatches;
      }},
     {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.store().log_bytes());
-     }},
+     [](const Model& m, const Seen&) -> Number { return m.store().log_bytes(); }},
     {"deltawire_sender_held_bytes",
      "Deltas that left the log, and old bytes of chunks, that pulls of earlier versions need",
-     Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.store().held_bytes());
-     }},
+     Kind::kGauge, [](const Model& m, const Seen&) -> Number { return m.store().held_bytes(); }},
     {"deltawire_sender_encoded_cache_bytes", "Encoded payloads that are kept for other pulls",
-     Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.store().encoded().bytes);
-     }},
+     Kind::kGauge, [](const Model& m, const Seen&) -> Number { return m.store().encoded().bytes; }},
     {"deltawire_sender_encoded_cache_evictions_total",
-     "Payloads that gave way to newer ones, and are made anew for the next pull that wants them",
-     Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.store().encoded().evicted);
-     }},
-    {"deltawire_sender_early_encoded_bytes",
-     "Encoded payloads of versions that are sent while they are written", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.offloads().diff().incoming().encoded().bytes);
+     "Payloads that newer ones replaced in the cache", Kind::kCounter,
+     [](const Model& m, const Seen&) -> Number { return m.store().encoded().evicted; }},
+    {"deltawire_sender_early_encoded_bytes", "Encoded payloads of incoming versions", Kind::kGauge,
+     [](const Model& m, const Seen&) -> Number {
+       return m.offloads().diff().incoming().encoded().bytes;
      }},
     {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.pulls.bytes_sent);
-     }},
-    {"deltawire_sender_active_pulls", "Pulls that run", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return seen.pulls.active; }},
-    {"deltawire_sender_newcomer_pulls", "Of these, pulls that bring most of the model whole",
+     [](const Model&, const Seen& seen) -> Number { return seen.pulls.bytes_sent; }},
+    {"deltawire_sender_active_pulls", "Running pulls", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> Number { return seen.pulls.active; }},
+    {"deltawire_sender_newcomer_pulls", "Running pulls that bring most of the model whole",
      Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.pulls.admission.newcomers);
-     }},
+     [](const Model&, const Seen& seen) -> Number { return seen.pulls.admission.newcomers; }},
     {"deltawire_sender_held_back_seconds_total",
-     "Time that streams of such pulls waited for receivers that only lack deltas", Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double {
+     "Time that streams of such pulls waited for receivers that only need deltas", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> Number {
        return seen.pulls.admission.held_back_seconds;
      }},
     {"deltawire_sender_pulls_cut_total", "Pulls cut so that the trainer need not wait",
-     Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.pulls.cut); }},
+     Kind::kCounter, [](const Model&, const Seen& seen) -> Number { return seen.pulls.cut; }},
     {"deltawire_sender_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.scrubber().totals().bytes);
-     }},
-    {"deltawire_sender_scrub_mismatches_total", "Chunks that had lost their digest", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.scrubber().totals().mismatches);
-     }},
-    {"deltawire_sender_scrub_repaired_total", "Of these, chunks that were rebuilt", Kind::kCounter,
-     [](const Model& m, const Seen&) -> double {
-       return static_cast<double>(m.scrubber().totals().repaired);
-     }},
+     [](const Model& m, const Seen&) -> Number { return m.scrubber().totals().bytes; }},
+    {"deltawire_sender_scrub_mismatches_total", "Corrupt chunks that were found in memory",
+     Kind::kCounter,
+     [](const Model& m, const Seen&) -> Number { return m.scrubber().totals().mismatches; }},
+    {"deltawire_sender_scrub_repaired_total", "Corrupt chunks that were rebuilt", Kind::kCounter,
+     [](const Model& m, const Seen&) -> Number { return m.scrubber().totals().repaired; }},
     {"deltawire_sender_corrupt_chunks", "Corrupt chunks of the newest version", Kind::kGauge,
-     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.damaged_chunks()); }},
+     [](const Model& m, const Seen&) -> Number { return m.damaged_chunks(); }},
     {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.receivers); }},
+     [](const Model&, const Seen& seen) -> Number { return seen.receivers; }},
     {"deltawire_sender_receivers_behind", "Attached receivers without the newest version",
-     Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.behind); }},
+     Kind::kGauge, [](const Model&, const Seen& seen) -> Number { return seen.behind; }},
     {"deltawire_sender_receivers_not_serving",
      "Attached receivers with an engine that does not serve the newest version", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.not_serving);
-     }},
-    {"deltawire_sender_versions_behind", "Versions that the last of them is behind", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.most_behind);
-     }},
-    {"deltawire_sender_receivers_relayed",
-     "Attached receivers of sites that follow another receiver now", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.relayed); }},
+     [](const Model&, const Seen& seen) -> Number { return seen.not_serving; }},
+    {"deltawire_sender_versions_behind", "Versions that the last receiver is behind", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> Number { return seen.most_behind; }},
+    {"deltawire_sender_receivers_relayed", "Attached receivers whose upstream is another receiver",
+     Kind::kGauge, [](const Model&, const Seen& seen) -> Number { return seen.relayed; }},
     {"deltawire_sender_receivers_astray",
-     "Attached receivers of sites that follow another one than they are told", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.astray); }},
+     "Attached receivers that do not follow their assigned upstream", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> Number { return seen.astray; }},
     {"deltawire_sender_receivers_silent_total",
-     "Attachments that ended because the receiver said nothing", Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},
+     "Attachments that ended because the receiver was silent", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> Number { return seen.silent; }},
     {"deltawire_sender_group_commits_total", "Rounds of groups that committed", Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.group_commits);
-     }},
-    {"deltawire_sender_group_aborts_total", "Rounds of groups after which all members stayed",
-     Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.group_aborts);
-     }},
+     [](const Model&, const Seen& seen) -> Number { return seen.group_commits; }},
+    {"deltawire_sender_group_aborts_total", "Aborted rounds of groups", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> Number { return seen.group_aborts; }},
     {"deltawire_sender_group_members_late",
-     "Members of groups that have yet to commit what their group committed", Kind::kGauge,
-     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.group_late); }},
+     "Members of groups that have yet to commit their group's version", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> Number { return seen.group_late; }},
     {"deltawire_sender_group_spread_seconds",
-     "From the first commit to the last, in the last round of a group, the greatest of all groups",
-     Kind::kGauge, [](const Model&, const Seen& seen) -> double { return seen.spread_seconds; }},
-    {"deltawire_sender_pulls_refused_total", "Pulls that were asked for and not granted",
-     Kind::kCounter,
-     [](const Model&, const Seen& seen) -> double {
-       return static_cast<double>(seen.pulls.refused);
-     }},
+     "Time from the first commit to the last in a group's last round, the longest of all groups",
+     Kind::kGauge, [](const Model&, const Seen& seen) -> Number { return seen.spread_seconds; }},
+    {"deltawire_sender_pulls_refused_total", "Pulls that were refused", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> Number { return seen.pulls.refused; }},
 };
 
 struct FormRow {
@@ -251,9 +209,8 @@ struct FormRow {
   std::array<uint64_t, kernels::kForms> FormCounts::*counts;
 };
 constexpr FormRow kFormRows[] = {
-    {"deltawire_sender_codec_chunks_total", "Chunks of all pulls, by the form they travelled in",
-     &FormCounts::chunks},
-    {"deltawire_sender_codec_bytes_total", "Payload bytes of all pulls, by form",
+    {"deltawire_sender_codec_chunks_total", "Chunks of all pulls, by codec", &FormCounts::chunks},
+    {"deltawire_sender_codec_bytes_total", "Payload bytes of all pulls, by codec",
      &FormCounts::bytes},
 };
 
@@ -274,7 +231,7 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
   const CoderRates& rates = agent.coder_rates();
   for (const Coder& coder : Coders()) {
     samples.push_back({"deltawire_sender_encode_seconds_total",
-                       "CPU time that making payloads of codecs but fast took, all models",
+                       "CPU time of encoding in other codecs than fast, all models",
                        Kind::kCounter,
                        {{"codec", kernels::NameOf(coder.codec)}},
                        rates.encode[coder.codec].total_seconds()});
@@ -283,15 +240,15 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
 
 void AddPorts(const Agent& agent, const PortCounts& ports, std::vector<Sample>& samples) {
   samples.push_back({"deltawire_sender_bulk_connections",
-                     "Connections to the bulk port, a pull's streams",
+                     "Open connections to the bulk port",
                      Kind::kGauge,
                      {},
                      static_cast<double>(ports.bulk_connections())});
   const auto refused = [&samples](const char* at, uint64_t count) {
     samples.push_back(
         {"deltawire_sender_peers_refused_total",
-         "Peers turned away: beyond the ports' limits, with no ticket of theirs at the "
-         "bulk port, or without a role at the control port",
+         "Refused peers: beyond the ports' limits, without a ticket at the bulk port, or "
+         "without a role at the control port",
          Kind::kCounter,
          {{"reason", at}},
          static_cast<double>(count)});
@@ -315,7 +272,7 @@ metrics::Collect Probe(const Agent& agent, PortCounts ports) {
                            row.help,
                            row.kind,
                            {{"model", models[i]->name()}},
-                           row.value(*models[i], seen[i])});
+                           row.value(*models[i], seen[i]).value});
       }
     }
     AddForms(models, agent, samples);
