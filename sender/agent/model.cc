@@ -20,8 +20,8 @@ Model::~Model() { offloads_.Stop(Stopping("sender")); }
 StatusOr<std::shared_ptr<Model>> Model::Make(std::unique_ptr<const ModelHome> home,
                                              const SenderOptions& options, ThreadPool& pool,
                                              StageObserver stages, bool restore) {
-  // Drawn at random, since leases of different processes must not coincide. Half of the range
-  // leaves room to count upwards.
+  // Random, since leases of different processes must differ. Half of the range leaves room to count
+  // upwards.
   uint64_t lease = 0;
   if (getrandom(&lease, sizeof lease, 0) != sizeof lease) {
     return ErrnoError(fmt::format("getrandom for the leases of model \"{}\"", home->name()));
@@ -52,7 +52,7 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
 
 void Model::Drop(const Status& why) {
   offloads_.Stop(why);
-  offloads_.diff().GiveUp();
+  offloads_.diff().AbortPublish();
 }
 
 }  // namespace deltawire::sender

@@ -21,7 +21,7 @@ ModelUsers::Use ModelUsers::Enter(const std::string& model, uint32_t rank,
   Named& named = table_->models[model];
   named.users.emplace(number, User{std::move(who), client});
   served = named.model.lock();
-  if (served != nullptr) served->offloads().ClientCame(client);
+  if (served != nullptr) served->offloads().AddClient(client);
   return {table_.get(), [table = table_, model, number, client](const void*) {
             std::shared_ptr<Model> left;
             {
@@ -31,7 +31,7 @@ ModelUsers::Use ModelUsers::Enter(const std::string& model, uint32_t rank,
               it->second.users.erase(number);
               if (it->second.users.empty() && left == nullptr) table->models.erase(it);
             }
-            if (left != nullptr) left->offloads().ClientGone(client);
+            if (left != nullptr) left->offloads().RemoveClient(client);
           }};
 }
 
@@ -39,7 +39,7 @@ void ModelUsers::Serve(const std::shared_ptr<Model>& model) {
   MutexLock lock(table_->mu);
   Named& named = table_->models[model->name()];
   named.model = model;
-  for (const auto& entry : named.users) model->offloads().ClientCame(entry.second.client);
+  for (const auto& entry : named.users) model->offloads().AddClient(entry.second.client);
 }
 
 std::vector<std::string> ModelUsers::Of(const std::string& model) const {

@@ -46,7 +46,7 @@ class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
   bool over_ = false;
 };
 
-/// The progress of receivers that were asked to sync.
+/// The progress of the receivers of a sync.
 class SyncSource final : public WatchSource<v1::SyncProgress> {
  public:
   SyncSource(std::shared_ptr<const void> held, std::shared_ptr<SyncCall> call)
@@ -113,8 +113,8 @@ class GroupSyncSource final : public WatchSource<v1::SyncProgress> {
   StatusOr<Found> End() const {
     if (outcome_->committed) return Found::kEnd;
     return Errorf(StatusCode::kAborted,
-                  "group \"{}\": round {} for {} is aborted, and nobody has committed: {}", group_,
-                  outcome_->round, ToString(outcome_->target), outcome_->message);
+                  "group \"{}\": round {} for {} was aborted, and no member has committed: {}",
+                  group_, outcome_->round, ToString(outcome_->target), outcome_->message);
   }
 
   const std::shared_ptr<const void> held_;
@@ -232,7 +232,7 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
     deltawire::ToProto(view.report.engines.oldest, r->mutable_served());
     r->set_engines(view.report.engines.engines.value_or(0));
-    tree.Place(view, r);
+    tree.Write(view, r);
     const LinkView link = agent_.desk().LinkTo(view.id);
     r->mutable_link()->set_bytes_per_s(link.bytes_per_s);
     r->mutable_link()->set_round_trip_seconds(link.round_trip_seconds);
@@ -284,11 +284,10 @@ StatusOr<std::unique_ptr<WatchSource<v1::SyncProgress>>> SenderServiceImpl::AskS
   }
   if (request.force_full()) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "group \"{}\": a group fetches what its members lack; force_full goes "
-                  "without a group",
+                  "group \"{}\": force_full is not for groups; sync receivers by their ids",
                   request.group());
   }
-  // A trainer that has just heard of its publish may ask before the groups were told of it.
+  // A trainer may ask right after its publish, before the groups know of it.
   if (const auto model = agent_.models().Find(request.model()); model.ok()) {
     if (const auto state = (*model)->published(); state != nullptr) {
       agent_.groups().Published(request.model(), state->info.identity);

@@ -71,7 +71,7 @@ SiteTree::SiteTree(const std::vector<ReceiverView>& views, const Assigner& assig
   }
 }
 
-void SiteTree::Place(const ReceiverView& view, v1::ReceiverInfo* out) const {
+void SiteTree::Write(const ReceiverView& view, v1::ReceiverInfo* out) const {
   out->set_site(view.offer.site);
   out->set_serve_address(view.offer.address);
   const auto id = ids_.find({view.model, view.report.follows});

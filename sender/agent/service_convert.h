@@ -31,7 +31,7 @@ class SiteTree {
  public:
   SiteTree(const std::vector<ReceiverView>& views, const Assigner& assigner);
   /// Writes one receiver's place.
-  void Place(const ReceiverView& view, v1::ReceiverInfo* out) const;
+  void Write(const ReceiverView& view, v1::ReceiverInfo* out) const;
 
  private:
   using Key = std::pair<std::string, std::string>;  // of a model

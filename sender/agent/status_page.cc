@@ -37,21 +37,20 @@ void ShowNewest(const Model& model, const VersionInfo& v, const Agent& agent, Pa
   page.Facts(fmt::format("newest-{}", model.name()), facts);
   if (model.damaged_chunks() > 0) {
     page.Note(
-        fmt::format("{} chunks lost their digest in this sender's memory and are not sent "
-                    "until a version in which the trainer writes their tensors.",
+        fmt::format("{} chunks are corrupt in this sender's memory and are not sent until a "
+                    "version in which the trainer writes their tensors.",
                     model.damaged_chunks()));
   }
 }
 
-/// Adds what a reader wants to know first of a model.
+/// Adds a model's verdict.
 void Judge(const Model& model, const Agent& agent, metrics::Verdict& verdict) {
   const std::string& name = model.name();
   const auto state = model.published();
   if (state == nullptr) return verdict.AddWait(fmt::format("{} has no version yet", name));
   const Identity& newest = state->info.identity;
   if (model.damaged_chunks() > 0) {
-    verdict.AddFailure(
-        fmt::format("{}: {} chunks have lost their digest", name, model.damaged_chunks()));
+    verdict.AddFailure(fmt::format("{}: {} chunks are corrupt", name, model.damaged_chunks()));
   }
   const std::vector<ReceiverView> receivers = agent.desk().attachments().Receivers(name);
   size_t behind = 0;
@@ -113,7 +112,7 @@ std::string StagesOf(const std::vector<Entry>& recent) {
   for (const Entry& e : recent) {
     const VersionInfo& v = e.info;
     const PullStats& pull = e.slowest;
-    // Events, the pull's opening, and the word of the commit.
+    // Events, the pull's opening, and the report of the commit.
     const double way =
         e.delivered_seconds - v.publish_seconds - pull.transfer_seconds - pull.apply_seconds;
     chart.columns.push_back(

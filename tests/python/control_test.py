@@ -143,7 +143,7 @@ class PlainTest(unittest.TestCase):
         newest += 2
         self.fleet.publish(newest)
         member = [self.sender.receivers()[0]["receiver_id"]]
-        with self.assertRaisesRegex(deltawire.AbandonedError, "nobody has committed: .* is paused"):
+        with self.assertRaisesRegex(deltawire.AbandonedError, "no member has committed: .*paused"):
             self.sender.sync(member, group="one", timeout=DEADLINE_S)
         self.receiver.resume()
         result = self.sender.sync(member, group="one", timeout=DEADLINE_S)

@@ -35,13 +35,13 @@ void Watch(const std::shared_ptr<Connection>& connection, sender::Model& model,
 // Holds no model, so that another one can take its place meanwhile.
 void Use(const std::shared_ptr<Connection>& connection, const std::weak_ptr<sender::Model>& model,
          const OffloadCall& call) {
-  model.lock()->offloads().ClientCame(call.client);
+  model.lock()->offloads().AddClient(call.client);
   Answer(*connection, {});
   while (!connection->Ended(Connection::kServer)) {
     Scheduler::current()->Block(connection.get(), "the end of a client",
                                 connection->EndsAt(Connection::kServer));
   }
-  if (const auto still = model.lock()) still->offloads().ClientGone(call.client);
+  if (const auto still = model.lock()) still->offloads().RemoveClient(call.client);
 }
 
 void Attend(const std::shared_ptr<Connection>& connection, sender::Model& model,

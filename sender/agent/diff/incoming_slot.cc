@@ -30,8 +30,8 @@ std::shared_ptr<IncomingVersion> IncomingSlot::Begin(uint64_t lease, const Ident
 
 void IncomingSlot::Add(IncomingVersion& incoming, uint32_t chunk, uint64_t digest_before,
                        uint64_t digest_after, Bytes payload, Bytes whole) const {
-  // Without a receiver the payload need not be kept twice. One that comes later gets what it missed
-  // when the version is published.
+  // Without a receiver there is no need to keep the payload. A later receiver gets these chunks
+  // once the version is published.
   const bool first = !incoming.PieceAt(0).piece.has_value();
   if (first && !wanted_()) return;
   IncomingVersion::Piece piece;
@@ -56,10 +56,10 @@ void IncomingSlot::Add(IncomingVersion& incoming, uint32_t chunk, uint64_t diges
   if (first) changed_();
 }
 
-std::shared_ptr<IncomingVersion> IncomingSlot::Told(uint64_t lease) const {
+std::shared_ptr<IncomingVersion> IncomingSlot::Announced(uint64_t lease) const {
   MutexLock lock(mu_);
-  const bool told = now_ != nullptr && lease_ == lease && now_->PieceAt(0).piece.has_value();
-  return told ? now_ : nullptr;
+  const bool announced = now_ != nullptr && lease_ == lease && now_->PieceAt(0).piece.has_value();
+  return announced ? now_ : nullptr;
 }
 
 std::shared_ptr<IncomingVersion> IncomingSlot::Stale(uint64_t lease) const {
@@ -75,12 +75,12 @@ std::shared_ptr<IncomingVersion> IncomingSlot::current() const {
 void IncomingSlot::Discard(const std::shared_ptr<IncomingVersion>& incoming) {
   if (incoming == nullptr) return;
   incoming->Abandon(Errorf(StatusCode::kAborted,
-                           "model \"{}\": {} was given up while it was written; nothing of it is "
-                           "published, wait for the next",
+                           "model \"{}\": {} was abandoned while it was written; wait for "
+                           "the next version",
                            model_, ToString(incoming->identity())));
   {
     MutexLock lock(mu_);
-    if (now_ != incoming) return;  // another thread has discarded it, and told of it
+    if (now_ != incoming) return;  // another thread has discarded it
     now_ = nullptr;
   }
   changed_();
@@ -93,7 +93,7 @@ std::shared_ptr<IncomingVersion> IncomingSlot::Take() {
 
 void IncomingSlot::Settle(IncomingVersion& incoming, std::shared_ptr<const Published> state) const {
   incoming.Settle(std::move(state));
-  incoming.Release();  // the log has it all
+  incoming.Release();  // the log has all of it
   changed_();
 }
 

@@ -20,7 +20,7 @@ class IncomingSlot {
   explicit IncomingSlot(std::string model) : model_(std::move(model)) {}
 
   /// `wanted` returns whether a receiver is attached that may pull chunks. `changed` is called when
-  /// Told may return another version. Neither is called under a lock. REQUIRES: before any
+  /// Announced may return another version. Neither is called under a lock. REQUIRES: before any
   /// offload.
   void SetListener(std::function<bool()> wanted, std::function<void()> changed);
   bool has_listener() const { return wanted_ != nullptr; }
@@ -36,7 +36,7 @@ class IncomingSlot {
 
   /// The version that receivers may pull: it belongs to the offload of `lease` and has a chunk.
   /// Null: there is none.
-  std::shared_ptr<IncomingVersion> Told(uint64_t lease) const;
+  std::shared_ptr<IncomingVersion> Announced(uint64_t lease) const;
   /// The version if its offload ended without a publish, else null. `lease`: of the current
   /// offload.
   std::shared_ptr<IncomingVersion> Stale(uint64_t lease) const;

@@ -11,7 +11,7 @@
 namespace deltawire::sender {
 namespace {
 
-// Copies in steps that stay in the first-level cache until their digest is taken.
+// The size of a copied block, which stays in the first-level cache until it is digested.
 constexpr size_t kCopyStep = 16 << 10;
 
 struct Scratch {
@@ -85,14 +85,14 @@ void PublishJob::Diff(uint32_t i) {
   const auto r = in_.backend->diff_encode_checked(*in_.key, before, now, chunk.width, out);
   if (r.digest_before == digest_before) {
     Record(i, r, out.first(r.bytes));
-    Tell(i, r, out.first(r.bytes));
+    CallDiffed(i, r, out.first(r.bytes));
   } else {
-    Lost(i, true);
+    MarkCorrupt(i, true);
     DigestAnew(i, digest_before);
   }
 }
 
-void PublishJob::Tell(uint32_t i, const kernels::EncodeResult& found, Bytes payload) const {
+void PublishJob::CallDiffed(uint32_t i, const kernels::EncodeResult& found, Bytes payload) const {
   if (!in_.diffed || found.changed == 0) return;
   const bool sent = WorthSending(found.bytes, (*in_.chunks)[i].bytes);
   in_.diffed(i, found.digest_before, found.digest_after, sent ? payload : Bytes());
@@ -101,9 +101,9 @@ void PublishJob::Tell(uint32_t i, const kernels::EncodeResult& found, Bytes payl
 void PublishJob::AddPayloads(std::span<const DiffedChunk> payloads) {
   for (const DiffedChunk& payload : payloads) {
     const uint32_t i = payload.chunk;
-    if (in_.active.empty()) return Fail(i, "there is no version that it could be a change of");
+    if (in_.active.empty()) return Fail(i, "there is no version that it could change");
     if (!Take(i, Turn::kFree, Turn::kFilling)) {
-      return Fail(i, "the chunk was written or given before");
+      return Fail(i, "the chunk was written or handed over before");
     }
     given_[i] = payload;
     turns_[i].store(Turn::kPayload, std::memory_order_release);
@@ -121,8 +121,8 @@ void PublishJob::Apply(uint32_t i) {
   made.bytes = given.bytes;
   made.digest_before = made.digest_after = (*in_.active_digests)[i];
   if (ActiveDamaged(i) || !BringBase(i, given.bytes == 0)) {
-    if (!ActiveDamaged(i)) Lost(i, false);
-    return Fail(i, "the bytes that it changes have lost their digest in this machine's memory");
+    if (!ActiveDamaged(i)) MarkCorrupt(i, false);
+    return Fail(i, "the bytes that it changes are corrupt in this machine's memory");
   }
   using kernels::DecodeStatus;
   const bool valid =
@@ -137,7 +137,7 @@ void PublishJob::Apply(uint32_t i) {
   }
   ++applied_;
   Record(i, made, payload);
-  Tell(i, made, payload);
+  CallDiffed(i, made, payload);
 }
 
 void PublishJob::Fail(uint32_t i, std::string_view why) {
@@ -148,17 +148,17 @@ void PublishJob::Fail(uint32_t i, std::string_view why) {
       failure_ = Errorf(
           StatusCode::kAborted,
           "chunk {} of tensor {}: the trainer's GPU has handed over a delta, and {}; offload "
-          "the weights as a newer version, which goes whole",
+          "the weights as a newer version, which is sent whole",
           i, in_.layout == nullptr ? std::to_string(tensor) : in_.layout->tensor(tensor).name, why);
     }
   }
-  GiveUp();
+  Abort();
 }
 
-void PublishJob::Lost(uint32_t i, bool whole) {
-  // The chunk must not be sent any more, nor serve as a base.
+void PublishJob::MarkCorrupt(uint32_t i, bool whole) {
+  // The chunk must not be sent or serve as a base.
   if (in_.published != nullptr) in_.published->damaged[i] = 1;
-  if (in_.lost) in_.lost(i, whole);
+  if (in_.corrupt) in_.corrupt(i, whole);
 }
 
 void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
@@ -185,7 +185,7 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
     if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
     if (Take(i)) which.push_back(i);
   }
-  // Nothing counts before the CPU has agreed to a part of it.
+  // No result counts before the CPU has agreed to a sample of them.
   std::vector<GpuResult> results;
   std::vector<size_t> claims;
   std::vector<uint8_t> done(n_);
@@ -193,8 +193,8 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
   const uint32_t rounds = std::min(GpuDiff::kCheckRounds, n_), round = in_.gpu->NextRound();
   in_.gpu->Diff(in_.active, in_.inactive, which, *in_.active_digests,
                 [&](uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
-                  // If the digests differ, either the base is damaged or the GPU wrong: the CPU
-                  // tells which.
+                  // If the digests differ, either the base is corrupt or the GPU is wrong. The CPU
+                  // decides which.
                   const bool base = found.digest_before == (*in_.active_digests)[i];
                   GpuResult result{.chunk = i, .found = found};
                   if (!base || (i + round) % rounds == 0) {
@@ -232,7 +232,7 @@ void PublishJob::Accept(const GpuResult& result) {
   const uint32_t i = result.chunk;
   if (result.whole) return DigestAnew(i, result.found.digest_before);
   Record(i, result.found, result.payload);
-  Tell(i, result.found, result.payload);
+  CallDiffed(i, result.found, result.payload);
 }
 
 bool PublishJob::CpuAgrees(GpuResult& claim) {
@@ -244,10 +244,10 @@ bool PublishJob::CpuAgrees(GpuResult& claim) {
       Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes), chunk.width, out);
   const kernels::EncodeResult& found = claim.found;
   if (r.digest_before != digest_before) {
-    // The half is damaged. A GPU that read this half found the same, and Diff will handle the
-    // chunk; a GPU with a base of its own may have diffed against the right bytes.
+    // The half is corrupt. A GPU that read this half found the same, and Diff handles the chunk. A
+    // GPU with its own base may have diffed against the right bytes.
     if (found.digest_before != digest_before) return true;
-    Lost(claim.chunk, true);
+    MarkCorrupt(claim.chunk, true);
     claim.whole = true;
     return found.digest_after == r.digest_after;
   }
@@ -271,7 +271,7 @@ void PublishJob::CarryOver(uint32_t i) {
   if (!Take(i)) return;
   (*digests_)[i] = (*in_.active_digests)[i];
   if (BringBase(i, true)) return;
-  if (!ActiveDamaged(i)) Lost(i, false);
+  if (!ActiveDamaged(i)) MarkCorrupt(i, false);
   MutexLock lock(mu_);
   damaged_.push_back(i);
 }
@@ -280,7 +280,7 @@ bool PublishJob::BringBase(uint32_t i, bool may_have_bytes) {
   const Chunk& chunk = (*in_.chunks)[i];
   const uint64_t digest = (*in_.active_digests)[i];
   const Bytes there = Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes);
-  // Saves the copy, and keeps right bytes in case those of the active half are damaged.
+  // Saves the copy, and keeps right bytes if those of the active half are corrupt.
   if (may_have_bytes && MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) {
     return true;
   }
@@ -340,9 +340,9 @@ void PublishJob::DiffMarked() {
 StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
                                                 const std::vector<bool>& unchanged,
                                                 ThreadPool& pool) {
-  if (!given_up_) DiffOnGpu(unchanged, pool);
+  if (!aborted_) DiffOnGpu(unchanged, pool);
   pool.ParallelFor(n_, [&](size_t i) {
-    if (given_up_) return;
+    if (aborted_) return;
     const auto c = static_cast<uint32_t>(i);
     if (unchanged[(*in_.chunks)[c].tensor]) {
       CarryOver(c);
@@ -353,9 +353,9 @@ StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
   // All chunks are taken, but early threads may still be diffing their last ones.
   Cancel();
   Join();
-  if (given_up_) {
+  if (aborted_) {
     MutexLock lock(mu_);
-    return failure_.ok() ? absl::AbortedError("the publish was given up") : failure_;
+    return failure_.ok() ? absl::AbortedError("the publish was abandoned") : failure_;
   }
   Result result;
   result.payloads = applied_;
@@ -375,8 +375,8 @@ StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
   return result;
 }
 
-void PublishJob::GiveUp() {
-  given_up_ = true;
+void PublishJob::Abort() {
+  aborted_ = true;
   Cancel();
 }
 

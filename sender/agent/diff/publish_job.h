@@ -46,7 +46,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     // The functions below are called from any thread, without a lock.
     /// Called for each corrupt chunk of `active`. `whole`: this version sends the chunk whole;
     /// otherwise the corrupt chunk was carried over.
-    std::function<void(uint32_t chunk, bool whole)> lost;
+    std::function<void(uint32_t chunk, bool whole)> corrupt;
     /// Called for each changed chunk after `before`, its bytes in `active`, were checked.
     /// `undoable`: the delta has the change's payload.
     std::function<void(uint32_t chunk, Bytes before, bool undoable)> changing;
@@ -84,12 +84,12 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   bool payload_was_wrong() const { return payload_was_wrong_; }
 
   /// Diffs the remaining chunks, and copies those of `unchanged` tensors from the active half.
-  /// kAborted after GiveUp, and when a payload failed.
+  /// kAborted after Abort, and when a payload failed.
   StatusOr<Result> Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
                           ThreadPool& pool);
 
   /// Starts no further chunk, and has Finish fail.
-  void GiveUp();
+  void Abort();
   /// Starts no further early chunk. Does not wait for those that are being diffed.
   void Cancel();
   /// Waits until no early thread is diffing a chunk. REQUIRES: Cancel, or Finish has returned.
@@ -111,7 +111,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   bool BringBase(uint32_t chunk, bool may_have_bytes);
   /// Aborts the publish with a message about the chunk's payload.
   void Fail(uint32_t chunk, std::string_view why);
-  void Tell(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload) const;
+  void CallDiffed(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload) const;
   /// Diffs on the GPU the chunks that no thread has taken. After an error, those without a result
   /// are free again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
@@ -135,7 +135,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// change the chunk.
   bool MayHaveBytes(uint32_t chunk) const;
   /// Marks a chunk of the active half as corrupt.
-  void Lost(uint32_t chunk, bool whole);
+  void MarkCorrupt(uint32_t chunk, bool whole);
   /// Digests a chunk whose old bytes are corrupt, and has it sent whole.
   void DigestAnew(uint32_t chunk, uint64_t digest_before);
   /// Stores a chunk's digest and updates the root.
@@ -157,7 +157,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   };
   std::unique_ptr<Counts[]> counts_;  // per tensor
   std::atomic<uint64_t> root_;        // the active half's root, with the changes of SetDigest
-  std::atomic<bool> given_up_{false};
+  std::atomic<bool> aborted_{false};
   bool cancelled_ = false;
   CheckedMutex mu_;
   CondVar cv_;

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// When so many receivers are known, those that have gone are forgotten at once.
+// Beyond this number of known receivers, those that left are forgotten at once.
 constexpr size_t kMostKnown = 8192;
 
 bool IsLocalPeer(std::string_view peer) {
@@ -21,33 +21,33 @@ bool IsLocalPeer(std::string_view peer) {
   return false;
 }
 
-/// Why nobody can dial this; empty: somebody may.
-std::string AgainstAddress(const SiteReceiver& r) {
+/// Returns why the receiver's address cannot be dialed; empty if it can.
+std::string ReasonAgainstAddress(const SiteReceiver& r) {
   const auto at = ParseEndpoint(r.offer.address);
   if (!at.ok() || at->port == 0) {
-    return fmt::format("\"{}\" is not an address that can be dialled", r.offer.address);
+    return fmt::format("\"{}\" is not an address that can be dialed", r.offer.address);
   }
   if (IsWildcard(*at)) {
     return fmt::format("{} names no machine: it needs --advertise-host", r.offer.address);
   }
   if (!IsLocalPeer(r.peer) && IsLoopback(*at)) {
     return fmt::format(
-        "{} can be dialled from its own machine alone: it needs another --control-listen or "
+        "{} can only be dialed from its own machine: it needs another --control-listen or "
         "--advertise-host",
         r.offer.address);
   }
   return "";
 }
 
-/// `first`, four times as long for each of `times`, `longest` at most.
-milliseconds Growing(milliseconds first, uint32_t times, milliseconds longest) {
+/// Returns `first`, four times as long for each of `times`, at most `longest`.
+milliseconds Backoff(milliseconds first, uint32_t times, milliseconds longest) {
   for (uint32_t i = 0; i < times && first < longest; ++i) first *= 4;
   return std::min(first, longest);
 }
 
 }  // namespace
 
-void AssignCourse::NoteUnreached(Time now) {
+void AssignCourse::RecordUnreached(Time now) {
   std::set<std::string> followed, told;
   for (const auto& [id, known] : known_) {
     const auto parent = parents_.find(id);
@@ -56,7 +56,7 @@ void AssignCourse::NoteUnreached(Time now) {
     if (at == known_.end() || !at->second.here) continue;
     const bool follows = known.last.follows == at->second.last.offer.address;
     if (known.last.busy && !follows) {
-      Again(now + times_.unreached);
+      UpdateBy(now + times_.unreached);
     } else {
       (follows ? followed : told).insert(parent->second);
     }
@@ -69,21 +69,21 @@ void AssignCourse::NoteUnreached(Time now) {
     if (known.unreached_since == Time{}) known.unreached_since = now;
     const Time until = known.unreached_since + times_.unreached;
     if (now < until) {
-      Again(until);
+      UpdateBy(until);
       continue;
     }
     known.unreached_since = {};
     known.doubted_until =
-        now + Growing(times_.unreached_doubt, known.unreached++, times_.longest_doubt);
-    known.doubt = "none of those that were told to follow it has come";
+        now + Backoff(times_.unreached_doubt, known.unreached++, times_.longest_doubt);
+    known.doubt = "none of its assigned followers has reached it";
   }
 }
 
-bool AssignCourse::Kept(const Known& known, Time now) const {
+bool AssignCourse::HasPlace(const Known& known, Time now) const {
   return known.here || now < known.gone + times_.away;
 }
 
-void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
+void AssignCourse::RecordPresence(const std::vector<SiteReceiver>& here, Time now) {
   std::set<std::string> ids;
   for (const SiteReceiver& r : here) {
     ids.insert(r.id);
@@ -91,11 +91,11 @@ void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
     const bool fresh = known.order == 0;
     if (!known.here) {
       known.came = now;
-      // A receiver that lost its place goes to the end of the order of preference.
-      if (fresh || !Kept(known, now)) known.order = next_order_++;
+      // A receiver that lost its place is preferred last.
+      if (fresh || !HasPlace(known, now)) known.order = next_order_++;
       if (known.deaths > 1) {
-        known.doubted_until = now + Growing(times_.doubt, known.deaths - 2, times_.longest_doubt);
-        known.doubt = fmt::format("it has gone {} times lately", known.deaths);
+        known.doubted_until = now + Backoff(times_.doubt, known.deaths - 2, times_.longest_doubt);
+        known.doubt = fmt::format("it has left {} times lately", known.deaths);
       }
     }
     known.here = true;
@@ -109,7 +109,7 @@ void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
   }
   const bool many = known_.size() > kMostKnown;
   std::erase_if(known_, [&](const auto& entry) {
-    return !Kept(entry.second, now) && (many || now - entry.second.gone > times_.forget);
+    return !HasPlace(entry.second, now) && (many || now - entry.second.gone > times_.forget);
   });
 }
 
@@ -122,7 +122,7 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     const SiteReceiver& r = k->last;
     if (r.offer.address.empty()) continue;
     std::string& why = against[r.id];
-    why = AgainstAddress(r);
+    why = ReasonAgainstAddress(r);
     const auto [owner, first] = owners.emplace(r.offer.address, r.id);
     if (!first)
       why = fmt::format("{} is the address of {} already", r.offer.address, owner->second);
@@ -131,8 +131,8 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     if (r.barred) why = "its principal may not use the model any more";
     if (why.empty() && now >= k->doubted_until) served.insert(r.offer.site);
   }
-  // A server in doubt is handed out if its site has no other: one that comes and goes is better
-  // than none, with which every receiver would cross the link.
+  // A server in doubt gets followers if its site has no other. Without a server, every receiver
+  // would cross the link.
   for (const Known* k : all) {
     const SiteReceiver& r = k->last;
     const auto why = against.find(r.id);
@@ -147,9 +147,9 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
 std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
   std::vector<const Known*> all;
   for (const auto& [id, known] : known_) {
-    if (Kept(known, now)) all.push_back(&known);
-    if (!known.here && Kept(known, now)) Again(known.gone + times_.away);
-    if (now < known.doubted_until) Again(known.doubted_until);
+    if (HasPlace(known, now)) all.push_back(&known);
+    if (!known.here && HasPlace(known, now)) UpdateBy(known.gone + times_.away);
+    if (now < known.doubted_until) UpdateBy(known.doubted_until);
   }
   std::ranges::sort(all, {}, &Known::order);
   reasons_ = ReasonsAgainst(all, now);
@@ -167,13 +167,13 @@ std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
     const SiteReceiver& r = k->last;
     if (r.member) continue;  // follows the sender itself
     const bool placed = parents_.contains(r.id);
-    // After a start of the sender, the receivers of a tree come back one by one. And in a fleet
-    // that starts all at once, those that serve may come last. Both are waited for.
+    // After the sender's start, the receivers of a tree return one by one. In a fleet that starts
+    // all at once, those that serve may come last. So the plan waits for both.
     const Time until = !r.follows.empty() ? started_ + times_.start : k->came + times_.serve;
     const bool waits = !r.follows.empty() || !served.contains(r.offer.site);
     if (!placed && waits && now < until) {
       waiting_.insert(r.id);
-      Again(until);
+      UpdateBy(until);
       continue;
     }
     nodes.push_back({r.id, r.offer.site, serves(k)});
@@ -181,7 +181,7 @@ std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
   return nodes;
 }
 
-plan::Parents AssignCourse::Before(const std::vector<plan::AssignNode>& nodes) const {
+plan::Parents AssignCourse::CurrentParents(const std::vector<plan::AssignNode>& nodes) const {
   plan::Parents before = parents_;
   std::map<std::string, std::string> at;  // id by address
   for (const plan::AssignNode& node : nodes) {
@@ -198,10 +198,10 @@ plan::Parents AssignCourse::Before(const std::vector<plan::AssignNode>& nodes) c
 const std::map<std::string, SitePlace>& AssignCourse::Update(const std::vector<SiteReceiver>& here,
                                                              Time now) {
   again_ = Time::max();
-  Note(here, now);
-  NoteUnreached(now);
+  RecordPresence(here, now);
+  RecordUnreached(now);
   const std::vector<plan::AssignNode> nodes = Nodes(now);
-  parents_ = plan::AssignUpstreams(nodes, Before(nodes), limits_);
+  parents_ = plan::AssignUpstreams(nodes, CurrentParents(nodes), limits_);
   const auto backups = plan::BackupsOf(nodes, parents_);
   places_.clear();
   for (const SiteReceiver& r : here) {

@@ -80,16 +80,16 @@ class AssignCourse {
     uint32_t unreached = 0;  ///< how often it was unreachable
   };
 
-  void Note(const std::vector<SiteReceiver>& here, Time now);
-  void NoteUnreached(Time now);
-  bool Kept(const Known& known, Time now) const;
+  void RecordPresence(const std::vector<SiteReceiver>& here, Time now);
+  void RecordUnreached(Time now);
+  bool HasPlace(const Known& known, Time now) const;
   /// The receivers to plan for, in the order of preference.
   std::vector<plan::AssignNode> Nodes(Time now);
   std::map<std::string, std::string> ReasonsAgainst(const std::vector<const Known*>& all,
                                                     Time now) const;
   /// The parents that the nodes have now.
-  plan::Parents Before(const std::vector<plan::AssignNode>& nodes) const;
-  void Again(Time at) { again_ = std::min(again_, at); }
+  plan::Parents CurrentParents(const std::vector<plan::AssignNode>& nodes) const;
+  void UpdateBy(Time at) { again_ = std::min(again_, at); }
 
   const plan::AssignLimits limits_;
   const Times times_;

@@ -42,7 +42,7 @@ void Assigner::Update(const std::string& model) {
   {
     MutexLock lock(mu_);
     due_.insert(model);
-    // A receiver that is told something may turn out to have gone, which calls Update again.
+    // An assignment may reveal that a receiver has left, which calls Update again.
     if (std::exchange(updating_, true)) return;
   }
   while (true) {
@@ -76,10 +76,10 @@ void Assigner::UpdateOne(const std::string& model) {
       const bool known = was != before.end();
       if (!place.not_handed_out.empty() &&
           (!known || was->second.not_handed_out != place.not_handed_out)) {
-        LogInfo("model {}: nobody is told to follow {}: {}", model, id, place.not_handed_out);
+        LogInfo("model {}: no receiver is assigned to {}: {}", model, id, place.not_handed_out);
       }
       if (place.told.undecided || (known && was->second.told == place.told)) continue;
-      LogInfo("model {}: {} is to follow {}", model, id,
+      LogInfo("model {}: {} is assigned to {}", model, id,
               place.parent.empty() ? "this sender" : place.parent);
     }
   }

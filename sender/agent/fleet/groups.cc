@@ -16,12 +16,11 @@
 namespace deltawire::sender {
 namespace {
 
-// How many outcomes of a group are kept for calls that wait.
+// The outcomes of a group that are kept for waiting calls.
 constexpr size_t kMostEnded = 64;
 
-/// An answer to a round of an earlier process must not count for a round of this process, so the
-/// first round has a random number. It leaves room to count upwards, and stays below 2^53, up to
-/// which every reader of JSON keeps integers exact.
+/// Draws a random number, since an answer to a round of an earlier process must not count for one
+/// of this process. Rounds stay below 2^53, up to which JSON readers keep integers exact.
 uint64_t FirstRound() {
   uint32_t drawn = 0;
   if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) {
@@ -53,7 +52,7 @@ void Groups::Stop(const Status& why) {
   stopped_.Update(why);
   cv_.notify_all();
   for (auto& [name, model] : models_) {
-    for (auto& [group, entry] : model.groups) TakeNews(entry);
+    for (auto& [group, entry] : model.groups) QueueNews(entry);
   }
   CallWaiters();
 }
@@ -66,15 +65,15 @@ void Groups::Adopt(const std::string& name, const std::filesystem::path& directo
   auto kept = ReadGroupFile(file);
   if (!kept.ok()) {
     LogError(
-        "model {}: {}: what its groups decided is lost; their members stay where they are "
-        "until the next round",
+        "model {}: {}: the decisions of its groups are lost; their members stay where they "
+        "are until the next round",
         name, MessageOf(kept.status()));
     kept = KeptGroups{};
   }
   if (!(kept->lineage == lineage)) kept->groups.clear();
   MutexLock lock(mu_);
   OfModel& model = models_[name];
-  for (auto& [group, entry] : model.groups) TakeNews(entry);
+  for (auto& [group, entry] : model.groups) QueueNews(entry);
   model = {.file = file,
            .lineage = lineage,
            .whole = whole,
@@ -110,12 +109,12 @@ void Groups::Forget(const std::string& name) {
   MutexLock lock(mu_);
   const auto model = models_.find(name);
   if (model == models_.end()) return;
-  // An entry without groups, so that its words are taken back before it goes.
+  // An entry without groups stays until its words are withdrawn.
   if (model->second.groups.empty()) {
     models_.erase(model);
     return;
   }
-  for (auto& [group, entry] : model->second.groups) TakeNews(entry);
+  for (auto& [group, entry] : model->second.groups) QueueNews(entry);
   model->second.groups.clear();
   model->second.whole = false;
   model->second.number = next_number_++;
@@ -212,41 +211,41 @@ Groups::Time Groups::NextTick(Time now) const {
   return next;
 }
 
-// What follows from events -----------------------------------------------------------------------
+// Consequences of events -------------------------------------------------------------------------
 
-void Groups::NoteChange() {
+void Groups::CollectChanges() {
   ++changes_;
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
       if (entry.waiters == 0) continue;
-      bool news = NoteShown(entry);
+      bool news = UpdateShown(entry);
       const GroupOutcome& last = entry.course->status().last;
       if (last.round != 0) news = entry.ended.emplace(last.round, last).second || news;
       if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
-      if (news) TakeNews(entry);
+      if (news) QueueNews(entry);
     }
   }
   cv_.notify_all();
 }
 
 void Groups::Settle() {
-  NoteChange();
+  CollectChanges();
   again_ = true;
   CallWaiters();
   if (settling_) return;
   settling_ = true;
-  // Also when an exception passes, so that the next event settles.
+  // If an exception passes, the next event still settles.
   const absl::Cleanup settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { settling_ = false; };
   while (std::exchange(again_, false) && stopped_.ok()) {
-    const bool wrote = WriteSome();
-    const bool told = TellSome();
-    const bool dropped = DropSome();
+    const bool wrote = WriteDecisions();
+    const bool told = SendWords();
+    const bool dropped = DiscardFinished();
     again_ = again_ || wrote || told || dropped;
     CallWaiters();
   }
 }
 
-KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
+KeptGroups Groups::FileContent(const OfModel& model, bool deciding) {
   KeptGroups kept{.lineage = model.lineage, .groups = {}};
   for (const auto& [name, entry] : model.groups) {
     const GroupCourse& course = *entry.course;
@@ -258,7 +257,7 @@ KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
   return kept;
 }
 
-bool Groups::WriteSome() {
+bool Groups::WriteDecisions() {
   for (auto& [name, model] : models_) {
     std::vector<std::string> deciding;
     for (const auto& [group, entry] : model.groups) {
@@ -267,7 +266,7 @@ bool Groups::WriteSome() {
     if (deciding.empty()) continue;
     const std::string of = name;
     const uint64_t number = model.number;
-    const KeptGroups kept = Kept(model, /*deciding=*/true);
+    const KeptGroups kept = FileContent(model, /*deciding=*/true);
     const auto file = model.file;
     Status written;
     {
@@ -289,7 +288,7 @@ bool Groups::WriteSome() {
         course.NotWritten(written, SteadyClock::now());
       }
     }
-    NoteChange();
+    CollectChanges();
     return true;
   }
   return false;
@@ -310,7 +309,7 @@ std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
   return words;
 }
 
-bool Groups::TellSome() {
+bool Groups::SendWords() {
   for (auto it = models_.begin(); it != models_.end(); ++it) {
     OfModel& model = it->second;
     Told now = WordsByGroup(model);
@@ -332,18 +331,18 @@ bool Groups::TellSome() {
   return false;
 }
 
-bool Groups::DropSome() {
+bool Groups::DiscardFinished() {
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
       if (entry.waiters > 0 || !entry.course->over()) continue;
       const bool kept = entry.kept;
       model.groups.erase(group);
       if (!kept) return true;
-      const KeptGroups left = Kept(model, /*deciding=*/false);
+      const KeptGroups left = FileContent(model, /*deciding=*/false);
       const auto file = model.file;
       const std::string of = name;
       const MutexUnlock unlocked(mu_);
-      // If this fails, the next start finds a group that is over, and drops it then.
+      // If this fails, the next process discards the finished group.
       const Status written = WriteGroupFile(file, left);
       if (!written.ok()) LogWarn("model {}: {}", of, MessageOf(written));
       return true;
@@ -435,8 +434,8 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
   }
   DW_RETURN_IF_ERROR(CheckMembers(name, model, group, ids));
   std::set<std::string> members(ids.begin(), ids.end());
-  // A receiver has one group. So groups of orchestrators that have no round and that share a member
-  // with the new one go; their other members reach what was decided by themselves.
+  // A receiver has one group. So idle groups of orchestrators that share a member with the new one
+  // are discarded; their other members follow the last decision by themselves.
   std::vector<std::string> give_way;
   for (const auto& [other, entry] : model.groups) {
     const auto takes = [&roster = entry.course->roster()](const std::string& id) {
@@ -483,7 +482,7 @@ Groups::Progress Groups::ProgressOf(const Entry& entry, size_t member) {
   return p;
 }
 
-bool Groups::NoteShownOf(Entry& entry, size_t member) {
+bool Groups::UpdateShownOf(Entry& entry, size_t member) {
   const Progress p = ProgressOf(entry, member);
   std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
                                  p.report.bytes_done, p.message);
@@ -495,20 +494,20 @@ bool Groups::NoteShownOf(Entry& entry, size_t member) {
   return true;
 }
 
-bool Groups::NoteShown(Entry& entry) {
+bool Groups::UpdateShown(Entry& entry) {
   bool changed = false;
   const std::vector<size_t> touched = std::exchange(entry.touched, {});
   if (std::exchange(entry.all_seen, entry.course->roster().revision()) !=
       entry.course->roster().revision()) {
     entry.shown.resize(entry.course->traits().members.size());
-    for (size_t i = 0; i < entry.shown.size(); ++i) changed = NoteShownOf(entry, i) || changed;
+    for (size_t i = 0; i < entry.shown.size(); ++i) changed = UpdateShownOf(entry, i) || changed;
     return changed;
   }
-  for (const size_t i : touched) changed = NoteShownOf(entry, i) || changed;
+  for (const size_t i : touched) changed = UpdateShownOf(entry, i) || changed;
   return changed;
 }
 
-void Groups::TakeNews(Entry& entry) {
+void Groups::QueueNews(Entry& entry) {
   due_.insert(due_.end(), entry.news.begin(), entry.news.end());
 }
 
@@ -558,11 +557,12 @@ StatusOr<Groups::Wait::Step> Groups::Wait::Poll() {
   if (const auto ended = entry->ended.find(round_); ended != entry->ended.end()) {
     step.outcome = ended->second;
   } else if (!entry->ended.empty() && round_ < entry->ended.begin()->first) {
-    // This caller has read nothing while so many rounds ended that its own was dropped.
-    return Errorf(StatusCode::kAborted,
-                  "group \"{}\" of model \"{}\": how round {} ended is not known any more; see the "
-                  "group's status",
-                  group_, model_, round_);
+    // The caller polled too late: the outcome of its round has been discarded.
+    return Errorf(
+        StatusCode::kAborted,
+        "group \"{}\" of model \"{}\": the outcome of round {} is not kept any more; see the "
+        "group's status",
+        group_, model_, round_);
   } else {
     DW_RETURN_IF_ERROR(groups_.stopped_);
   }
@@ -590,7 +590,7 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
   }
   DW_ASSIGN_OR_RETURN(Entry * entry, FindGroup(name, model->second, group, ids));
   const auto now = SteadyClock::now();
-  // Under the lock: one that was here before it, and has gone since, would never count as away.
+  // Under the lock, since a receiver that left after an earlier look would never count as away.
   for (const ReceiverView& view : attachments_.Receivers(name)) {
     entry->course->Attached(view.id, now);
   }

@@ -152,25 +152,25 @@ class Groups : public MemberObserver {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static Progress ProgressOf(const Entry& entry, size_t member);
   /// Updates the status lines of members. Returns whether one has changed.
-  bool NoteShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool NoteShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool UpdateShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool UpdateShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void QueueNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Calls the waiters that have news, without the lock.
   void CallWaiters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Time NextTick(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The content of the file. `deciding`: including decisions that are about to be made.
-  static KeptGroups Kept(const OfModel& model, bool deciding);
+  static KeptGroups FileContent(const OfModel& model, bool deciding);
   static Told WordsByGroup(const OfModel& model);
   std::map<std::string, GroupWord> Words(const OfModel& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Collects changes and ends of rounds for waiters.
-  void NoteChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CollectChanges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Writes decisions, sends changed words and discards finished groups, without the lock, until
   /// none is left. One thread at a time does this, for the other threads, too.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool WriteSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool TellSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool DropSome() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WriteDecisions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool SendWords() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool DiscardFinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepTime();
 
   const GroupsOptions options_;

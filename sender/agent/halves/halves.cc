@@ -14,8 +14,7 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-// A cut stream drops its lease as soon as its pending send returns; this bounds the wait in case of
-// a bug.
+// A cut stream releases its lease once its pending send returns. This bounds the wait for a bug.
 constexpr std::chrono::seconds kCutTimeout{10};
 constexpr size_t kNamedReaders = 5;
 
@@ -33,8 +32,7 @@ Halves::Halves(Context context, StateFile state, std::vector<BufferFile> files, 
   for (uint32_t h = 0; h < 2; ++h) {
     const bool whole = state_.phase(h) == SlotPhase::kWhole;
     if (whole) halves_[h].holds = state_.identity(h);
-    // All writers of a published half were ready; about the writers of another half nothing is
-    // known.
+    // All writers of a published half were ready. The writers of another half are unknown.
     halves_[h].suspect = !fresh && state_.phase(h) == SlotPhase::kWriting;
   }
 }
@@ -48,7 +46,7 @@ StatusOr<std::unique_ptr<Halves>> Halves::Create(Context context, const StateSha
   for (uint32_t h = 0; h < 2; ++h) {
     auto file = BufferFile::Create(PathOf(context.directory, h), *context.layout, context.buffer);
     if (!file.ok()) {
-      // A lone half is useless, and would occupy the memory that the user is asked to free.
+      // A lone half would occupy the memory that the error asks the user to free.
       files.clear();
       fs::remove(PathOf(context.directory, 0), ignored);
       return Annotate(file.status(), fmt::format("model \"{}\", half {}", context.model, h));
@@ -72,12 +70,12 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Context context, StateFile state)
                     "{} is another file than the one that was published; register the model anew",
                     file.path().native());
     }
-    // A kill may fall between a fresh file and its inode's entry in the state; the half is not
-    // whole, so any file will do.
+    // A crash may come between a fresh file and its inode's entry. The half is not whole then, so
+    // any file will do.
     if (state.phase(h) != SlotPhase::kWhole && state.inode(h) != file.inode()) {
       state.set_inode(h, file.inode());
     }
-    // An older release records no highest version, and a kill may have come before the record.
+    // An older release records no highest version, and a crash may come before the record.
     if (state.phase(h) == SlotPhase::kWhole) {
       state.set_highest_version(std::max(state.highest_version(), state.id(h).version));
     }
@@ -94,8 +92,8 @@ std::vector<uint64_t> Halves::Digests(uint32_t half) const {
 }
 
 std::optional<uint32_t> Halves::Newest() const {
-  // A crash between the two words of a publish leaves both halves whole: the newer one counts. Of
-  // one number published twice, the second was never announced, so the active one counts.
+  // A crash between a publish's two writes leaves both halves whole: the newer one counts. If both
+  // have one number, the second was never announced, so the active one counts.
   std::optional<uint32_t> newest;
   for (uint32_t h = 0; h < 2; ++h) {
     if (state_.phase(h) != SlotPhase::kWhole) continue;
@@ -118,7 +116,7 @@ std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
   Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || h.holds.empty() || !(h.holds == id)) return nullptr;
   ++h.readers;
-  // The deleter needs no shared ownership: every holder of a lease holds the Model for longer.
+  // The deleter needs no shared ownership, since every holder of a lease holds the Model.
   return {this, [half](Halves* self) {
             MutexLock guard(self->mu_);
             if (--self->halves_[half].readers == 0) self->cv_.notify_all();
@@ -126,8 +124,7 @@ std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
 }
 
 bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes bytes) {
-  // Under the lock, so that no reader comes meanwhile; copying a chunk takes well below a
-  // millisecond.
+  // Under the lock, so that no lease begins meanwhile. The copy takes well below a millisecond.
   MutexLock lock(mu_);
   const Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || !(h.holds == id) || h.readers != 1) return false;
@@ -221,8 +218,8 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
   lease.Release();
   if (alone != FileLease::Answer::kAlone) {
     LogWarn(
-        "model {}: {} was granted {} and never said that it is done, and may still write there "
-        "({}): a fresh file takes its place",
+        "model {}: {} was granted {}, never reported its end, and may still write there ({}): a "
+        "fresh file replaces it",
         context_.model, writers, path(half).native(),
         alone == FileLease::Answer::kInUse ? DescribeHolders(WhoHas(files_[half].fd()))
                                            : lease.reason());
@@ -239,7 +236,7 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
 }
 
 Status Halves::Replace(uint32_t half) {
-  // Before the file changes, so that after a crash the half does not count as whole.
+  // First, so that after a crash the half does not count as whole.
   BeginWrite(half);
   DW_ASSIGN_OR_RETURN(BufferFile fresh,
                       BufferFile::Create(path(half), *context_.layout, context_.buffer));

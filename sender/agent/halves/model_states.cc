@@ -66,7 +66,7 @@ Status ModelStates::SetSideFiles(std::vector<SideFile> files) {
 }
 
 LeasedState ModelStates::Lease() {
-  // Between the two calls a publish may hand out the half; then the next state is the newest.
+  // If a publish takes the half between the two calls, there is a newer state.
   while (true) {
     auto state = store_.newest();
     if (state == nullptr) return {};
@@ -106,8 +106,8 @@ Status ModelStates::CheckUndamaged(const Published& newest, uint64_t version) co
   for (uint32_t c = 0; c < chunks().size(); ++c) {
     if (newest.damaged[c] == 0) continue;
     return Errorf(StatusCode::kDataLoss,
-                  "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
-                  "made from it; offload version {} again as a new one",
+                  "model \"{}\": tensor {} is corrupt in memory, so nothing can be made from it; "
+                  "offload version {} again as a new one",
                   name(), layout().tensor(chunks()[c].tensor).name, version);
   }
   return absl::OkStatus();
@@ -123,17 +123,17 @@ Status ModelStates::UndoInto(uint32_t half, const Published& newest, const Ident
   }
   std::vector<uint64_t> digests = *newest.digests;
   DW_RETURN_IF_ERROR(store_.UndoInto(to, newest, target, digests));
-  // The digests carried along the deltas are right even if the bytes were wrong from the start.
+  // The digests that the deltas computed do not show bytes that were corrupt from the start.
   for (uint32_t c = 0; c < chunks().size(); ++c) {
     const Chunk& chunk = chunks()[c];
     if (!owned().contains(c)) continue;
     if (backend_.digest(key(), to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
     return Errorf(StatusCode::kDataLoss,
-                  "model \"{}\": tensor {} no longer has its digest in memory, so it cannot be "
-                  "rolled back; nothing was published, offload the version again",
+                  "model \"{}\": tensor {} is corrupt in memory and cannot be rolled back; nothing "
+                  "was published, offload the version again",
                   name(), layout().tensor(chunk.tensor).name);
   }
-  // A scrub may have found damage after the first check, and the copy contains it.
+  // A scrub may have found corrupt chunks after the first check, and the copy has them.
   return CheckUndamaged(newest, version);
 }
 

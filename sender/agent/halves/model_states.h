@@ -60,7 +60,7 @@ class ModelStates : public StateSource {
   /// does.
   StateId NextState(uint64_t version) const;
   /// See VersionStore::KeepOldBytes.
-  void KeepChanged(uint32_t chunk, Bytes before, bool undoable) {
+  void KeepOldBytes(uint32_t chunk, Bytes before, bool undoable) {
     store_.KeepOldBytes(chunk, before, undoable, pulls_ > 0);
   }
   /// Fills the half with the bytes of `target`. kDataLoss if a chunk is corrupt.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kOwnedFirstLine = "deltawire owned 1";
 
-Status Damaged(const fs::path& path, std::string_view what) {
+Status CorruptFile(const fs::path& path, std::string_view what) {
   return Errorf(StatusCode::kDataLoss, "{} {}; register the model anew", path.native(), what);
 }
 
@@ -50,20 +50,21 @@ StatusOr<Coverage> ReadOwnedFile(const fs::path& path, uint32_t chunks) {
   const size_t sum = text.rfind("xxh3 ");
   if (sum == std::string::npos ||
       text.substr(sum) != fmt::format("xxh3 {:016x}\n", Xxh3(AsBytes(text).first(sum)))) {
-    return Damaged(path, "does not match its checksum");
+    return CorruptFile(path, "does not match its checksum");
   }
   std::istringstream lines(text.substr(0, sum));
   std::string line, word;
   uint32_t of = 0;
   if (!std::getline(lines, line) || line != kOwnedFirstLine || !(lines >> word >> of) ||
       word != "chunks" || of != chunks) {
-    return Damaged(path, fmt::format("is not of format 1, or not of a model of {} chunks", chunks));
+    return CorruptFile(path,
+                       fmt::format("is not of format 1, or not of a model of {} chunks", chunks));
   }
   std::vector<ChunkRange> ranges;
   for (ChunkRange r; lines >> r.first >> r.last;) ranges.push_back(r);
-  if (!lines.eof() || ranges.empty()) return Damaged(path, "has a line that is no range");
+  if (!lines.eof() || ranges.empty()) return CorruptFile(path, "has a line that is no range");
   auto coverage = Coverage::Create(ranges, chunks);
-  if (!coverage.ok()) return Damaged(path, MessageOf(coverage.status()));
+  if (!coverage.ok()) return CorruptFile(path, MessageOf(coverage.status()));
   return coverage;
 }
 

@@ -33,12 +33,12 @@ void Scrubber::Check(const Published& state, uint32_t c) {
   if (context_.backend->digest(*context_.key, now) == (*state.digests)[c]) {
     state.damaged[c] = 0;
   } else {
-    MarkDamaged(state, c);
+    MarkCorrupt(state, c);
   }
 }
 
-void Scrubber::MarkDamaged(const Published& state, uint32_t c) {
-  // Before the rebuild, so that from here on nobody sends the chunk or diffs against it.
+void Scrubber::MarkCorrupt(const Published& state, uint32_t c) {
+  // Before the rebuild, so that no pull sends the chunk and no diff uses it meanwhile.
   const bool known = state.damaged[c].exchange(1) != 0;
   const bool rebuilt = Rebuild(state, c);
   const std::string& tensor = context_.layout->tensor((*context_.chunks)[c].tensor).name;
@@ -60,7 +60,7 @@ void Scrubber::MarkDamaged(const Published& state, uint32_t c) {
   if (rebuilt) ++repaired_;
 }
 
-void Scrubber::CountLost(uint32_t c, bool whole) {
+void Scrubber::CountCorrupt(uint32_t c, bool whole) {
   ++mismatches_;
   LogError(
       "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "

@@ -39,12 +39,12 @@ class Scrubber {
 
   /// Counts a corrupt chunk of the published half that a publish found. `whole`: the next version
   /// sends the chunk whole.
-  void CountLost(uint32_t chunk, bool whole);
+  void CountCorrupt(uint32_t chunk, bool whole);
 
   ScrubTotals totals() const { return {bytes_, mismatches_, repaired_}; }
 
  private:
-  void MarkDamaged(const Published& state, uint32_t chunk);
+  void MarkCorrupt(const Published& state, uint32_t chunk);
   bool Rebuild(const Published& state, uint32_t chunk);
 
   const Context context_;

@@ -24,7 +24,7 @@ constexpr const char* kUseNames[] = {"half-0", "half-1", "next"};
 constexpr const char* kSideFirstLine = "deltawire side 1";
 constexpr const char* kHidden = ".new";
 
-/// Syncs the content, since on a disk's file system a rename may else be stored before the bytes.
+/// Syncs the content, since a disk's file system may store a later rename before the bytes.
 Status WriteFile(const fs::path& path, std::string_view content) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
@@ -43,7 +43,7 @@ Status Rename(const fs::path& from, const fs::path& to) {
   return ErrnoError(fmt::format("rename {} to {}", from.native(), to.native()));
 }
 
-/// kNotFound only where there is no such file.
+/// kNotFound only if there is no such file.
 StatusOr<std::string> ReadFile(const fs::path& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError(fmt::format("open {}", path.native()));
@@ -65,7 +65,7 @@ std::string UseText(uint64_t hash) {
   return text + fmt::format("xxh3 {}\n", Hex(Xxh3(AsBytes(text))));
 }
 
-/// The hash in the text of a use; kDataLoss where that is not what UseText made.
+/// Returns the hash in the text of a use. kDataLoss if UseText did not make that text.
 StatusOr<uint64_t> ParseUse(const fs::path& name, const std::string& text) {
   uint64_t hash = 0;
   const size_t at = std::string_view(kSideFirstLine).size() + 1;
@@ -113,7 +113,7 @@ Status SideFileStore::Keep(Use use, const std::shared_ptr<const SideFileSet>& se
     while (keeping_) cv_.wait(lock);
     keeping_ = true;
   }
-  // Also when an exception passes (no memory), so that the next call gets its turn.
+  // If an exception passes (no memory), the next call still gets its turn.
   const absl::Cleanup kept = [this] {
     MutexLock lock(mu_);
     keeping_ = false;
@@ -146,7 +146,7 @@ Status SideFileStore::Store(Use use, const SideFileSet& set) const {
   const std::string text = UseText(set.hash);
   std::error_code ec;
   if (fs::is_directory(PathOf(set.hash), ec)) {
-    // Most versions have the side files of the version before, and then nothing changes here.
+    // Most versions have the side files of the version before.
     if (auto now = ReadFile(name); now.ok() && *now == text) return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(Write(set));
@@ -155,7 +155,7 @@ Status SideFileStore::Store(Use use, const SideFileSet& set) const {
   DW_RETURN_IF_ERROR(Rename(hidden, name));
   const Status removed = RemoveUnused();
   if (!removed.ok()) {
-    LogWarn("side files that no version needs any more stay for now: {}", MessageOf(removed));
+    LogWarn("unused side files cannot be removed yet: {}", MessageOf(removed));
   }
   return absl::OkStatus();
 }
@@ -177,7 +177,7 @@ Status SideFileStore::RemoveUnused() const {
     if (std::find(used.begin(), used.end(), name) == used.end()) unused.push_back(it->path());
   }
   for (fs::path path : unused) {
-    // A directory that has its own name must be whole, so it is renamed before its first file goes.
+    // A directory with a set's name must be whole, so it is renamed before its first file goes.
     const std::string name = path.filename().string();
     if (!name.starts_with('.')) {
       const fs::path hidden = directory_ / (kHidden + name);
@@ -205,8 +205,7 @@ StatusOr<std::shared_ptr<const SideFileSet>> SideFileStore::Load(Use use) const 
   DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
   if (set->hash == hash) return set;
   return Errorf(StatusCode::kDataLoss,
-                "{} does not have the files that it had when it was written; register the model "
-                "anew",
+                "{} does not have the files that were written there; register the model anew",
                 PathOf(hash).native());
 }
 

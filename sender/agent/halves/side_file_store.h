@@ -44,7 +44,6 @@ class SideFileStore {
   Status LoadNext();
 
  private:
-  static constexpr size_t kUses = 3;
   std::filesystem::path PathOf(uint64_t hash) const;
   Status Write(const SideFileSet& set) const;
   /// Removes sets without a use, unless a use cannot be read.

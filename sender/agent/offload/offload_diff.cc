@@ -91,9 +91,11 @@ std::shared_ptr<PublishJob> OffloadDiff::MakeJob(uint32_t half,
     in.active_root = newest->info.identity.root;
     in.published = newest;
     in.gpu = gpu_.diff().get();
-    in.lost = [this](uint32_t chunk, bool whole) { states_.scrubber().CountLost(chunk, whole); };
+    in.corrupt = [this](uint32_t chunk, bool whole) {
+      states_.scrubber().CountCorrupt(chunk, whole);
+    };
     in.changing = [this](uint32_t chunk, Bytes before, bool undoable) {
-      states_.KeepChanged(chunk, before, undoable);
+      states_.KeepOldBytes(chunk, before, undoable);
     };
   }
   if (incoming != nullptr) {
@@ -145,8 +147,8 @@ void OffloadDiff::CancelUnless(uint64_t lease) {
   if (job_ != nullptr && lease_ != lease) job_->Cancel();
 }
 
-void OffloadDiff::GiveUp() {
-  if (const auto now = job()) now->GiveUp();
+void OffloadDiff::AbortPublish() {
+  if (const auto now = job()) now->Abort();
 }
 
 std::shared_ptr<PublishJob> OffloadDiff::job() const {

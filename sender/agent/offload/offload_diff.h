@@ -55,7 +55,7 @@ class OffloadDiff {
   /// Cancels the diff unless it belongs to the offload of `lease`.
   void CancelUnless(uint64_t lease);
   /// Has a running publish fail, since no pull could ever take its version.
-  void GiveUp();
+  void AbortPublish();
   std::shared_ptr<PublishJob> job() const;
   /// Ends the diff of a published version. Returns its incoming version, or null.
   std::shared_ptr<IncomingVersion> Finish();

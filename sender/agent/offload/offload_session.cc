@@ -11,7 +11,7 @@ namespace deltawire::sender {
 namespace {
 
 constexpr uint32_t kMaxWorld = 1 << 16;
-// A rank opens its attendance right after its grant; after this time it counts as not coming.
+// A rank opens its attendance right after its grant. After this time it is not expected any more.
 constexpr std::chrono::seconds kAttendGrace{5};
 constexpr size_t kEndedKept = 64;
 constexpr size_t kMaxReason = 1024;
@@ -68,8 +68,8 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
   if (r.version > published.id.version) return absl::OkStatus();
   if (r.again && r.version == published.id.version && !options_.part) return absl::OkStatus();
   if (r.version == published.id.version && options_.part) {
-    // Another agent gave the version up, so it is offloaded again, and this agent's part is of no
-    // use.
+    // Another agent abandoned the version, so it is offloaded again, and this agent's part is
+    // useless.
     if (r.attempt != published.attempt) return absl::OkStatus();
     return Errorf(StatusCode::kFailedPrecondition,
                   "model \"{}\": version {} is published already, from this very attempt; offload "
@@ -117,14 +117,14 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   const auto mine = now_.ranks.find(r.rank);
   const bool begun = mine != now_.ranks.end();
   if (begun && r.client != 0 && mine->second.client == r.client) {
-    return absl::OkStatus();  // the client itself has dropped what it had begun
+    return absl::OkStatus();  // the client itself has abandoned its earlier offload
   }
   const bool same_job = r.world == now_.world && r.job == now_.job;
   if (!begun && same_job && r.version != now_.version) {
     if (r.version > now_.version) return absl::OkStatus();
     // A late rank must not end the newer offload that the other ranks have begun.
     return Errorf(StatusCode::kAborted,
-                  "model \"{}\": version {} was given up, and other ranks have begun version {}; "
+                  "model \"{}\": version {} was abandoned, and other ranks have begun version {}; "
                   "go on with that one",
                   options_.model, r.version, now_.version);
   }
@@ -138,7 +138,7 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   }
   return Errorf(StatusCode::kFailedPrecondition,
                 "model \"{}\": version {} is being offloaded by {}, which began {} ago{}; rank {} "
-                "of {}{} cannot begin version {} before that is published or given up",
+                "of {}{} cannot begin version {} before that is published or abandoned",
                 options_.model, now_.version, Describe(holder->first),
                 HumanSeconds(std::chrono::duration<double>(now - holder->second.begun).count()),
                 apart, r.rank, r.world,
@@ -253,13 +253,13 @@ Status OffloadSession::EndAsGone(const std::map<uint32_t, Rank>::value_type& gon
       state.publisher.empty() ? "" : " as " + state.publisher));
 }
 
-void OffloadSession::ClientCame(uint64_t client) {
+void OffloadSession::AddClient(uint64_t client) {
   if (client == 0) return;
   Client& known = clients_.try_emplace(client).first->second;
   if (known.streams++ == 0) known.came = ++arrivals_;
 }
 
-void OffloadSession::ClientGone(uint64_t client, Time now) {
+void OffloadSession::RemoveClient(uint64_t client, Time now) {
   const auto known = clients_.find(client);
   if (known == clients_.end() || --known->second.streams > 0) return;
   clients_.erase(known);
@@ -270,7 +270,7 @@ void OffloadSession::ClientGone(uint64_t client, Time now) {
     if (rank.ready && now_.died == 0) now_.died = arrivals_;
     if (phase_ != OffloadPhase::kWriting || rank.ready || rank.attending > 0) continue;
     (void)EndAsGone(entry, now);
-    return;  // with it went its ranks
+    return;  // the offload's ranks are gone
   }
 }
 
@@ -312,7 +312,7 @@ StatusOr<OffloadSession::Final> OffloadSession::MarkWritten(uint64_t lease,
   if (!writing(lease)) return WhyOver(lease);
   if (!now_.ranks.contains(n.rank)) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "model \"{}\", version {}: rank {} says what it has written and has not begun",
+                  "model \"{}\", version {}: rank {} reports writes but has not begun",
                   options_.model, now_.version, n.rank);
   }
   DW_RETURN_IF_ERROR(now_.tally->Check(n));

@@ -87,11 +87,11 @@ class OffloadSession {
   /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
   /// held.
   void CountWaiters(uint64_t lease, int change);
-  /// Adds a stream by which a client shows that it is alive, until ClientGone. 0 is no client.
-  void ClientCame(uint64_t client);
+  /// Adds a stream by which a client shows that it is alive, until RemoveClient. 0 is no client.
+  void AddClient(uint64_t client);
   /// Removes a client's stream. A client without one is dead: the offload that it was about to
   /// attend is abandoned, and ranks of later clients do not join one in which it was ready.
-  void ClientGone(uint64_t client, Time now);
+  void RemoveClient(uint64_t client, Time now);
 
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 

@@ -145,15 +145,15 @@ void Offloads::EndAttend(uint64_t lease, uint32_t rank) {
   listeners_.Call();
 }
 
-void Offloads::ClientCame(uint64_t client) {
+void Offloads::AddClient(uint64_t client) {
   MutexLock lock(mu_);
-  session_.ClientCame(client);
+  session_.AddClient(client);
 }
 
-void Offloads::ClientGone(uint64_t client) {
+void Offloads::RemoveClient(uint64_t client) {
   {
     MutexLock lock(mu_);
-    session_.ClientGone(client, SteadyClock::now());
+    session_.RemoveClient(client, SteadyClock::now());
     TidyAfterSession();
   }
   listeners_.Call();
@@ -335,7 +335,7 @@ bool Offloads::idle() const {
 
 std::shared_ptr<IncomingVersion> Offloads::incoming() const {
   MutexLock lock(mu_);
-  return diff_.incoming().Told(session_.lease());
+  return diff_.incoming().Announced(session_.lease());
 }
 
 uint64_t Offloads::version() const {

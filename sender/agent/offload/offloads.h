@@ -67,8 +67,8 @@ class Offloads {
   /// Attend returned OK.
   void EndAttend(uint64_t lease, uint32_t rank);
   /// See OffloadSession.
-  void ClientCame(uint64_t client);
-  void ClientGone(uint64_t client);
+  void AddClient(uint64_t client);
+  void RemoveClient(uint64_t client);
   Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
   /// Returns whether this was the last rank, so that the publish has begun.
   StatusOr<bool> MarkReady(const ReadyNotice& notice);

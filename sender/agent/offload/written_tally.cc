@@ -38,8 +38,8 @@ Status WrittenTally::Check(const WrittenNotice& n) const {
   for (const uint32_t c : n.chunks) fits &= c < chunks_.size() && owned_.contains(c);
   if (!fits) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "model \"{}\", version {}: rank {} counts bytes of chunks that this agent does "
-                  "not have, or not one number for each",
+                  "model \"{}\", version {}: rank {} reports bytes of chunks that this agent does "
+                  "not have, or not one number for each chunk",
                   offload_.model, offload_.version, n.rank);
   }
   for (const DiffedChunk& payload : n.payloads) {
@@ -91,7 +91,7 @@ StatusOr<bool> WrittenTally::Count(uint32_t c, uint32_t bytes, uint32_t rank) {
     return Errorf(
         StatusCode::kFailedPrecondition,
         "model \"{}\", version {}: rank {}{} wrote {} bytes of chunk {} of tensor {}, which has "
-        "{}; who writes what is to be cut anew",
+        "{}; divide the writes among the ranks anew",
         offload_.model, offload_.version, rank,
         alone ? ""
               : fmt::format(" and rank {}{} together", counted.first_rank,
@@ -135,8 +135,7 @@ Status WrittenTally::Mark(const ReadyNotice& n) {
   const auto mark = [&](uint32_t t, uint8_t bit) -> Status {
     const uint32_t sole = sole_[t];
     if (sole != 0 && sole != n.rank + 1) {
-      // The tensor may have been diffed already; then this rank's bytes would be missing from the
-      // delta.
+      // The tensor may have been diffed already, without this rank's bytes.
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\", version {}: rank {} says that it alone writes tensor {}, which "
                     "rank {} has written or declared as well",

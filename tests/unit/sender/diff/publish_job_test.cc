@@ -69,7 +69,7 @@ class Halves {
     in.active_root = RootOf(*published_->digests, Coverage::All(chunks_.size()));
     in.payload_limit = uint64_t{1} << 30;
     in.published = published_;
-    in.lost = [this](uint32_t chunk, bool whole) {
+    in.corrupt = [this](uint32_t chunk, bool whole) {
       std::lock_guard lock(mu_);
       (whole ? whole_again : carried).push_back(chunk);
     };
@@ -174,7 +174,7 @@ std::atomic<int> diffs;
 kernels::EncodeResult GiveUpFirst(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
                                   unsigned width, MutableBytes out) {
   ++diffs;
-  if (PublishJob* job = to_give_up.exchange(nullptr)) job->GiveUp();
+  if (PublishJob* job = to_give_up.exchange(nullptr)) job->Abort();
   return kernels::Best().diff_encode_checked(key, old_data, new_data, width, out);
 }
 
@@ -289,7 +289,7 @@ TEST_CASE("a publish that is given up has no result, and begins no chunk after t
   const auto job = std::make_shared<PublishJob>(halves.Inputs(backend));
   diffs = 0;
   SECTION("before it began") {
-    job->GiveUp();
+    job->Abort();
     CHECK(absl::IsAborted(halves.Finish(*job).status()));
     CHECK(diffs == 0);
   }

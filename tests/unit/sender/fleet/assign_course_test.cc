@@ -168,7 +168,7 @@ TEST_CASE("assignments: one that nobody reaches who is told to follow it is not 
   CHECK(f.ParentOf("n2").empty());
   CHECK(f.ParentOf("n3") == "n2");
   CHECK(f.ParentOf("n1") == "n2");
-  CHECK(f.places.at("n1").not_handed_out == "none of those that were told to follow it has come");
+  CHECK(f.places.at("n1").not_handed_out == "none of its assigned followers has reached it");
   for (SiteReceiver& r : f.here) r.follows = r.id == "n2" ? "" : AddressOf("n2");
   reported(seconds(31));
   CHECK(f.places.at("n1").not_handed_out.empty());
@@ -190,11 +190,11 @@ TEST_CASE("assignments: who cannot or may not be followed is not handed out") {
   r.offer.address = AddressOf("n1");
   CHECK(reason(r) == AddressOf("n1") + " is the address of n1 already");
   r.offer.address = "127.0.0.1:7710";
-  CHECK(reason(r).find("from its own machine alone") != std::string::npos);
+  CHECK(reason(r).find("only be dialed from its own machine") != std::string::npos);
   r.offer.address = "0.0.0.0:7710";
   CHECK(reason(r).find("names no machine") != std::string::npos);
   r.offer.address = "no address";
-  CHECK(reason(r).find("can be dialled") != std::string::npos);
+  CHECK(reason(r).find("is not an address that can be dialed") != std::string::npos);
   r = One("n3");
   r.paused = true;
   CHECK(reason(r) == "it is paused");

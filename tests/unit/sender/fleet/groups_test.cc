@@ -380,7 +380,7 @@ TEST_CASE("a caller that reads nothing hears that the end of its round is not kn
     end = step.status();
   }
   CHECK(absl::IsAborted(end));
-  CHECK(MessageOf(end).find("is not known any more") != std::string_view::npos);
+  CHECK(MessageOf(end).find("is not kept any more") != std::string_view::npos);
 }
 
 TEST_CASE("a model that is let go has no groups any more") {

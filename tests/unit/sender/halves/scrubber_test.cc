@@ -107,7 +107,7 @@ TEST_CASE("scrubber: a bad chunk is out of use as long as it is bad and counted 
   f.Check(*state, 1);
   CHECK(f.Found(2, 0));
   // Chunks that a publish finds bad are counted too.
-  f->CountLost(2, GENERATE(false, true));
+  f->CountCorrupt(2, GENERATE(false, true));
   CHECK(f.Found(3, 0));
 }
 

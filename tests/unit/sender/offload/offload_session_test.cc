@@ -295,15 +295,15 @@ TEST_CASE("several ranks name a job or an attempt, so that they do not join a st
 TEST_CASE("a rank that is ready counts after its death for those who were there before") {
   Fixture f;
   const OffloadRequest one = Fixture::Request(5, 1, 2), zero = Fixture::Request(5, 0, 2);
-  f->ClientCame(one.client);
+  f->AddClient(one.client);
   const bool there = GENERATE(true, false);
-  if (there) f->ClientCame(zero.client);
+  if (there) f->AddClient(zero.client);
   const uint64_t lease = f.Begin(one);
   CHECK(!*f.Ready(lease, 1, 2));
   f->EndAttend(lease, 1, false, f.now());
-  f->ClientGone(one.client, f.now());
+  f->RemoveClient(one.client, f.now());
   CHECK(f->writing(lease));
-  if (!there) f->ClientCame(zero.client);
+  if (!there) f->AddClient(zero.client);
   CHECK((f.Begin(zero) == lease) == there);
 }
 
@@ -311,8 +311,8 @@ TEST_CASE("a rank whose client dies between its grant and its attendance ends th
   Fixture f;
   const OffloadRequest zero = Fixture::Request(5, 0, 2), one = Fixture::Request(5, 1, 2);
   const bool draining = GENERATE(true, false);
-  f->ClientCame(one.client);
-  f->ClientCame(one.client);  // once more, over another connection
+  f->AddClient(one.client);
+  f->AddClient(one.client);  // once more, over another connection
   uint64_t lease = 0;
   if (draining) {
     lease = f.Ask(one)->lease;
@@ -320,9 +320,9 @@ TEST_CASE("a rank whose client dies between its grant and its attendance ends th
     lease = f.Begin(zero);
     REQUIRE(f.Ask(one)->lease == lease);
   }
-  f->ClientGone(one.client, f.now());
+  f->RemoveClient(one.client, f.now());
   CHECK(f->lease() == lease);
-  f->ClientGone(one.client, f.now());
+  f->RemoveClient(one.client, f.now());
   if (draining) f->FinishDrain(lease, absl::OkStatus(), 0, f.now());
   CHECK(f->idle());
   Says(f->IsReady(lease, 0).status(), "rank 1 of 2 has gone before it was ready");
