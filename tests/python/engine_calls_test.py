@@ -378,6 +378,14 @@ class CallsTest(Plugin):
         self.assertTrue(self.settled("apply")[0]["ok"])
         self.assert_newest()
 
+    def test_replicas_say_together_that_a_reload_would_leave_wrong_weights(self):
+        self.begin(2, replicas=2)
+        for model in self.models:
+            model.part = Experts()
+        answer = self.settled("reload", directory=self.directory)[0]
+        self.assertIn("that it packs, as part", answer["reason"])
+        self.assertTrue(answer["corrupts"])
+
     def test_a_replica_that_cannot_be_reached_is_named(self):
         self.begin(2, replicas=2)
         del self.executors[1]

@@ -36,6 +36,7 @@ class Done:
     ok: bool = True
     reason: str = ""
     drifted: bool = False
+    corrupts: bool = False
     held: str = ""
     parts: dict[str, Any] = field(default_factory=dict)
     tensors: list[str] = field(default_factory=list)

@@ -107,6 +107,7 @@ class Follower:
         if call != "settle":
             self._done.ok, self._done.reason = ok, reason
             self._done.drifted = isinstance(refused, Drifted)
+            self._done.corrupts = isinstance(refused, Corrupts)
             self._done.held = str(held or "")
             if self._many > 1 and self._engine.rank == 0:
                 self._replicas.leave(self._done)
@@ -404,7 +405,8 @@ class Follower:
         if self._done.nonce == of and self._done.ok:
             undo, self._undo = self._undo, lambda: None
             undo()
-        raise (Drifted if drifted else Refused)("; ".join(reasons))
+        corrupts = any(done.corrupts for done in read.done)
+        raise (Drifted if drifted else Corrupts if corrupts else Refused)("; ".join(reasons))
 
 
 def named(identity: Identity | None) -> dict[str, Any] | None:
