@@ -120,7 +120,7 @@ class LocalUpstream : public RoundUpstream {
                               .fingerprint = wish.fingerprint.Hex(),
                               .streams = wish.streams,
                               .incoming = wish.incoming,
-                              .suspects = wish.suspects};
+                              .corrupt = wish.suspects};
     DW_ASSIGN_OR_RETURN(const PullTicket ticket, relay_.OpenPull(request));
     return PullGrant{.ticket = ticket.ticket,
                      .host = "relay",
