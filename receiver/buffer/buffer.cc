@@ -465,13 +465,6 @@ std::shared_ptr<ServedFile> Buffer::InTheWay() {
   return answer == FileLease::Answer::kInUse ? nullptr : slot.served();
 }
 
-void Buffer::Reopen(ServedFile& file) {
-  const Turn turn(*this);
-  for (const BufferSlot& slot : slots_) {
-    if (slot.served().get() == &file) file.Open();  // a file that is changed is not served any more
-  }
-}
-
 std::string Buffer::Readers() const {
   const int front = front_;
   const BufferSlot& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];

@@ -165,8 +165,6 @@ class Buffer {
   /// The served file that the next update would change, if those who are served read it and nobody
   /// else has it open; else null.
   std::shared_ptr<ServedFile> InTheWay();
-  /// Lets `file` be read again, if no update has begun to change it.
-  void Reopen(ServedFile& file);
   /// Chunks that were found without their digest since the last call, other than by Check and
   /// Distrust, and are unknown now.
   std::vector<uint32_t> TakeLost() { return std::exchange(lost_, {}); }

@@ -104,7 +104,7 @@ StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
   if (served != nullptr) options_.downstream->MakeWay(*served);
   auto begun = buffer.BeginUpdate();
   // Another thread may have begun the update that this call could not begin.
-  if (served != nullptr) buffer.Reopen(*served);
+  if (served != nullptr) served->EndDrain();
   return begun;
 }
 

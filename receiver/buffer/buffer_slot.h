@@ -82,10 +82,10 @@ class BufferSlot {
   }
   FileLease& lease() { return lease_; }
   std::shared_ptr<ServedFile> Serve();
-  /// Null: nobody was given the file's present state.
+  /// The file's present state as it is served; null: it is not.
   const std::shared_ptr<ServedFile>& served() const { return served_; }
-  bool IsRead() const { return served_ != nullptr && served_->read(); }
-  /// False while somebody reads the file as it was served.
+  bool IsRead() const { return served_ != nullptr && served_->IsLeased(); }
+  /// Ends the serving of the file, so that it may be changed. False while a lease is out.
   bool CloseServed();
 
   // Its records.

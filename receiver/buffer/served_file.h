@@ -1,9 +1,10 @@
-// A committed weight file whose bytes are served to other receivers. It keeps those who read it
-// apart from the update that will change it. Owner: the Buffer and whoever serves it, by
-// shared_ptr; the mapping lives as long. Threads: any. Cost: a lock per lease. Errors: none.
+// A committed weight file whose bytes this receiver serves to others. Its leases keep an update from
+// changing the bytes under a pull that still reads them. The mapping lives as long as this object.
+// Every method may be called from any thread.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -19,53 +20,54 @@ class ServedFile : public std::enable_shared_from_this<ServedFile> {
 
   /// REQUIRES: a lease.
   Bytes data() const { return file_->data(); }
-  /// A lease: while the caller holds it, the bytes stay. Null once the file is closed.
-  std::shared_ptr<const void> Read() {
+  /// A lease, which keeps the bytes as they are; null unless the file is open.
+  std::shared_ptr<const void> Lease() {
     {
       std::lock_guard lock(mu_);
-      if (closed_) return nullptr;
-      ++readers_;
+      if (state_ != State::kOpen) return nullptr;
+      ++leases_;
     }
-    return {this, [self = shared_from_this()](const void*) { self->Left(); }};
+    return {this, [self = shared_from_this()](const void*) { self->Return(); }};
   }
-
-  bool read() const {
+  bool IsLeased() const {
     std::lock_guard lock(mu_);
-    return readers_ > 0;
+    return leases_ > 0;
   }
-  /// Closes the file for good, so that it may be changed; false while somebody reads it.
-  bool Close() {
-    std::lock_guard lock(mu_);
-    if (readers_ > 0) return false;
-    closed_ = true;
-    return true;
-  }
-  /// Gives out no more leases, and waits until all are returned; false: one is still out after
-  /// `limit`.
+  /// Gives out no more leases, and waits until all are returned, or for `limit`. Returns whether
+  /// all are returned.
   bool Drain(std::chrono::milliseconds limit) {
     std::unique_lock lock(mu_);
-    closed_ = true;
-    return cv_.wait_for(lock, limit, [this] { return readers_ == 0; });
+    if (state_ == State::kOpen) state_ = State::kDraining;
+    return cv_.wait_for(lock, limit, [this] { return leases_ == 0; });
   }
-  /// Undoes Drain or Close. REQUIRES: the bytes have not been changed since; Buffer::Reopen sees to
-  /// that.
-  void Open() {
+  /// Ends Drain. A closed file stays closed.
+  void EndDrain() {
     std::lock_guard lock(mu_);
-    closed_ = false;
+    if (state_ == State::kDraining) state_ = State::kOpen;
+  }
+  /// Closes the file, so that an update may change it. False while a lease is out.
+  bool Close() {
+    std::lock_guard lock(mu_);
+    if (leases_ > 0) return false;
+    state_ = State::kClosed;
+    return true;
   }
 
  private:
-  void Left() {
+  /// kOpen -> kDraining (Drain) -> kOpen (EndDrain); both -> kClosed (Close).
+  enum class State : uint8_t { kOpen, kDraining, kClosed };
+
+  void Return() {
     std::lock_guard lock(mu_);
-    --readers_;
+    --leases_;
     cv_.notify_all();
   }
 
   const std::shared_ptr<const BufferFile> file_;
   mutable Mutex mu_;
   CondVar cv_;
-  bool closed_ = false;
-  uint32_t readers_ = 0;
+  State state_ = State::kOpen;
+  uint32_t leases_ = 0;
 };
 
 }  // namespace deltawire::receiver

@@ -104,7 +104,7 @@ Bytes RelayedModel::half(uint32_t i) const {
 
 std::shared_ptr<const void> RelayedModel::LeaseHalf(uint32_t half, const Identity& id) {
   const auto file = FileOf(half, &id);
-  return file == nullptr ? nullptr : file->Read();
+  return file == nullptr ? nullptr : file->Lease();
 }
 
 StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) {

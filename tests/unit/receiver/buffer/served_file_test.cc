@@ -26,25 +26,25 @@ TEST_CASE("a file that is served is closed only when nobody reads it") {
   const auto file = s.buffer->Serve();
   REQUIRE(file != nullptr);
   CHECK(s.buffer->Serve() == file);
-  auto lease = file->Read();
+  auto lease = file->Lease();
   REQUIRE(lease != nullptr);
   CHECK_FALSE(file->Close());
   CHECK_FALSE(file->Drain(milliseconds(1)));
-  CHECK(file->Read() == nullptr);  // who drains lets nobody begin
-  file->Open();
-  CHECK(file->Read() != nullptr);
+  CHECK(file->Lease() == nullptr);  // who drains lets nobody begin
+  file->EndDrain();
+  CHECK(file->Lease() != nullptr);
   std::thread leaves([&] { lease = nullptr; });
   CHECK(file->Drain(std::chrono::minutes(1)));
   leaves.join();
   CHECK(file->Close());
-  CHECK(file->Read() == nullptr);
+  CHECK(file->Lease() == nullptr);
 }
 
 TEST_CASE("one file: an update waits for those who are served, and then closes the file") {
   BufferRig s({.buffers = 1, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto file = s.buffer->Serve();
-  auto lease = file->Read();
+  auto lease = file->Lease();
   const std::string before = TextOf(file->data());
   CHECK(absl::IsUnavailable(s.Update(2)));
   CHECK(s.buffer->Readers() == "receivers that this one serves");
@@ -54,17 +54,17 @@ TEST_CASE("one file: an update waits for those who are served, and then closes t
   lease = nullptr;
   CHECK(s.buffer->InTheWay() == nullptr);
   REQUIRE(s.Update(2) == absl::OkStatus());
-  CHECK(file->Read() == nullptr);
+  CHECK(file->Lease() == nullptr);
   const auto next = s.buffer->Serve();
   CHECK(next != file);
-  CHECK(next->Read() != nullptr);
+  CHECK(next->Lease() != nullptr);
 }
 
 TEST_CASE("one file: those who are served are in the way only while nobody else has it open") {
   BufferRig s({.buffers = 1, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto file = s.buffer->Serve();
-  const auto lease = file->Read();
+  const auto lease = file->Lease();
   CHECK(s.buffer->InTheWay() == file);
   {
     const testing::FileUser loader(s.weights(), [](int) { return true; });
@@ -83,14 +83,14 @@ TEST_CASE("a file that an update changes is not opened to those who are served")
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto file = s.buffer->Serve();
   REQUIRE(file->Drain(milliseconds(1)));
-  s.buffer->Reopen(*file);
-  CHECK(file->Read() != nullptr);  // nothing has changed it
+  file->EndDrain();
+  CHECK(file->Lease() != nullptr);  // nothing has changed it
   if (buffers == 2) REQUIRE(s.Update(2) == absl::OkStatus());
   // One thread made way and found the file in use; another one has begun the update since.
   REQUIRE(file->Drain(milliseconds(1)));
   REQUIRE(*s.buffer->BeginUpdate());
-  s.buffer->Reopen(*file);
-  CHECK(file->Read() == nullptr);
+  file->EndDrain();
+  CHECK(file->Lease() == nullptr);
 }
 
 TEST_CASE("one file without leases: an update goes to a fresh file and nobody is in the way") {
@@ -99,7 +99,7 @@ TEST_CASE("one file without leases: an update goes to a fresh file and nobody is
   REQUIRE_FALSE(s.buffer->lease_problem().empty());
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto file = s.buffer->Serve();
-  const auto lease = file->Read();
+  const auto lease = file->Lease();
   const std::string before = TextOf(file->data());
   CHECK(s.buffer->InTheWay() == nullptr);
   REQUIRE(s.Update(2) == absl::OkStatus());
@@ -110,7 +110,7 @@ TEST_CASE("two files: bytes that are served stay while updates go on, in a fresh
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto first = s.buffer->Serve();
-  const auto lease = first->Read();
+  const auto lease = first->Lease();
   const std::string before = TextOf(first->data());
   REQUIRE(s.Update(2) == absl::OkStatus());
   // The file of version 1 is the hidden one now; neither the catch-up nor an update may change it.
@@ -120,7 +120,7 @@ TEST_CASE("two files: bytes that are served stay while updates go on, in a fresh
   CHECK_FALSE(caught->whole);
   for (uint64_t v = 3; v <= 5; ++v) REQUIRE(s.Update(v) == absl::OkStatus());
   CHECK((TextOf(first->data()) == before));
-  CHECK(first->Read() != nullptr);  // its file is nobody else's by now
+  CHECK(first->Lease() != nullptr);  // its file is nobody else's by now
   s.Restart();
   CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 5));
   CHECK((TextOf(first->data()) == before));
