@@ -72,10 +72,10 @@ Status BufferGate::Touch(Buffer& buffer) {
 }
 
 Status BufferGate::TouchForPrepare(Buffer& buffer) {
-  const bool named = !buffer.updating() && !buffer.begun();
+  const bool named = !buffer.updating() && !buffer.update().begun();
   const bool fresh = !buffer.lease_problem().empty() && !options_.unsafe_in_place;
   if (buffer.buffers() == 2 || !named || fresh) return absl::OkStatus();
-  if (options_.copy_for_reader) return buffer.BeginUpdateInFreshFile();
+  if (options_.copy_for_reader) return buffer.update().BeginInFreshFile();
   refusal_ = Refusal::kCannotPrepare;
   return Errorf(
       StatusCode::kFailedPrecondition,
@@ -100,9 +100,9 @@ StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
     updates_begun_ -= named ? 1 : 0;
     LookUnder(buffer);
   };
-  const auto served = options_.downstream == nullptr ? nullptr : buffer.InTheWay();
+  const auto served = options_.downstream == nullptr ? nullptr : buffer.update().BlockingFile();
   if (served != nullptr) options_.downstream->MakeWay(*served);
-  auto begun = buffer.BeginUpdate();
+  auto begun = buffer.update().Begin();
   // Another thread may have begun the update that this call could not begin.
   if (served != nullptr) served->EndDrain();
   return begun;
@@ -127,13 +127,13 @@ Status BufferGate::WaitWritable(Buffer& buffer) {
         readers = Holders();
       }
       const bool engines = !readers.empty();  // they read for moments, and have a time limit
-      if (!engines) readers = buffer.Readers();
+      if (!engines) readers = buffer.update().Readers();
       look_at = SteadyClock::now() + kLookEvery;
       LogLine(waits || engines ? LogLevel::kDebug : LogLevel::kInfo,
               "model {}: waiting for {} to close the weights", options_.model, readers);
     }
     if (options_.copy_for_reader && waited >= options_.reader_grace) {
-      ended = buffer.BeginUpdateInFreshFile();
+      ended = buffer.update().BeginInFreshFile();
       break;
     }
     MutexLock lock(mu_);
@@ -235,7 +235,7 @@ void BufferGate::LookAtVersion(const Buffer& buffer) {
 
 void BufferGate::LookUnder(const Buffer& buffer) {
   committed_ = buffer.committed();
-  const bool changed = buffer.begun() && !buffer.last_whole().empty();
+  const bool changed = buffer.update().begun() && !buffer.last_whole().empty();
   half_updated_ = committed_.empty() && (half_updated_ || changed);
 }
 

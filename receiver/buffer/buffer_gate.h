@@ -112,7 +112,7 @@ class BufferGate {
   /// (BeginChange) -> kOpen (EndChange); kDraining -> kOpen when the wait ends without a change.
   enum class State : uint8_t { kOpen, kDraining, kChanging };
 
-  /// Buffer::BeginUpdate; also false while an engine holds the only file.
+  /// BufferUpdate::Begin; also false while an engine holds the only file.
   StatusOr<bool> BeginUpdate(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   Status TouchForPrepare(Buffer& buffer);
   bool Interrupted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

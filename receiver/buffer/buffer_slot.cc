@@ -21,7 +21,7 @@ void ForEachChunk(const ChunkTable& chunks, ThreadPool* pool,
 Status BufferSlot::Open(const std::filesystem::path& path) {
   DW_ASSIGN_OR_RETURN(
       BufferFile file,
-      BufferFile::Open(path, of_.layout, {.huge_pages = of_.huge_pages, .pool = of_.pool}));
+      BufferFile::Open(path, env_.layout, {.huge_pages = env_.huge_pages, .pool = env_.pool}));
   file_ = std::make_shared<BufferFile>(std::move(file));
   lease_ = FileLease(file_->fd());
   return absl::OkStatus();
@@ -30,17 +30,17 @@ Status BufferSlot::Open(const std::filesystem::path& path) {
 Status BufferSlot::Make(const std::filesystem::path& path, const std::function<bool()>& stop) {
   DW_ASSIGN_OR_RETURN(
       BufferFile file,
-      BufferFile::Create(path, of_.layout,
-                         {.huge_pages = of_.huge_pages, .pool = of_.pool, .stop = stop}));
-  of_.state.set_inode(index_, file.inode());
+      BufferFile::Create(path, env_.layout,
+                         {.huge_pages = env_.huge_pages, .pool = env_.pool, .stop = stop}));
+  state_.set_inode(index_, file.inode());
   file_ = std::make_shared<BufferFile>(std::move(file));
   lease_ = FileLease(file_->fd());
-  if (of_.leases) lease_.Try();
+  if (env_.leases) lease_.Try();
   return absl::OkStatus();
 }
 
 void BufferSlot::Forget() {
-  if (of_.state.phase(index_) != SlotPhase::kEmpty || inode() != 0) of_.state.set_inode(index_, 0);
+  if (state_.phase(index_) != SlotPhase::kEmpty || inode() != 0) state_.set_inode(index_, 0);
   lease_ = FileLease();
   served_.reset();
   file_.reset();
@@ -61,7 +61,7 @@ bool BufferSlot::HasItsPath() const {
 
 bool BufferSlot::HasAnotherName() const {
   struct stat file;
-  return !of_.unsafe_in_place && ::fstat(file_->fd(), &file) == 0 && file.st_nlink > 1;
+  return !env_.unsafe_in_place && ::fstat(file_->fd(), &file) == 0 && file.st_nlink > 1;
 }
 
 void BufferSlot::Remember() {
@@ -78,9 +78,9 @@ bool BufferSlot::IsTouched() const {
          static_cast<uint64_t>(file.st_size) != file_->file_bytes();
 }
 
-bool BufferSlot::Reusable() const {
+bool BufferSlot::IsReusable() const {
   // A file whose path somebody removed or replaced is not reused: it might not get a name again.
-  return file_ && HasItsPath() && !HasAnotherName() && (of_.leases || of_.unsafe_in_place);
+  return file_ && HasItsPath() && !HasAnotherName() && (env_.leases || env_.unsafe_in_place);
 }
 
 std::shared_ptr<ServedFile> BufferSlot::Serve() {
@@ -96,14 +96,14 @@ bool BufferSlot::CloseServed() {
 
 bool BufferSlot::HasItsRoot() const {
   uint64_t root = 0;
-  for (uint32_t i = 0; i < of_.chunks.size(); ++i) root += RootTerm(i, digest(i));
+  for (uint32_t i = 0; i < env_.chunks.size(); ++i) root += RootTerm(i, digest(i));
   return root == identity().root;
 }
 
 std::vector<uint32_t> BufferSlot::FindCorrupt() const {
   Mutex mu;
   std::vector<uint32_t> corrupt;
-  ForEachChunk(of_.chunks, of_.pool, [&](uint32_t i) {
+  ForEachChunk(env_.chunks, env_.pool, [&](uint32_t i) {
     if (!Knows(i) || HasItsDigest(i)) return;
     std::lock_guard lock(mu);
     corrupt.push_back(i);
@@ -118,7 +118,7 @@ Status BufferSlot::CopyChunk(const BufferSlot& from, uint32_t i) {
   const Bytes source = from.bytes(i);
   const MutableBytes copy = bytes(i);
   if (!source.empty()) std::memcpy(copy.data(), source.data(), source.size());
-  if (of_.backend.digest(of_.key, copy) == digest) {
+  if (env_.backend.digest(env_.key, copy) == digest) {
     SetChunk(i, from.version(i), digest);
     return absl::OkStatus();
   }
@@ -126,7 +126,7 @@ Status BufferSlot::CopyChunk(const BufferSlot& from, uint32_t i) {
       StatusCode::kDataLoss,
       "{}: chunk {} of tensor {} has lost its digest; it must be fetched whole (check this "
       "machine's memory)",
-      file_->path().parent_path().native(), i, of_.layout.tensor(of_.chunks[i].tensor).name);
+      file_->path().parent_path().native(), i, env_.layout.tensor(env_.chunks[i].tensor).name);
 }
 
 Status BufferSlot::CatchUpChunk(const BufferSlot& from, uint32_t i,
@@ -139,8 +139,8 @@ Status BufferSlot::CatchUpChunk(const BufferSlot& from, uint32_t i,
     if (d->digest_before != at) continue;
     MarkUnknown(i);
     uint64_t after = 0;
-    known = of_.backend.decode_apply(of_.key, d->payload, bytes(i), of_.chunks[i].width, at,
-                                     &after) == kernels::DecodeStatus::kOk &&
+    known = env_.backend.decode_apply(env_.key, d->payload, bytes(i), env_.chunks[i].width, at,
+                                      &after) == kernels::DecodeStatus::kOk &&
             after == d->digest_after;
     at = after;
   }

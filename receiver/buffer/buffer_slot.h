@@ -1,6 +1,7 @@
-// One of the two weight files that a Buffer may have: the file, the lease that shows its readers,
-// and its records in the state file, which say what is known of each chunk. The Buffer owns it.
-// Threads: chunk calls from any, for different chunks; the rest from one. Errors name the file.
+// One of the two weight files that a buffer may have: the file, the lease that shows its readers,
+// and its records in the state file, which give each chunk's version and digest. WeightFiles owns
+// it. Chunk calls may come from any thread, for different chunks; the rest from one at a time.
+// Errors name the file.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +40,9 @@ void ForEachChunk(const ChunkTable& chunks, ThreadPool* pool,
 class BufferSlot {
  public:
   /// The Buffer's parts and options that both of its slots use.
-  struct Of {
+  struct Env {
     const Layout& layout;
     const ChunkTable& chunks;
-    StateFile& state;
     const kernels::DigestKey& key;
     const kernels::Backend& backend;
     bool huge_pages = true;
@@ -50,67 +50,72 @@ class BufferSlot {
     bool unsafe_in_place = false;  ///< see Buffer::Options
     bool leases = true;            ///< they work in the directory
   };
-  BufferSlot(const Of& of, uint32_t index) : of_(of), index_(index) {}
+  BufferSlot(const Env& env, StateFile& state, uint32_t index)
+      : env_(env), state_(state), index_(index) {}
 
   // The file. REQUIRES, but for the first four: there is one.
   bool has_file() const { return file_ != nullptr; }
   bool IsAt(const std::filesystem::path& path) const { return file_ && file_->path() == path; }
-  /// Takes up the file at `path`.
+  /// Opens the existing file at `path`.
   Status Open(const std::filesystem::path& path);
   /// Makes a new file at `path`. kCancelled when `stop` returned true; see BufferOptions.
   Status Make(const std::filesystem::path& path, const std::function<bool()>& stop);
   BufferFile& file() const { return *file_; }
-  /// Closes the file, if there is one, and forgets its chunks. Who reads it keeps the mapping.
+  /// Closes the file, if there is one, and forgets its chunks. Its readers keep their
+  /// mappings.
   void Forget();
   /// Forgets the file and removes it from the directory, unless its path leads elsewhere.
   Status Drop();
   /// True when the file's path still leads to that file.
   bool HasItsPath() const;
-  /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put
-  /// back). Whoever knows that name may open the file at any time, so its bytes must not change.
+  /// True when another process gave the file a second name (`ln`, `cp -l`, or `mv` before its name
+  /// was put back). A process may open the file by that name at any time, so its bytes must not
+  /// change.
   bool HasAnotherName() const;
   /// Remembers when the file was last written, so that IsTouched shows later writes and cuts.
   void Remember();
   bool IsTouched() const;
 
   // Its readers.
-  /// Whether leases can show that nobody has the file open, so that it may be changed.
-  bool Reusable() const;
-  /// Whether nobody else has the file open; then the lease is held.
+  /// Whether the file may be changed once TryAlone says that nobody has it open.
+  bool IsReusable() const;
+  /// Tests whether nobody else has the file open. After kAlone the lease is held.
   FileLease::Answer TryAlone() {
-    return of_.unsafe_in_place ? FileLease::Answer::kAlone : lease_.Try();
+    return env_.unsafe_in_place ? FileLease::Answer::kAlone : lease_.Try();
   }
   FileLease& lease() { return lease_; }
   std::shared_ptr<ServedFile> Serve();
   /// The file's present state as it is served; null: it is not.
   const std::shared_ptr<ServedFile>& served() const { return served_; }
-  bool IsRead() const { return served_ != nullptr && served_->IsLeased(); }
+  bool IsLeased() const { return served_ != nullptr && served_->IsLeased(); }
   /// Ends the serving of the file, so that it may be changed. False while a lease is out.
   bool CloseServed();
 
   // Its records.
-  Identity identity() const { return of_.state.identity(index_); }
-  bool IsWhole() const { return of_.state.phase(index_) == SlotPhase::kWhole; }
-  bool IsWriting() const { return of_.state.phase(index_) == SlotPhase::kWriting; }
-  uint64_t inode() const { return of_.state.inode(index_); }
+  Identity identity() const { return state_.identity(index_); }
+  bool IsWhole() const { return state_.phase(index_) == SlotPhase::kWhole; }
+  bool IsWriting() const { return state_.phase(index_) == SlotPhase::kWriting; }
+  uint64_t inode() const { return state_.inode(index_); }
   void BeginWrite() {
-    if (!IsWriting()) of_.state.BeginWrite(index_);
+    if (!IsWriting()) state_.BeginWrite(index_);
   }
-  void FinishWrite(const Identity& whole) { of_.state.FinishWrite(index_, whole); }
+  void FinishWrite(const Identity& whole) { state_.FinishWrite(index_, whole); }
   bool HasItsRoot() const;
 
   // Its chunks.
   bool Knows(uint32_t i) const { return file_ && version(i) != kVersionUnknown; }
-  uint64_t version(uint32_t i) const { return of_.state.chunk_version(index_, i); }
-  uint64_t digest(uint32_t i) const { return of_.state.chunk_digest(index_, i); }
+  uint64_t version(uint32_t i) const { return state_.chunk_version(index_, i); }
+  uint64_t digest(uint32_t i) const { return state_.chunk_digest(index_, i); }
   MutableBytes bytes(uint32_t i) const {
-    return file_->data().subspan(of_.chunks[i].offset, of_.chunks[i].bytes);
+    return file_->data().subspan(env_.chunks[i].offset, env_.chunks[i].bytes);
   }
-  void MarkUnknown(uint32_t i) { of_.state.MarkUnknown(index_, i); }
+  void MarkUnknown(uint32_t i) { state_.MarkUnknown(index_, i); }
   void SetChunk(uint32_t i, uint64_t version, uint64_t digest) {
-    of_.state.SetChunk(index_, i, version, digest);
+    state_.SetChunk(index_, i, version, digest);
   }
-  bool HasItsDigest(uint32_t i) const { return of_.backend.digest(of_.key, bytes(i)) == digest(i); }
+  bool HasItsDigest(uint32_t i) const {
+    return env_.backend.digest(env_.key, bytes(i)) == digest(i);
+  }
   /// The known chunks without their digest.
   std::vector<uint32_t> FindCorrupt() const;
   /// Copies a chunk and checks the copy. kDataLoss: `from` has other bytes than its digest.
@@ -121,7 +126,8 @@ class BufferSlot {
                       std::span<const AppliedDelta* const> deltas);
 
  private:
-  const Of of_;
+  const Env env_;
+  StateFile& state_;
   const uint32_t index_;
   std::shared_ptr<BufferFile> file_;
   FileLease lease_;

@@ -15,12 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<uint64_t> DigestsOf(const Buffer& buffer) {
-  std::vector<uint64_t> digests(buffer.chunks().size());
-  for (uint32_t i = 0; i < digests.size(); ++i) digests[i] = buffer.committed_digest(i);
-  return digests;
-}
-
 /// The last of `applied` (all of one chunk, in order) that lead from one digest to the other;
 /// empty when they do not.
 std::span<const AppliedDelta* const> Leading(std::span<const AppliedDelta* const> applied,
@@ -44,7 +38,7 @@ fs::path DeltaFiles::PathOf(uint64_t serial) const {
 
 Status DeltaFiles::Start(const Buffer& buffer) {
   last_ = buffer.committed();
-  digests_ = last_.empty() ? std::vector<uint64_t>() : DigestsOf(buffer);
+  digests_ = last_.empty() ? std::vector<uint64_t>() : buffer.CommittedDigests();
   files_.clear();
   bytes_ = 0;
   std::error_code error;
@@ -86,7 +80,7 @@ void DeltaFiles::DropOldest() {
 Status DeltaFiles::Put(const Buffer& buffer, const Identity& to,
                        std::span<const AppliedDelta> applied) {
   if (!enabled()) return absl::OkStatus();
-  std::vector<uint64_t> digests = DigestsOf(buffer);
+  std::vector<uint64_t> digests = buffer.CommittedDigests();
   const Identity from = std::exchange(last_, to);
   const std::vector<uint64_t> before = std::exchange(digests_, std::move(digests));
   if (from.empty() || from == to || before.size() != digests_.size()) return absl::OkStatus();

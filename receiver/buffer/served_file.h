@@ -1,6 +1,6 @@
-// A committed weight file whose bytes this receiver serves to others. Its leases keep an update from
-// changing the bytes under a pull that still reads them. The mapping lives as long as this object.
-// Every method may be called from any thread.
+// A committed weight file whose bytes this receiver serves to others. Its leases keep an update
+// from changing the bytes under a pull that still reads them. The mapping lives as long as this
+// object. Every method may be called from any thread.
 #pragma once
 
 #include <chrono>

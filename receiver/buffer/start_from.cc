@@ -66,9 +66,9 @@ StatusOr<bool> Bring(Reading& reading, Reading::Pair pair, Buffer& buffer,
       EndTouch(reading);
       return read;
     }
-    const MutableBytes to = buffer.chunk(c);
+    const MutableBytes to = buffer.bases().chunk(c);
     std::memcpy(to.data(), scratch.data(), to.size());
-    buffer.SetChunk(c, kNoVersion, backend.digest(buffer.key(), to));
+    buffer.bases().Set(c, kNoVersion, backend.digest(buffer.key(), to));
     offset += to.size();
   }
   EndTouch(reading);
@@ -136,11 +136,11 @@ StatusOr<StartedFrom> StartFrom(const std::filesystem::path& from, Buffer& buffe
     }
   }
   if (reading->pairs.empty()) return reading->result;
-  DW_ASSIGN_OR_RETURN(const bool begun, buffer.BeginUpdate());
+  DW_ASSIGN_OR_RETURN(const bool begun, buffer.update().Begin());
   if (!begun) {
     return Errorf(StatusCode::kUnavailable, "{} is open elsewhere", buffer.directory().string());
   }
-  for (uint32_t c = 0; c < buffer.chunks().size(); ++c) buffer.MarkUnknown(c);
+  for (uint32_t c = 0; c < buffer.chunks().size(); ++c) buffer.bases().MarkUnknown(c);
   threads = std::max<size_t>(1, threads);
   reading->running = threads;
   for (size_t i = 0; i < threads; ++i) {

@@ -29,11 +29,11 @@ void Keep(Bytes fast, PayloadDecoder::Payload& out) {
 
 }  // namespace
 
-PayloadDecoder::PayloadDecoder(Buffer& buffer, CoderRates& rates, LogView history)
+PayloadDecoder::PayloadDecoder(const Buffer& buffer, CoderRates& rates, LogView history)
     : buffer_(buffer), backend_(kernels::Best()), rates_(rates), history_(std::move(history)) {}
 
 Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) const {
-  const Bytes now = buffer_.base(chunk);
+  const Bytes now = buffer_.bases().bytes(chunk);
   if (before.empty()) return now;
   const MutableBytes old = ThisThread().old.Sized(now.size());
   std::memcpy(old.data(), now.data(), now.size());

@@ -16,7 +16,7 @@ namespace deltawire::receiver {
 class PayloadDecoder {
  public:
   /// `history` has the deltas that led to the buffer's state when the pull began.
-  PayloadDecoder(Buffer& buffer, CoderRates& rates, LogView history);
+  PayloadDecoder(const Buffer& buffer, CoderRates& rates, LogView history);
 
   struct Payload {
     kernels::Codec codec = kernels::Codec::kFast;
@@ -34,7 +34,7 @@ class PayloadDecoder {
  private:
   Bytes OldBytes(uint32_t chunk, std::span<const Bytes> before) const;
 
-  Buffer& buffer_;
+  const Buffer& buffer_;
   const kernels::Backend& backend_;
   CoderRates& rates_;
   const LogView history_;

@@ -173,7 +173,7 @@ Status PullRound::Open() {
     // If chunks came in an earlier, broken pull, also of a process before this one, recording this
     // one would miss their changes.
     const bool clean = !wish_.force_full && !env_.sink.staged() && !env_.sink.dirty() &&
-                       !env_.buffer.begun() &&
+                       !env_.buffer.update().begun() &&
                        std::none_of(agents_.begin(), agents_.end(),
                                     [](const RoundAgent& a) { return a.held.empty(); });
     delta_from_ = clean ? env_.buffer.committed() : Identity{};
@@ -184,7 +184,7 @@ Status PullRound::Open() {
 }
 
 wire::Have PullRound::MakeHave() const {
-  wire::Have have = env_.buffer.have();
+  wire::Have have = env_.buffer.bases().have();
   if (wish_.force_full && repairs_ == 0) {
     // A receiver that holds nothing may also be given an older version, so this is the way to take
     // one on purpose.
@@ -285,7 +285,7 @@ Status PullRound::Transfer() {
   if (env_.forward != nullptr) ForwardEnd();
   // Deltas that are staged for the only file wait there for the word: to apply them would take the
   // file from its readers.
-  const bool readers_see = !env_.buffer.at_once() && !env_.buffer.begun();
+  const bool readers_see = !env_.buffer.at_once() && !env_.buffer.update().begun();
   step_ = wish_.hold && !prepared() && readers_see ? Step::kPrepare : Step::kApply;
   return absl::OkStatus();
 }
@@ -321,7 +321,7 @@ void PullRound::NoteLinks() {
 }
 
 Status PullRound::Prepare() {
-  const bool staged = !env_.buffer.at_once() && !env_.buffer.begun();
+  const bool staged = !env_.buffer.at_once() && !env_.buffer.update().begun();
   if (staged && env_.sink.refused()) {
     env_.sink.Drop();
     return Errorf(
@@ -330,7 +330,7 @@ Status PullRound::Prepare() {
   }
   DW_RETURN_IF_ERROR(CheckRoots(staged));
   DW_RETURN_IF_ERROR(FetchSideFiles());
-  if (!staged) DW_RETURN_IF_ERROR(env_.buffer.Prepare(whole()));
+  if (!staged) DW_RETURN_IF_ERROR(env_.buffer.update().Prepare(whole()));
   prepared_at_ = SteadyClock::now();
   step_ = staged ? Step::kApply : Step::kCommit;
   return absl::OkStatus();
@@ -396,7 +396,7 @@ Status PullRound::Apply() {
 Status PullRound::CheckRoots(bool staged) {
   std::vector<uint64_t> digests(env_.buffer.chunks().size());
   for (uint32_t i = 0; i < digests.size(); ++i) {
-    digests[i] = staged ? env_.sink.digest(i) : env_.buffer.digest(i);
+    digests[i] = staged ? env_.sink.digest(i) : env_.buffer.bases().digest(i);
   }
   for (size_t i = 0; i < agents_.size(); ++i) {
     const uint64_t root = RootOf(digests, agents_[i].owned);
@@ -430,9 +430,9 @@ Status PullRound::Finish() {
   DW_RETURN_IF_ERROR(CheckRoots(false));
   DW_RETURN_IF_ERROR(FetchSideFiles());
   // After a forced full pull the state may be the committed one, with no byte changed.
-  if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
+  if (!(env_.buffer.committed() == whole()) || env_.buffer.update().begun()) {
     DW_RETURN_IF_ERROR(Writable());
-    DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
+    DW_RETURN_IF_ERROR(env_.buffer.update().Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();
   }
   delta_ = env_.history.Commit(whole().id);

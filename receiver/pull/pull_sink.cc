@@ -17,6 +17,7 @@ constexpr size_t kMostNamed = 8;
 
 PullSink::PullSink(Buffer& buffer, BufferGate& gate, uint64_t staging_limit, CoderRates& rates)
     : buffer_(buffer),
+      bases_(buffer.bases()),
       gate_(gate),
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
@@ -31,12 +32,12 @@ void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
   round_->record = record;
   round_->forward = forward;
   staged_bytes_ = 0;
-  for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer_.digest(i);
+  for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = bases_.digest(i);
   for (auto it = staged_.begin(); it != staged_.end();) {
     std::vector<Staged>& list = it->second;
     std::erase_if(list, [](const Staged& s) { return !s.complete; });
-    const bool fits = !list.empty() && buffer_.known(it->first) &&
-                      buffer_.digest(it->first) == list.front().header.digest_before;
+    const bool fits = !list.empty() && bases_.known(it->first) &&
+                      bases_.digest(it->first) == list.front().header.digest_before;
     if (!fits) {
       it = staged_.erase(it);
       continue;
@@ -137,10 +138,10 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
     std::lock_guard lock(mu_);
     DropStaged(header.chunk);
   }
-  buffer_.MarkUnknown(header.chunk);
+  bases_.MarkUnknown(header.chunk);
   round_->partial[header.chunk] = 0;
   round_->digested[header.chunk] = 0;
-  return buffer_.chunk(header.chunk);
+  return bases_.chunk(header.chunk);
 }
 
 void PullSink::Arrived(const wire::FrameHeader& header, size_t bytes) {
@@ -153,7 +154,7 @@ void PullSink::Arrived(const wire::FrameHeader& header, size_t bytes) {
 void PullSink::DigestUpTo(uint32_t chunk, size_t end) {
   const size_t from = round_->digested[chunk];
   if (end <= from) return;
-  const Bytes piece = Bytes(buffer_.chunk(chunk)).subspan(from, end - from);
+  const Bytes piece = Bytes(bases_.chunk(chunk)).subspan(from, end - from);
   round_->partial[chunk] += backend_.digest_range(buffer_.key(), piece, from);
   round_->digested[chunk] = static_cast<uint32_t>(end);
 }
@@ -216,7 +217,7 @@ void PullSink::Forward(const wire::FrameHeader& header, const Staged* staged) {
   if (round_->forward == nullptr) return;
   IncomingVersion::Piece piece{.header = header};
   if (staged == nullptr) {
-    piece.whole = buffer_.chunk(header.chunk);
+    piece.whole = bases_.chunk(header.chunk);
   } else if (staged->came == nullptr) {
     piece.payload = staged->payload;
   } else {
@@ -233,7 +234,7 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
   DigestUpTo(c, chunk.bytes);
   const bool right = round_->partial[c] == header.digest_after;
   if (right) {
-    buffer_.SetChunk(c, header.version, header.digest_after);
+    bases_.Set(c, header.version, header.digest_after);
     if (round_->record != nullptr) {
       round_->record->Add(
           {.chunk = c, .digest_before = digest_[c], .digest_after = header.digest_after}, {});
@@ -380,11 +381,11 @@ bool PullSink::ApplyOne(const Staged& staged) {
   const wire::FrameHeader& h = staged.header;
   const Chunk& chunk = buffer_.chunks()[h.chunk];
   // The base is wrong when an earlier delta of this pull failed.
-  const bool base = buffer_.known(h.chunk) && buffer_.digest(h.chunk) == h.digest_before;
-  const auto bytes = base ? buffer_.PrepareChunk(h.chunk, h.digest_before)
+  const bool base = bases_.known(h.chunk) && bases_.digest(h.chunk) == h.digest_before;
+  const auto bytes = base ? bases_.Prepare(h.chunk, h.digest_before)
                           : StatusOr<MutableBytes>(absl::NotFoundError(""));
   if (!bytes.ok()) {
-    buffer_.MarkUnknown(h.chunk);
+    bases_.MarkUnknown(h.chunk);
     return false;
   }
   uint64_t digest = 0;
@@ -396,7 +397,7 @@ bool PullSink::ApplyOne(const Staged& staged) {
              buffer_.layout().tensor(chunk.tensor).name);
     return false;
   }
-  buffer_.SetChunk(h.chunk, h.version, digest);
+  bases_.Set(h.chunk, h.version, digest);
   return true;
 }
 
@@ -405,7 +406,7 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
   for (auto& [chunk, list] : staged_) work.push_back(&list);
   if (!work.empty() || !refused_.empty()) DW_RETURN_IF_ERROR(Touch());
   for (const uint32_t c : refused_) {
-    buffer_.MarkUnknown(c);
+    bases_.MarkUnknown(c);
     round_->bad.push_back(c);
   }
   pool.ParallelFor(work.size(), [&](size_t i) {

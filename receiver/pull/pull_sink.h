@@ -154,6 +154,7 @@ class PullSink : public net::ChunkSink {
   bool ApplyOne(const Staged& staged);
 
   Buffer& buffer_;
+  ChunkBases& bases_;
   BufferGate& gate_;
   const kernels::Backend& backend_;
   const uint64_t staging_limit_;

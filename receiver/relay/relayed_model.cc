@@ -25,7 +25,7 @@ RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& p
 
 Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                              std::shared_ptr<const Delta> delta, const Identity& from) {
-  DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, buffer.SideFiles());
+  DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, buffer.side_files().Read());
   DW_ASSIGN_OR_RETURN(auto side_files, MakeSideFileSet(std::move(files)));
   const Identity id = buffer.committed();
   const auto before = store_.newest();
@@ -48,8 +48,6 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
   info.published_unix_nanos = UnixNanos();
   info.rollback = follows && before->info.id().epoch < id.id.epoch;
   info.side_files_hash = side_files->hash;
-  auto digests = std::make_shared<std::vector<uint64_t>>(chunks_.size());
-  for (uint32_t i = 0; i < chunks_.size(); ++i) (*digests)[i] = buffer.committed_digest(i);
   uint32_t half = 0;
   {
     std::lock_guard lock(mu_);
@@ -58,7 +56,7 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
     halves_[half] = {file, id};
   }
   auto state = store_.Make(info, half);
-  state->digests = std::move(digests);
+  state->digests = std::make_shared<std::vector<uint64_t>>(buffer.CommittedDigests());
   state->side_files = std::move(side_files);
   store_.Install(std::move(state), std::move(delta));
   return absl::OkStatus();

@@ -62,7 +62,9 @@ void AgentLinks::HoldParts(const Follower::Target& target, const Buffer& buffer,
       held = last;
     } else if (whole) {
       if (digests.empty()) {
-        for (uint32_t c = 0; c < buffer.chunks().size(); ++c) digests.push_back(buffer.digest(c));
+        for (uint32_t c = 0; c < buffer.chunks().size(); ++c) {
+          digests.push_back(buffer.bases().digest(c));
+        }
       }
       held = {part.lineage, last.id, RootOf(digests, links_[i].round.owned), 0};
     }

@@ -10,16 +10,18 @@
 #include "common/shm/delta_file.h"
 #include "common/shm/mapped_file.h"
 #include "receiver/buffer/buffer_names.h"
+#include "receiver/buffer/catch_up.h"
+#include "receiver/buffer/recovery.h"
 #include "receiver/buffer/start_from.h"
 
 namespace deltawire::receiver {
 
 StatusOr<std::unique_ptr<BufferHome>> BufferHome::Open(const ReplicaOptions& options,
                                                        ThreadPool& pool, CoderRates& rates) {
-  DW_RETURN_IF_ERROR(Buffer::CheckDirectory(options.directory));
+  DW_RETURN_IF_ERROR(CheckDirectory(options.directory));
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(options.directory, options.file_group));
   std::unique_ptr<BufferHome> home(new BufferHome(options, pool, rates, std::move(lock)));
-  auto buffer = Buffer::Recover(options.directory, home->lock_, home->BufferOptions());
+  auto buffer = RecoverBuffer(options.directory, home->lock_, home->BufferOptions());
   if (absl::IsResourceExhausted(buffer.status()) || absl::IsInternal(buffer.status())) {
     return Annotate(buffer.status(),
                     fmt::format("model {}: its buffer cannot be taken up", options.model));
@@ -59,7 +61,7 @@ bool BufferHome::IsInPlace() const {
 bool BufferHome::IsStale(const Layout& layout) const {
   if (buffer_ == nullptr) return false;
   if (!IsInPlace()) {
-    buffer_->RemoveFiles();
+    buffer_->files().Remove();
     return true;
   }
   if (buffer_->layout().fingerprint() == layout.fingerprint()) return false;
@@ -88,8 +90,8 @@ StatusOr<bool> BufferHome::Make(ModelDescription& description, BufferGate& gate,
     }
     const uint64_t bytes = description.layout.total_bytes();
     DW_ASSIGN_OR_RETURN(buffer_,
-                        Buffer::Create(options_.directory, lock_, std::move(description.layout),
-                                       description.digest_seed, BufferOptions()));
+                        CreateBuffer(options_.directory, lock_, std::move(description.layout),
+                                     description.digest_seed, BufferOptions()));
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
     ++number_;
@@ -172,7 +174,7 @@ void BufferHome::LeaveDelta() {
     LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,
             MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
-  if (!buffer_->catches_up()) sink_->ForgetApplied();
+  if (!CanCatchUp(*buffer_)) sink_->ForgetApplied();
 }
 
 }  // namespace deltawire::receiver

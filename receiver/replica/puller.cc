@@ -60,7 +60,7 @@ Status Puller::RunRound(const Follower::Target& target, const Wish& wish) {
   DW_RETURN_IF_ERROR(WithdrawCorrupt());
   // An interrupted update must begin again before the pull names the held chunks: if a reader has
   // the file open, a fresh file replaces it, without those chunks.
-  if (buffer().updating() || buffer().interrupted()) {
+  if (buffer().updating() || buffer().update().interrupted()) {
     DW_RETURN_IF_ERROR(env_.gate.WaitWritable(buffer()));
   }
   const std::shared_ptr<PullRound> round = MakeRound(target, wish);
@@ -134,7 +134,7 @@ Status Puller::WithdrawCorrupt() {
     MutexLock lock(mu_);
     totals_.repaired_chunks += chunks.size();
   }
-  if (Status withdrawn = buffer().Distrust(chunks); !withdrawn.ok()) {
+  if (Status withdrawn = buffer().bases().Withdraw(chunks); !withdrawn.ok()) {
     env_.corrupt.Merge(chunks);
     return withdrawn;
   }
@@ -167,7 +167,7 @@ void Puller::Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_poi
           HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
   fault_ = absl::OkStatus();
   root_mismatches_ = 0;
-  env_.downstream.Distrust(buffer().TakeLost());
+  env_.downstream.Distrust(buffer().bases().TakeCorrupt());
   prepared_ = Prepared{round, began};
   env_.gate.EndLimit();
   MutexLock lock(mu_);
@@ -212,7 +212,7 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
     env_.downstream.Serve(buffer(), round.delta(), round.delta_from());
   }
   env_.downstream.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
-  env_.downstream.Distrust(buffer().TakeLost());
+  env_.downstream.Distrust(buffer().bases().TakeCorrupt());
   MutexLock lock(mu_);
   pull_.End();
   totals_.root_mismatches += round.root_mismatch() ? 1 : 0;
@@ -275,7 +275,7 @@ void Puller::DiscardUnwritten(const Identity& next) {
           ToString(whole), ToString(TraceOf(whole)));
   unwritten_ = {};
   env_.home.sink()->Discard();
-  buffer().Discard();
+  buffer().update().Discard();
   env_.upkeep.Look(buffer());
 }
 

@@ -36,7 +36,7 @@ bool Upkeep::MayCatchUp(const Situation& s, Time now) const {
 Upkeep::Choice Upkeep::Next(const Buffer& buffer, const Situation& s, Time now) const {
   Choice choice;
   if (!s.committed) {
-    if (s.paused || !buffer.lacks_spare()) return choice;
+    if (s.paused || !LacksSecondFile(buffer)) return choice;
     if (now >= catch_up_at_) return {.task = Task::kMakeSpare};
     return {.again = catch_up_at_};
   }
@@ -94,14 +94,14 @@ void Upkeep::AddCorrupt(const Buffer& buffer, uint32_t chunk) {
 }
 
 void Upkeep::Check(Buffer& buffer) {
-  const StatusOr<Buffer::Health> health = buffer.Check();
+  const StatusOr<BufferHealth> health = CheckFiles(buffer);
   check_at_ = SteadyClock::now() + kCheckEvery;
   // A file that was put back may be another one.
   if (health.ok() && (env_.downstream.serve_again() || !health->put_back.empty())) {
     env_.downstream.Serve(buffer);
   }
-  if (health.ok()) env_.downstream.Distrust(health->bad_chunks);
-  env_.downstream.Distrust(buffer.TakeLost());
+  if (health.ok()) env_.downstream.Distrust(health->corrupt_chunks);
+  env_.downstream.Distrust(buffer.bases().TakeCorrupt());
   env_.gate.LookAtVersion(buffer);
   if (!health.ok()) return env_.line.Fail(health.status(), ReplicaLine::Cause::kCheck);
   env_.line.Recover(ReplicaLine::Cause::kCheck);
@@ -112,10 +112,10 @@ void Upkeep::Check(Buffer& buffer) {
     MutexLock lock(mu_);
     totals_.files_put_back += health->put_back.size();
   }
-  if (health->bad_chunks.empty()) return;
-  env_.corrupt.Count(health->bad_chunks.size());
+  if (health->corrupt_chunks.empty()) return;
+  env_.corrupt.Count(health->corrupt_chunks.size());
   LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
-           options_.model, health->bad_chunks.size(), buffer.directory().native());
+           options_.model, health->corrupt_chunks.size(), buffer.directory().native());
 }
 
 void Upkeep::Committed(const Buffer& buffer) {
@@ -126,7 +126,7 @@ void Upkeep::Committed(const Buffer& buffer) {
 
 void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop) {
   const std::vector<AppliedDelta> deltas = sink.Applied();
-  auto caught = buffer.CatchUp(deltas, stop);
+  auto caught = CatchUpSecondFile(buffer, deltas, stop);
   catch_up_at_ = SteadyClock::now() + (caught.ok() ? kCatchUpPause : kCatchUpFailedPause);
   const StatusCode code = caught.status().code();
   const bool said = std::exchange(catch_up_failed_, code) == code;
@@ -135,14 +135,14 @@ void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>
             MessageOf(caught.status()));
     return;
   }
-  for (const uint32_t chunk : caught->lost_chunks) AddCorrupt(buffer, chunk);
+  for (const uint32_t chunk : caught->corrupt_chunks) AddCorrupt(buffer, chunk);
   if (!caught->whole) return;
   behind_ = false;
   sink.ForgetApplied();
 }
 
 void Upkeep::MakeSpare(Buffer& buffer, const std::function<bool()>& stop) {
-  const Status made = buffer.MakeSpare(stop);
+  const Status made = MakeSecondFile(buffer, stop);
   if (made.ok()) return;
   catch_up_at_ =
       SteadyClock::now() + (absl::IsCancelled(made) ? kCatchUpPause : kCatchUpFailedPause);
@@ -161,7 +161,7 @@ void Upkeep::Scrub(const Buffer& buffer) {
   for (uint32_t n = 0; n < chunks.size() && bytes < kBatchBytes; ++n) {
     const uint32_t c = scrub_next_++ % chunks.size();
     bytes += chunks[c].bytes;
-    if (!buffer.Intact(c)) AddCorrupt(buffer, c);
+    if (!IsIntact(buffer, c)) AddCorrupt(buffer, c);
   }
   scrub_next_ %= chunks.size();
   scrub_at_ = due + std::chrono::duration_cast<SteadyClock::duration>(

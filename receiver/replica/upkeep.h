@@ -14,6 +14,8 @@
 #include "common/base/sync.h"
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_gate.h"
+#include "receiver/buffer/catch_up.h"
+#include "receiver/buffer/check.h"
 #include "receiver/pull/downstream_link.h"
 #include "receiver/pull/pull_sink.h"
 #include "receiver/replica/corrupt_chunks.h"
@@ -71,7 +73,7 @@ class Upkeep {
   /// A version was committed, so the hidden file is behind.
   void Committed(const Buffer& buffer);
   /// The hidden file may be behind: the buffer was made, or an incoming version was discarded.
-  void Look(const Buffer& buffer) { behind_ = buffer.catches_up(); }
+  void Look(const Buffer& buffer) { behind_ = CanCatchUp(buffer); }
 
  private:
   void Check(Buffer& buffer);

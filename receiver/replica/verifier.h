@@ -10,6 +10,7 @@
 
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
+#include "receiver/buffer/check.h"
 #include "receiver/replica/buffer_home.h"
 #include "receiver/replica/corrupt_chunks.h"
 #include "receiver/replica/request_queue.h"

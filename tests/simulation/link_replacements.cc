@@ -237,8 +237,8 @@ bool HoldLate(deltawire::receiver::BufferGate* gate, const deltawire::Identity& 
 }
 
 #define DW_RECOVER                                                                           \
-  "_ZN9deltawire8receiver6Buffer7RecoverERKNSt10filesystem7__cxx114pathESt10shared_ptrINS_7" \
-  "DirLockEERKNS1_7OptionsE"
+  "_ZN9deltawire8receiver13RecoverBufferERKNSt10filesystem7__cxx114pathESt10shared_ptrINS_7" \
+  "DirLockEERKNS0_6Buffer7OptionsE"
 using Recovered = deltawire::StatusOr<std::unique_ptr<deltawire::receiver::Buffer>>;
 
 Recovered RealRecover(const std::filesystem::path&, std::shared_ptr<deltawire::DirLock>,

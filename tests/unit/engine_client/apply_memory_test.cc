@@ -137,21 +137,21 @@ TEST_CASE("engine weights: the memory for whole chunks is there before Apply, no
   constexpr long kPages = kBytes / 4096;
   const Layout layout = *Layout::Create({{"a", DType::kU8, {kBytes}}});
   TempDir dir;
-  const auto buffer = *receiver::Buffer::Create(
-      dir.path(), std::make_shared<DirLock>(*DirLock::Acquire(dir.path())), layout, 5,
-      {.buffers = 2, .huge_pages = false});
+  const auto buffer =
+      *receiver::CreateBuffer(dir.path(), std::make_shared<DirLock>(*DirLock::Acquire(dir.path())),
+                              layout, 5, {.buffers = 2, .huge_pages = false});
   const auto commit = [&](uint64_t version) {
-    REQUIRE(*buffer->BeginUpdate());
+    REQUIRE(*buffer->update().Begin());
     Identity whole{.lineage = {1, 2}, .id = {1, version}};
     for (uint32_t i = 0; i < buffer->chunks().size(); ++i) {
-      buffer->MarkUnknown(i);
-      const MutableBytes bytes = buffer->chunk(i);
+      buffer->bases().MarkUnknown(i);
+      const MutableBytes bytes = buffer->bases().chunk(i);
       std::memset(bytes.data(), static_cast<int>(version), bytes.size());
       const uint64_t digest = kernels::Best().digest(buffer->key(), bytes);
-      buffer->SetChunk(i, version, digest);
+      buffer->bases().Set(i, version, digest);
       whole.root += RootTerm(i, digest);
     }
-    REQUIRE(buffer->Commit(whole, {}) == absl::OkStatus());
+    REQUIRE(buffer->update().Commit(whole, {}) == absl::OkStatus());
   };
   commit(1);
   std::vector<std::byte> memory(kBytes, std::byte{1});

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <memory>
 
+#include "receiver/buffer/catch_up.h"
 #include "tests/unit/engine_client/engine_memory.h"
 #include "tests/unit/receiver/pull/round_rig.h"
 
@@ -32,7 +33,8 @@ struct Pair {
     const auto round = rig.Round(rig.Newest(), force_full);
     REQUIRE(rig.Run(*round) == absl::OkStatus());
     if (rig.buffer->buffers() == 2) {
-      REQUIRE(rig.buffer->CatchUp(rig.sink->Applied(), [] { return false; }).ok());
+      REQUIRE(
+          receiver::CatchUpSecondFile(*rig.buffer, rig.sink->Applied(), [] { return false; }).ok());
     }
     rig.sink->ForgetApplied();
   }

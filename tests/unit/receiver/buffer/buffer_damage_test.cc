@@ -1,6 +1,8 @@
 // What a commit refuses, and that the buffer notices and repairs what others do to its files.
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_names.h"
+#include "receiver/buffer/catch_up.h"
+#include "receiver/buffer/check.h"
 #include "tests/support/snapshot.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
 
@@ -12,30 +14,30 @@ TEST_CASE("a chunk that lost its digest is unknown where it lost it, and only th
   REQUIRE(s.Update(7) == absl::OkStatus());
   const auto flip = [&](Bytes bytes) { const_cast<std::byte&>(bytes[3]) ^= std::byte{4}; };
   SECTION("in what an update has brought") {
-    REQUIRE(*s.buffer->BeginUpdate());
+    REQUIRE(*s.buffer->update().Begin());
     BufferRig::Bring(*s.buffer, 0, 8);
-    CHECK(s.buffer->Intact(0));
-    flip(s.buffer->base(0));
-    CHECK_FALSE(s.buffer->Intact(0));
-    REQUIRE(s.buffer->Distrust({{0, 1}}) == absl::OkStatus());
+    CHECK(IsIntact(*s.buffer, 0));
+    flip(s.buffer->bases().bytes(0));
+    CHECK_FALSE(IsIntact(*s.buffer, 0));
+    REQUIRE(s.buffer->bases().Withdraw({{0, 1}}) == absl::OkStatus());
     CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 7));
-    CHECK(s.buffer->digest(0) == BufferRig::DigestOf(*s.buffer, 0, 7));
-    CHECK(s.buffer->Intact(0));
+    CHECK(s.buffer->bases().digest(0) == BufferRig::DigestOf(*s.buffer, 0, 7));
+    CHECK(IsIntact(*s.buffer, 0));
   }
   SECTION("in what readers open, while an update has brought a newer one") {
-    const Bytes front = s.buffer->base(0);
-    REQUIRE(*s.buffer->BeginUpdate());
+    const Bytes front = s.buffer->bases().bytes(0);
+    REQUIRE(*s.buffer->update().Begin());
     BufferRig::Bring(*s.buffer, 0, 8);
     flip(front);
-    CHECK_FALSE(s.buffer->Intact(0));
-    REQUIRE(s.buffer->Distrust({{0}}) == absl::OkStatus());
+    CHECK_FALSE(IsIntact(*s.buffer, 0));
+    REQUIRE(s.buffer->bases().Withdraw({{0}}) == absl::OkStatus());
     CHECK(s.buffer->committed().empty());
     CHECK_FALSE(fs::exists(s.weights()));
-    CHECK(s.buffer->digest(0) == BufferRig::DigestOf(*s.buffer, 0, 8));
-    CHECK(s.buffer->known(1));
+    CHECK(s.buffer->bases().digest(0) == BufferRig::DigestOf(*s.buffer, 0, 8));
+    CHECK(s.buffer->bases().known(1));
   }
   for (uint32_t i = 0; i < kChunks; ++i) BufferRig::Bring(*s.buffer, i, 8);
-  REQUIRE(s.buffer->Commit(BufferRig::At(*s.buffer, 8), {}) == absl::OkStatus());
+  REQUIRE(s.buffer->update().Commit(BufferRig::At(*s.buffer, 8), {}) == absl::OkStatus());
   uint64_t version = 0;
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
   CHECK(version == 8);
@@ -44,20 +46,20 @@ TEST_CASE("a chunk that lost its digest is unknown where it lost it, and only th
 TEST_CASE("a commit that meets a chunk which lost its digest fails once") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(2) == absl::OkStatus());
-  const_cast<std::byte&>(s.buffer->base(0)[9]) ^= std::byte{1};
+  const_cast<std::byte&>(s.buffer->bases().bytes(0)[9]) ^= std::byte{1};
   // Before any chunk of an update has come, the bad chunk must not be copied to the other file
   // either.
-  const auto caught = s.buffer->CatchUp({}, [] { return false; });
+  const auto caught = CatchUpSecondFile(*s.buffer, {}, [] { return false; });
   REQUIRE(caught.ok());
   CHECK_FALSE(caught->whole);
-  CHECK(caught->lost_chunks == std::vector<uint32_t>{0});
-  REQUIRE(*s.buffer->BeginUpdate());
+  CHECK(caught->corrupt_chunks == std::vector<uint32_t>{0});
+  REQUIRE(*s.buffer->update().Begin());
   BufferRig::Bring(*s.buffer, 1, 3);
   Identity same = BufferRig::At(*s.buffer, 2);
   for (uint32_t i = 0; i < kChunks; ++i) BufferRig::Bring(*s.buffer, i, 2);
-  const Status failed = s.buffer->Commit(same, {});
+  const Status failed = s.buffer->update().Commit(same, {});
   CHECK(failed.code() == StatusCode::kDataLoss);
-  CHECK_FALSE(s.buffer->known(0));
+  CHECK_FALSE(s.buffer->bases().known(0));
   CHECK(s.Update(4) == absl::OkStatus());
   CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 4));
 }
@@ -75,8 +77,8 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
     if (restart) {
       s.Restart();
     } else {
-      REQUIRE(*s.buffer->BeginUpdate());
-      s.buffer->MarkUnknown(0);
+      REQUIRE(*s.buffer->update().Begin());
+      s.buffer->bases().MarkUnknown(0);
     }
     fs::remove_all(s.dir.path() / "config.json");
     REQUIRE(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
@@ -98,10 +100,10 @@ TEST_CASE("what lies where the directory was is left alone") {
     std::ofstream(s.dir.path() / name) << "another's";
   }
   const auto before = testing::SnapshotOf(s.dir.path());
-  CHECK(s.buffer->Check().status().code() == StatusCode::kFailedPrecondition);
+  CHECK(CheckFiles(*s.buffer).status().code() == StatusCode::kFailedPrecondition);
   CHECK_FALSE(s.Update(2, {{"config.json", "two"}}).ok());
-  CHECK((buffers == 1 || !s.buffer->CatchUp({}, [] { return false; }).ok()));
-  s.buffer->RemoveFiles();
+  CHECK((buffers == 1 || !CatchUpSecondFile(*s.buffer, {}, [] { return false; }).ok()));
+  s.buffer->files().Remove();
   s.buffer.reset();
   CHECK(testing::SnapshotOf(s.dir.path()) == before);
   fs::remove_all(s.dir.path());
@@ -116,8 +118,8 @@ TEST_CASE("two files: after a commit that failed the named version is the one th
   fs::create_directories(s.dir.path() / "config.json" / "full");
   REQUIRE(s.Update(2, {{"config.json", "two"}}) != absl::OkStatus());
   SECTION("the failure has just been reported") {}
-  SECTION("the version is given up") { s.buffer->Discard(); }
-  SECTION("another one comes") { REQUIRE(*s.buffer->BeginUpdate()); }
+  SECTION("the version is given up") { s.buffer->update().Discard(); }
+  SECTION("another one comes") { REQUIRE(*s.buffer->update().Begin()); }
   const auto state = StateReader::Open(s.dir.path() / kState);
   REQUIRE(state.ok());
   const StateReader::Slot active = state->slot(state->active());
@@ -177,8 +179,8 @@ TEST_CASE("side files of a commit that failed do not stay beside the next weight
   };
   if (killed) {
     // In the next update, which is to be rolled back to the files of version 7.
-    REQUIRE(*s.buffer->BeginUpdate());
-    s.buffer->MarkUnknown(0);
+    REQUIRE(*s.buffer->update().Begin());
+    s.buffer->bases().MarkUnknown(0);
     s.Restart();
     is_sevens();
   }
@@ -202,7 +204,7 @@ TEST_CASE("a commit that fails when the weights have their name is one, and is f
   REQUIRE(s.Update(2, {{"config.json", "two"}}) == absl::OkStatus());
   CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 2));
   CHECK(ReadFile(s.dir.path() / "config.json") == "two");
-  CHECK_FALSE(s.buffer->Check().ok());
+  CHECK_FALSE(CheckFiles(*s.buffer).ok());
   // The list of what is to be installed next is still needed.
   CHECK_FALSE(s.Update(3, {{"config.json", "three"}}).ok());
   fs::remove_all(list);
@@ -210,7 +212,7 @@ TEST_CASE("a commit that fails when the weights have their name is one, and is f
     s.Restart();
   } else {
     REQUIRE(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
-    CHECK(s.buffer->Check()->put_back.empty());
+    CHECK(CheckFiles(*s.buffer)->put_back.empty());
     s.Restart();
     CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 3));
     CHECK(ReadFile(s.dir.path() / "config.json") == "three");
@@ -247,9 +249,10 @@ TEST_CASE("a directory in the place of the weights fails commits, and nothing el
     // The file of version 2 has no name, but its bytes are still the base of the next update.
     CHECK(s.buffer->last_whole() == BufferRig::At(*s.buffer, 2));
     for (uint32_t i = 0; i < kChunks; ++i) {
-      REQUIRE(s.buffer->known(i));
-      CHECK(kernels::Best().digest(s.buffer->key(), s.buffer->base(i)) == s.buffer->digest(i));
-      CHECK(s.buffer->Intact(i));
+      REQUIRE(s.buffer->bases().known(i));
+      CHECK(kernels::Best().digest(s.buffer->key(), s.buffer->bases().bytes(i)) ==
+            s.buffer->bases().digest(i));
+      CHECK(IsIntact(*s.buffer, i));
     }
   }
   fs::remove_all(s.weights());
@@ -271,13 +274,13 @@ TEST_CASE("two files: the hidden one may be removed at any time") {
   const bool begun = GENERATE(false, true);
   CAPTURE(begun);
   if (!begun) remove();
-  REQUIRE(*s.buffer->BeginUpdate());
+  REQUIRE(*s.buffer->update().Begin());
   BufferRig::Bring(*s.buffer, 0, 3);
   if (begun) remove();
   for (uint32_t i = 0; i < kChunks; ++i) BufferRig::Bring(*s.buffer, i, 3);
   // A file without any name cannot get one again, so the commit fails. The next update has a file
   // of its own.
-  CHECK(s.buffer->Commit(BufferRig::At(*s.buffer, 3), {}).ok() == !begun);
+  CHECK(s.buffer->update().Commit(BufferRig::At(*s.buffer, 3), {}).ok() == !begun);
   REQUIRE(s.Update(4) == absl::OkStatus());
   uint64_t version = 0;
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
@@ -288,14 +291,14 @@ TEST_CASE("what does not add up to the root is not committed") {
   for (const uint32_t buffers : {1, 2}) {
     BufferRig s({.buffers = buffers, .huge_pages = false});
     REQUIRE(s.Update(1) == absl::OkStatus());
-    REQUIRE(*s.buffer->BeginUpdate());
+    REQUIRE(*s.buffer->update().Begin());
     BufferRig::Bring(*s.buffer, 0, 6);
-    const Status status = s.buffer->Commit(BufferRig::At(*s.buffer, 6), {});
+    const Status status = s.buffer->update().Commit(BufferRig::At(*s.buffer, 6), {});
     CHECK(status.code() == StatusCode::kDataLoss);
     CHECK(std::string(status.message()).find("root") != std::string::npos);
     BufferRig::Bring(*s.buffer, 1, 6);
     BufferRig::Bring(*s.buffer, 2, 6);
-    CHECK(s.buffer->Commit(BufferRig::At(*s.buffer, 6), {}) == absl::OkStatus());
+    CHECK(s.buffer->update().Commit(BufferRig::At(*s.buffer, 6), {}) == absl::OkStatus());
   }
 }
 
@@ -309,10 +312,10 @@ TEST_CASE("side files come and go with their version, and are put back") {
     CHECK(ReadFile(s.dir.path() / "new.json") == "y");
     CHECK_FALSE(fs::exists(s.dir.path() / "old.json"));
     CHECK(fs::exists(s.dir.path() / "notes.txt"));
-    CHECK(s.buffer->Check()->put_back.empty());
+    CHECK(CheckFiles(*s.buffer)->put_back.empty());
     fs::remove(s.dir.path() / "new.json");
     std::ofstream(s.dir.path() / "config.json") << "six";
-    const auto health = s.buffer->Check();
+    const auto health = CheckFiles(*s.buffer);
     REQUIRE(health.ok());
     CHECK(health->put_back.size() == 2);
     CHECK(ReadFile(s.dir.path() / "config.json") == "two");
@@ -327,9 +330,9 @@ TEST_CASE("side files come and go with their version, and are put back") {
     // is free.
     fs::remove(s.dir.path() / "config.json");
     fs::create_directories(s.dir.path() / "config.json" / "in the way");
-    CHECK_FALSE(s.buffer->Check().ok());
+    CHECK_FALSE(CheckFiles(*s.buffer).ok());
     fs::remove_all(s.dir.path() / "config.json");
-    CHECK(s.buffer->Check()->put_back == std::vector<std::string>{"config.json"});
+    CHECK(CheckFiles(*s.buffer)->put_back == std::vector<std::string>{"config.json"});
     CHECK(ReadFile(s.dir.path() / "config.json") == "three");
   }
 }
@@ -344,17 +347,17 @@ TEST_CASE("weights that somebody removes, replaces, cuts or writes to are put ri
     const auto whole = [&] {
       return Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version);
     };
-    CHECK(s.buffer->Check()->put_back.empty());
+    CHECK(CheckFiles(*s.buffer)->put_back.empty());
     fs::remove(s.weights());
-    CHECK(s.buffer->Check()->put_back == std::vector<std::string>{"model.safetensors"});
+    CHECK(CheckFiles(*s.buffer)->put_back == std::vector<std::string>{"model.safetensors"});
     CHECK(whole() == "");
     fs::rename(s.weights(), s.dir.path() / "elsewhere");
-    CHECK(s.buffer->Check()->put_back.size() == 1);
+    CHECK(CheckFiles(*s.buffer)->put_back.size() == 1);
     CHECK(whole() == "");
     fs::remove(s.dir.path() / "elsewhere");
     std::ofstream(s.dir.path() / "other") << "not weights";
     fs::rename(s.dir.path() / "other", s.weights());
-    CHECK(s.buffer->Check()->put_back.size() == 1);
+    CHECK(CheckFiles(*s.buffer)->put_back.size() == 1);
     CHECK(whole() == "");
     CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 2));
 
@@ -362,15 +365,15 @@ TEST_CASE("weights that somebody removes, replaces, cuts or writes to are put ri
     {
       std::fstream(s.weights(), std::ios::in | std::ios::out).seekp(static_cast<long>(at)) << "zap";
     }
-    const auto health = s.buffer->Check();
+    const auto health = CheckFiles(*s.buffer);
     REQUIRE(health.ok());
-    CHECK(health->bad_chunks == std::vector<uint32_t>{2});
+    CHECK(health->corrupt_chunks == std::vector<uint32_t>{2});
     CHECK(s.buffer->committed().empty());
     CHECK_FALSE(fs::exists(s.weights()));
     REQUIRE(s.Update(2) == absl::OkStatus());
     CHECK(whole() == "");
     fs::resize_file(s.weights(), 100);
-    CHECK(s.buffer->Check()->bad_chunks.size() == kChunks);
+    CHECK(CheckFiles(*s.buffer)->corrupt_chunks.size() == kChunks);
     REQUIRE(s.Update(2) == absl::OkStatus());
     CHECK(whole() == "");
     CHECK(version == 2);

@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "receiver/buffer/buffer.h"
+#include "receiver/buffer/catch_up.h"
+#include "receiver/buffer/recovery.h"
 #include "tests/support/forked.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
 
@@ -21,8 +23,8 @@ TEST_CASE("weights that changed while the receiver was down are not given their 
     CHECK(s.buffer->committed().empty());
     CHECK(s.buffer->last_whole() == BufferRig::At(*s.buffer, 1));
     CHECK_FALSE(fs::exists(s.weights()));
-    CHECK(s.buffer->known(0));
-    CHECK_FALSE(s.buffer->known(2));
+    CHECK(s.buffer->bases().known(0));
+    CHECK_FALSE(s.buffer->bases().known(2));
     REQUIRE(s.Update(1) == absl::OkStatus());
   }
 }
@@ -32,9 +34,8 @@ TEST_CASE("a receiver's own directory without its state file is taken over and n
   REQUIRE(s.Update(1) == absl::OkStatus());
   s.buffer.reset();
   fs::remove(s.dir.path() / ".deltawire.state");
-  CHECK(Buffer::Recover(s.dir.path(), s.Lock(), s.options).status().code() ==
-        StatusCode::kNotFound);
-  auto again = Buffer::Create(s.dir.path(), s.Lock(), MakeLayout(), kSeed, s.options);
+  CHECK(RecoverBuffer(s.dir.path(), s.Lock(), s.options).status().code() == StatusCode::kNotFound);
+  auto again = CreateBuffer(s.dir.path(), s.Lock(), MakeLayout(), kSeed, s.options);
   REQUIRE(again.status() == absl::OkStatus());
   CHECK((*again)->committed().empty());
   CHECK_FALSE(fs::exists(s.weights()));
@@ -43,7 +44,7 @@ TEST_CASE("a receiver's own directory without its state file is taken over and n
   auto lock = std::make_shared<DirLock>(*DirLock::Acquire(foreign.path()));
   std::ofstream(foreign.path() / "model.safetensors") << "somebody's model";
   for (int i = 0; i < 2; ++i) {
-    CHECK(Buffer::Create(foreign.path(), lock, MakeLayout(), kSeed, s.options).status().code() ==
+    CHECK(CreateBuffer(foreign.path(), lock, MakeLayout(), kSeed, s.options).status().code() ==
           StatusCode::kFailedPrecondition);
     CHECK(ReadFile(foreign.path() / "model.safetensors") == "somebody's model");
   }
@@ -54,7 +55,7 @@ TEST_CASE("a sender's directory is no receiver's, though their state files have 
   for (const char* name : {".deltawire.state", ".deltawire.lock", "half-1.safetensors"}) {
     std::ofstream(dir.path() / name) << "a sender's";
   }
-  const Status refused = Buffer::CheckDirectory(dir.path());
+  const Status refused = CheckDirectory(dir.path());
   CHECK(refused.code() == StatusCode::kFailedPrecondition);
   CHECK(refused.message().find("a sender's directory") != std::string::npos);
 }
@@ -99,9 +100,9 @@ TEST_CASE("weights that cannot be checked at the start have no name from then on
       fs::remove(s.dir.path() / ".model.safetensors.partial2");
     }
   }
-  CHECK(Buffer::Recover(s.dir.path(), s.Lock(), s.options).status().code() == code);
+  CHECK(RecoverBuffer(s.dir.path(), s.Lock(), s.options).status().code() == code);
   CHECK_FALSE(fs::exists(s.weights()));
-  s.buffer = *Buffer::Create(s.dir.path(), s.Lock(), MakeLayout(), kSeed, s.options);
+  s.buffer = *CreateBuffer(s.dir.path(), s.Lock(), MakeLayout(), kSeed, s.options);
   REQUIRE(s.Update(3) == absl::OkStatus());
 }
 
@@ -125,7 +126,7 @@ void WriteVersions(const fs::path& dir, const Buffer::Options& options, uint64_t
   auto lock = DirLock::Acquire(dir);
   if (!lock.ok()) ::_exit(3);
   auto shared = std::make_shared<DirLock>(std::move(*lock));
-  auto buffer = Buffer::Recover(dir, shared, options);
+  auto buffer = RecoverBuffer(dir, shared, options);
   if (!buffer.ok()) ::_exit(4);
   std::mt19937_64 rng(seed);
   uint64_t v = committed->load();
@@ -136,7 +137,7 @@ void WriteVersions(const fs::path& dir, const Buffer::Options& options, uint64_t
     const Status done = BufferRig::Update(**buffer, v, side);
     if (!done.ok()) ::_exit(5);
     committed->store(v);
-    if (rng() % 2 == 0 && !(*buffer)->CatchUp({}, [] { return false; }).ok()) ::_exit(6);
+    if (rng() % 2 == 0 && !CatchUpSecondFile(*(*buffer), {}, [] { return false; }).ok()) ::_exit(6);
   }
 }
 
@@ -187,8 +188,9 @@ TEST_CASE("a SIGKILL at a random moment leaves one whole version, or none by its
         CHECK_FALSE(fs::exists(s.weights()));
       }
       for (uint32_t i = 0; i < kChunks; ++i) {
-        if (!s.buffer->known(i)) continue;
-        CHECK(kernels::Best().digest(s.buffer->key(), s.buffer->base(i)) == s.buffer->digest(i));
+        if (!s.buffer->bases().known(i)) continue;
+        CHECK(kernels::Best().digest(s.buffer->key(), s.buffer->bases().bytes(i)) ==
+              s.buffer->bases().digest(i));
       }
       if (now.empty()) {
         *committed = last + 3;

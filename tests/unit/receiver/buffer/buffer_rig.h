@@ -18,6 +18,7 @@
 
 #include "common/layout/root.h"
 #include "receiver/buffer/buffer.h"
+#include "receiver/buffer/recovery.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::receiver {
@@ -42,7 +43,7 @@ inline void Content(uint32_t i, uint64_t version, MutableBytes to) {
 /// A directory with a buffer, and methods that write versions into it.
 struct BufferRig {
   explicit BufferRig(Buffer::Options o) : options(o) {
-    buffer = *Buffer::Create(dir.path(), Lock(), MakeLayout(), kSeed, options);
+    buffer = *CreateBuffer(dir.path(), Lock(), MakeLayout(), kSeed, options);
   }
   std::shared_ptr<DirLock> Lock() {
     if (lock == nullptr) lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
@@ -50,7 +51,7 @@ struct BufferRig {
   }
   void Restart() {
     buffer.reset();
-    auto taken = Buffer::Recover(dir.path(), Lock(), options);
+    auto taken = RecoverBuffer(dir.path(), Lock(), options);
     REQUIRE(taken.status() == absl::OkStatus());
     buffer = std::move(*taken);
   }
@@ -66,16 +67,16 @@ struct BufferRig {
   }
   /// Brings chunk `i` whole, unless the buffer has its bytes already.
   static void Bring(Buffer& b, uint32_t i, uint64_t version) {
-    if (b.known(i) && b.digest(i) == DigestOf(b, i, version)) return;
-    b.MarkUnknown(i);
-    Content(i, version, b.chunk(i));
-    b.SetChunk(i, version, DigestOf(b, i, version));
+    if (b.bases().known(i) && b.bases().digest(i) == DigestOf(b, i, version)) return;
+    b.bases().MarkUnknown(i);
+    Content(i, version, b.bases().chunk(i));
+    b.bases().Set(i, version, DigestOf(b, i, version));
   }
   static Status Update(Buffer& b, uint64_t version, const std::vector<SideFile>& side = {}) {
-    DW_ASSIGN_OR_RETURN(const bool begun, b.BeginUpdate());
-    if (!begun) return absl::UnavailableError(b.Readers());
+    DW_ASSIGN_OR_RETURN(const bool begun, b.update().Begin());
+    if (!begun) return absl::UnavailableError(b.update().Readers());
     for (uint32_t i = 0; i < kChunks; ++i) Bring(b, i, version);
-    return b.Commit(At(b, version), side);
+    return b.update().Commit(At(b, version), side);
   }
   Status Update(uint64_t version, const std::vector<SideFile>& side = {}) {
     return Update(*buffer, version, side);

@@ -10,6 +10,9 @@
 #include <thread>
 
 #include "receiver/buffer/buffer_names.h"
+#include "receiver/buffer/catch_up.h"
+#include "receiver/buffer/check.h"
+#include "receiver/buffer/recovery.h"
 #include "tests/support/denied_leases.h"
 #include "tests/support/file_user.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
@@ -28,10 +31,10 @@ TEST_CASE("one file: a reader keeps its bytes and the update waits, by name") {
     const uint64_t inode = InodeOf(s.weights());
     {
       const testing::FileUser reader(s.weights(), Maps(close_it));
-      const auto begun = s.buffer->BeginUpdate();
+      const auto begun = s.buffer->update().Begin();
       REQUIRE(begun.ok());
       CHECK_FALSE(*begun);
-      CHECK(s.buffer->Readers().find(fmt::format("process {} (", reader.pid())) !=
+      CHECK(s.buffer->update().Readers().find(fmt::format("process {} (", reader.pid())) !=
             std::string::npos);
       CHECK(InodeOf(s.weights()) == inode);
       CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 1));
@@ -49,8 +52,8 @@ TEST_CASE("one file: a fresh copy leaves the old one to its reader, and the mode
   REQUIRE(s.Update(1) == absl::OkStatus());
   const int fd = ::open(s.weights().c_str(), O_RDONLY);
   const std::string before = ReadFile(s.weights());
-  CHECK_FALSE(*s.buffer->BeginUpdate());
-  REQUIRE(s.buffer->BeginUpdateInFreshFile() == absl::OkStatus());
+  CHECK_FALSE(*s.buffer->update().Begin());
+  REQUIRE(s.buffer->update().BeginInFreshFile() == absl::OkStatus());
   uint64_t version = 0;
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
   CHECK(version == 1);  // the file keeps its name until the commit
@@ -74,7 +77,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
   REQUIRE(s.Update(1) == absl::OkStatus());
   std::set<uint64_t> inodes;
   for (uint64_t v = 2; v < 12; ++v) {
-    REQUIRE(s.buffer->BeginUpdate().value());
+    REQUIRE(s.buffer->update().Begin().value());
     CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, v - 1));
     uint64_t version = 0;
     CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
@@ -83,7 +86,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
     CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
     CHECK(version == v);
     inodes.insert(InodeOf(s.weights()));
-    if (v % 2 == 0) CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
+    if (v % 2 == 0) CHECK(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole);
   }
   CHECK(inodes.size() == 2);
   const int fd = ::open(s.weights().c_str(), O_RDONLY);
@@ -109,19 +112,19 @@ TEST_CASE("a file that somebody gave another name is never changed: a fresh one 
   for (uint64_t v = 2; v < 5; ++v) {
     REQUIRE(s.Update(v) == absl::OkStatus());
     CHECK((ReadFile(kept) == first));
-    CHECK(s.buffer->CatchUp({}, [] { return false; })->whole == (buffers == 2));
+    CHECK(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole == (buffers == 2));
     CHECK((ReadFile(kept) == first));
   }
   // A file that was moved away gets its name back, and has two then.
   const std::string fourth = ReadFile(s.weights());
   fs::rename(s.weights(), moved);
-  REQUIRE(s.buffer->Check()->put_back.size() == 1);
+  REQUIRE(CheckFiles(*s.buffer)->put_back.size() == 1);
   CHECK((ReadFile(s.weights()) == fourth));
   s.Restart();
   for (uint64_t v = 5; v < 8; ++v) {
     REQUIRE(s.Update(v) == absl::OkStatus());
     CHECK((ReadFile(moved) == fourth));
-    if (buffers == 2) CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
+    if (buffers == 2) CHECK(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole);
     CHECK((ReadFile(moved) == fourth));
   }
   CHECK((ReadFile(kept) == first));
@@ -146,7 +149,7 @@ TEST_CASE("two files: catching up does not stop while somebody waits to open the
   BufferRig s({.buffers = 2, .huge_pages = false});
   for (const uint64_t version : {2, 3}) {
     REQUIRE(s.Update(version) == absl::OkStatus());
-    REQUIRE(s.buffer->CatchUp({}, [] { return false; })->whole);
+    REQUIRE(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole);
   }
   REQUIRE(s.Update(4) == absl::OkStatus());
   fs::path hidden = s.dir.path() / kHidden[0];
@@ -154,7 +157,7 @@ TEST_CASE("two files: catching up does not stop while somebody waits to open the
   const fs::path copy = s.dir.path() / "seen";
   std::thread opener;
   std::once_flag once;
-  const auto caught = s.buffer->CatchUp({}, [&] {
+  const auto caught = CatchUpSecondFile(*s.buffer, {}, [&] {
     // The opener stands for a reader that looked the name up while this file still had it.
     std::call_once(once, [&] {
       opener = std::thread([&] {
@@ -175,17 +178,18 @@ TEST_CASE("two files: catching up does not stop while somebody waits to open the
 TEST_CASE("two files: the deltas of a version bring the other file to it, or a copy does") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(2) == absl::OkStatus());
-  REQUIRE(s.buffer->CatchUp({}, [] { return false; })->whole);
-  const uint64_t before = s.buffer->digest(0);
-  std::vector<std::byte> old(s.buffer->base(0).begin(), s.buffer->base(0).end()), now = old;
+  REQUIRE(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole);
+  const uint64_t before = s.buffer->bases().digest(0);
+  std::vector<std::byte> old(s.buffer->bases().bytes(0).begin(), s.buffer->bases().bytes(0).end()),
+      now = old;
   Content(0, 3, now);
   std::vector<std::byte> payload(kernels::MaxEncodedBytes(old.size(), 1));
   const auto encoded = kernels::Best().diff_encode(s.buffer->key(), old, now, 1, before, payload);
   payload.resize(encoded.bytes);
   REQUIRE(s.Update(3) == absl::OkStatus());
   const AppliedDelta delta{0, before, encoded.digest_after, payload};
-  CHECK(s.buffer->CatchUp({&delta, 1}, [] { return false; })->whole);
-  CHECK_FALSE(s.buffer->CatchUp({}, [] { return true; })->whole);
+  CHECK(CatchUpSecondFile(*s.buffer, {&delta, 1}, [] { return false; })->whole);
+  CHECK_FALSE(CatchUpSecondFile(*s.buffer, {}, [] { return true; })->whole);
   // The second call stopped at once, but the first left nothing to copy: both files are equal.
   const char* hidden[] = {".model.safetensors.partial", ".model.safetensors.partial2"};
   const bool second = fs::exists(s.dir.path() / hidden[1]);
@@ -196,17 +200,18 @@ TEST_CASE("two files: the deltas of a version bring the other file to it, or a c
 TEST_CASE("a delta's base is copied from the other file with a check") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
-  REQUIRE(*s.buffer->BeginUpdate());
-  const uint64_t digest = s.buffer->digest(1);
-  CHECK(s.buffer->PrepareChunk(1, digest + 1).status().code() == StatusCode::kDataLoss);
-  const auto bytes = s.buffer->PrepareChunk(1, digest);
+  REQUIRE(*s.buffer->update().Begin());
+  const uint64_t digest = s.buffer->bases().digest(1);
+  CHECK(s.buffer->bases().Prepare(1, digest + 1).status().code() == StatusCode::kDataLoss);
+  const auto bytes = s.buffer->bases().Prepare(1, digest);
   REQUIRE(bytes.ok());
   CHECK(kernels::Best().digest(s.buffer->key(), *bytes) == digest);
-  CHECK_FALSE(s.buffer->known(1));  // until SetChunk, nobody may take the old bytes for new ones
-  CHECK(s.buffer->have().chunks[1].version == kVersionUnknown);
-  CHECK(s.buffer->Commit(BufferRig::At(*s.buffer, 2), {}).code() == StatusCode::kInternal);
-  const_cast<std::byte&>(s.buffer->base(0)[7]) ^= std::byte{1};
-  const Status bad = s.buffer->PrepareChunk(0, s.buffer->digest(0)).status();
+  CHECK_FALSE(
+      s.buffer->bases().known(1));  // until SetChunk, nobody may take the old bytes for new ones
+  CHECK(s.buffer->bases().have().chunks[1].version == kVersionUnknown);
+  CHECK(s.buffer->update().Commit(BufferRig::At(*s.buffer, 2), {}).code() == StatusCode::kInternal);
+  const_cast<std::byte&>(s.buffer->bases().bytes(0)[7]) ^= std::byte{1};
+  const Status bad = s.buffer->bases().Prepare(0, s.buffer->bases().digest(0)).status();
   CHECK(bad.code() == StatusCode::kDataLoss);
   CHECK(std::string(bad.message()).find("tensor a") != std::string::npos);
 }
@@ -214,21 +219,21 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
 TEST_CASE("two files: what came of a version that will not be is no base, also after a restart") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
-  s.buffer->Discard();  // nothing has come yet
-  const wire::Have before = s.buffer->have();
-  REQUIRE(*s.buffer->BeginUpdate());
+  s.buffer->update().Discard();  // nothing has come yet
+  const wire::Have before = s.buffer->bases().have();
+  REQUIRE(*s.buffer->update().Begin());
   BufferRig::Bring(*s.buffer, 0, 900);
-  s.buffer->MarkUnknown(1);
-  CHECK(s.buffer->have().chunks[0].version == 900);
-  s.buffer->Discard();
+  s.buffer->bases().MarkUnknown(1);
+  CHECK(s.buffer->bases().have().chunks[0].version == 900);
+  s.buffer->update().Discard();
   const bool restart = GENERATE(false, true);
   CAPTURE(restart);
   if (restart) s.Restart();
-  CHECK_FALSE(s.buffer->begun());
-  CHECK_FALSE(s.buffer->interrupted());
-  CHECK(s.buffer->have().chunks == before.chunks);
+  CHECK_FALSE(s.buffer->update().begun());
+  CHECK_FALSE(s.buffer->update().interrupted());
+  CHECK(s.buffer->bases().have().chunks == before.chunks);
   CHECK(s.buffer->committed().id.version == 1);
-  const auto caught = s.buffer->CatchUp({}, [] { return false; });
+  const auto caught = CatchUpSecondFile(*s.buffer, {}, [] { return false; });
   REQUIRE(caught.ok());
   CHECK(caught->whole);
   REQUIRE(s.Update(2) == absl::OkStatus());
@@ -243,7 +248,7 @@ TEST_CASE("a commit that fails for its side files is tried again, or goes on to 
   // The hidden file is left with chunk 1 of version 1, which version 3 shares with version 2.
   int chunks = 0;
   if (GENERATE(true, false)) {
-    REQUIRE(s.buffer->CatchUp({}, [&] { return ++chunks > 1; }).ok());
+    REQUIRE(CatchUpSecondFile(*s.buffer, {}, [&] { return ++chunks > 1; }).ok());
   }
   // A directory that blocks staging them, or putting them in place.
   const fs::path in_the_way =
@@ -274,11 +279,11 @@ TEST_CASE("two files are chosen where two and a half models fit, what is there i
   REQUIRE(s.Update(1) == absl::OkStatus());
   const fs::path dir = s.weights().parent_path();
   const uint64_t room = RoomFor(dir);  // other processes may take or free some meanwhile
-  CHECK(Buffer::ChooseBuffers(dir, room / 3) == 2);
-  CHECK(Buffer::ChooseBuffers(dir, room / 2) == 1);
+  CHECK(ChooseBuffers(dir, room / 3) == 2);
+  CHECK(ChooseBuffers(dir, room / 2) == 1);
   // A sparse file that takes nothing is no room.
   fs::resize_file(s.weights(), fs::file_size(s.weights()) + room);
-  CHECK(Buffer::ChooseBuffers(dir, room / 2) == 1);
+  CHECK(ChooseBuffers(dir, room / 2) == 1);
 }
 
 TEST_CASE("without leases every update goes to a fresh file, whoever reads and whoever does not") {
@@ -293,7 +298,7 @@ TEST_CASE("without leases every update goes to a fresh file, whoever reads and w
   REQUIRE(s.Update(1) == absl::OkStatus());
   if (under_way) {
     // An update is under way when its process ends.
-    REQUIRE(*s.buffer->BeginUpdate());
+    REQUIRE(*s.buffer->update().Begin());
     BufferRig::Bring(*s.buffer, 0, 2);
     s.Restart();
   }
@@ -305,7 +310,7 @@ TEST_CASE("without leases every update goes to a fresh file, whoever reads and w
   for (uint64_t v = 2; v < 6; ++v) {
     CAPTURE(v);
     uint64_t version = 0;
-    REQUIRE(*s.buffer->BeginUpdate());
+    REQUIRE(*s.buffer->update().Begin());
     if (named || v > 2) {
       // An update in a fresh file waits for no reader, so the committed file keeps its name.
       CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
@@ -314,7 +319,7 @@ TEST_CASE("without leases every update goes to a fresh file, whoever reads and w
     REQUIRE(s.Update(v) == absl::OkStatus());
     CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
     CHECK(version == v);
-    CHECK(s.buffer->CatchUp({}, [] { return false; }).ok());
+    CHECK(CatchUpSecondFile(*s.buffer, {}, [] { return false; }).ok());
     readers.push_back(std::make_unique<Opened>(s.weights()));
     inodes.insert(InodeOf(s.weights()));
     for (const auto& reader : readers) CHECK_FALSE(reader->changed());
@@ -336,7 +341,7 @@ TEST_CASE("in place by option: one file is changed under its reader and has no n
   const uint64_t inode = InodeOf(s.weights());
   const Opened reader(s.weights());
   const testing::FileUser other(s.weights(), Maps(true));
-  REQUIRE(*s.buffer->BeginUpdate());
+  REQUIRE(*s.buffer->update().Begin());
   CHECK(s.buffer->committed().empty());
   CHECK_FALSE(fs::exists(s.weights()));
   REQUIRE(s.Update(2) == absl::OkStatus());
@@ -359,7 +364,7 @@ TEST_CASE("in place by option: of two files the named one stays and the hidden o
   std::set<uint64_t> inodes;
   for (uint64_t v = 1; v < 7; ++v) {
     CAPTURE(v);
-    REQUIRE(*s.buffer->BeginUpdate());
+    REQUIRE(*s.buffer->update().Begin());
     for (uint32_t i = 0; i < kChunks; ++i) BufferRig::Bring(*s.buffer, i, v);
     if (v > 1) CHECK_FALSE(readers.back()->changed());
     if (v > 2) CHECK(readers[v - 3]->changed());
@@ -371,7 +376,7 @@ TEST_CASE("in place by option: of two files the named one stays and the hidden o
     inodes.insert(InodeOf(s.weights()));
   }
   CHECK(inodes.size() == 2);
-  CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
+  CHECK(CatchUpSecondFile(*s.buffer, {}, [] { return false; })->whole);
   CHECK((readers[4]->bytes() == ReadFile(s.weights())));
 }
 

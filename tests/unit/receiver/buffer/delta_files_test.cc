@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "receiver/buffer/catch_up.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
 #include "tests/unit/receiver/pull/round_rig.h"
 
@@ -30,7 +31,7 @@ struct Leaving {
     if (version > 0) now = FakeAgent::Step(now, version + 1);
     rig.Publish({1, ++version}, now);
     REQUIRE(rig.Run(*rig.Round(rig.Newest())) == absl::OkStatus());
-    REQUIRE(rig.buffer->CatchUp(rig.sink->Applied(), [] { return false; }).ok());
+    REQUIRE(CatchUpSecondFile(*rig.buffer, rig.sink->Applied(), [] { return false; }).ok());
     rig.sink->ForgetApplied();
   }
 
@@ -72,10 +73,10 @@ TEST_CASE("delta files: what a broken-off update had brought is a part of the de
   BufferRig rig({.buffers = 2, .huge_pages = false});
   REQUIRE(rig.Update(1) == absl::OkStatus());
   const Identity one = rig.buffer->committed();
-  REQUIRE(*rig.buffer->BeginUpdate());
+  REQUIRE(*rig.buffer->update().Begin());
   BufferRig::Bring(*rig.buffer, 0, 2);
   rig.Restart();
-  REQUIRE(rig.buffer->interrupted());
+  REQUIRE(rig.buffer->update().interrupted());
   const fs::path folder = rig.dir.path() / kDeltaFolder;
   DeltaFiles files(folder, 1 << 20);
   REQUIRE(files.Start(*rig.buffer) == absl::OkStatus());

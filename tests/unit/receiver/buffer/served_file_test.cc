@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "receiver/buffer/catch_up.h"
 #include "tests/support/denied_leases.h"
 #include "tests/support/file_user.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
@@ -47,12 +48,12 @@ TEST_CASE("one file: an update waits for those who are served, and then closes t
   auto lease = file->Lease();
   const std::string before = TextOf(file->data());
   CHECK(absl::IsUnavailable(s.Update(2)));
-  CHECK(s.buffer->Readers() == "receivers that this one serves");
-  CHECK(s.buffer->InTheWay() == file);
+  CHECK(s.buffer->update().Readers() == "receivers that this one serves");
+  CHECK(s.buffer->update().BlockingFile() == file);
   CHECK((TextOf(file->data()) == before));
   CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 1));
   lease = nullptr;
-  CHECK(s.buffer->InTheWay() == nullptr);
+  CHECK(s.buffer->update().BlockingFile() == nullptr);
   REQUIRE(s.Update(2) == absl::OkStatus());
   CHECK(file->Lease() == nullptr);
   const auto next = s.buffer->Serve();
@@ -65,14 +66,14 @@ TEST_CASE("one file: those who are served are in the way only while nobody else 
   REQUIRE(s.Update(1) == absl::OkStatus());
   const auto file = s.buffer->Serve();
   const auto lease = file->Lease();
-  CHECK(s.buffer->InTheWay() == file);
+  CHECK(s.buffer->update().BlockingFile() == file);
   {
     const testing::FileUser loader(s.weights(), [](int) { return true; });
-    CHECK(s.buffer->InTheWay() == nullptr);
-    CHECK(s.buffer->Readers() != "receivers that this one serves");
-    CHECK_FALSE(*s.buffer->BeginUpdate());
+    CHECK(s.buffer->update().BlockingFile() == nullptr);
+    CHECK(s.buffer->update().Readers() != "receivers that this one serves");
+    CHECK_FALSE(*s.buffer->update().Begin());
   }
-  CHECK(s.buffer->InTheWay() == file);
+  CHECK(s.buffer->update().BlockingFile() == file);
   CHECK(InodeOf(s.weights()) != 0);
 }
 
@@ -88,7 +89,7 @@ TEST_CASE("a file that an update changes is not opened to those who are served")
   if (buffers == 2) REQUIRE(s.Update(2) == absl::OkStatus());
   // One thread made way and found the file in use; another one has begun the update since.
   REQUIRE(file->Drain(milliseconds(1)));
-  REQUIRE(*s.buffer->BeginUpdate());
+  REQUIRE(*s.buffer->update().Begin());
   file->EndDrain();
   CHECK(file->Lease() == nullptr);
 }
@@ -101,7 +102,7 @@ TEST_CASE("one file without leases: an update goes to a fresh file and nobody is
   const auto file = s.buffer->Serve();
   const auto lease = file->Lease();
   const std::string before = TextOf(file->data());
-  CHECK(s.buffer->InTheWay() == nullptr);
+  CHECK(s.buffer->update().BlockingFile() == nullptr);
   REQUIRE(s.Update(2) == absl::OkStatus());
   CHECK((TextOf(file->data()) == before));
 }
@@ -114,8 +115,8 @@ TEST_CASE("two files: bytes that are served stay while updates go on, in a fresh
   const std::string before = TextOf(first->data());
   REQUIRE(s.Update(2) == absl::OkStatus());
   // The file of version 1 is the hidden one now; neither the catch-up nor an update may change it.
-  CHECK(s.buffer->InTheWay() == first);
-  const auto caught = s.buffer->CatchUp({}, [] { return false; });
+  CHECK(s.buffer->update().BlockingFile() == first);
+  const auto caught = CatchUpSecondFile(*s.buffer, {}, [] { return false; });
   REQUIRE(caught.ok());
   CHECK_FALSE(caught->whole);
   for (uint64_t v = 3; v <= 5; ++v) REQUIRE(s.Update(v) == absl::OkStatus());

@@ -2,6 +2,7 @@
 // the recorded delta is the whole change. Agents are in memory.
 #include <catch2/catch.hpp>
 
+#include "receiver/buffer/recovery.h"
 #include "tests/unit/receiver/pull/round_rig.h"
 
 namespace deltawire::receiver::pull_fault_test {
@@ -19,18 +20,18 @@ TEST_CASE("pull round: what an earlier process brought is not missing from a rec
   // The update to version 2 was killed when one chunk of it had come.
   const auto second = Changed(first, 2);
   s.Publish({1, 2}, second);
-  REQUIRE(*s.buffer->BeginUpdate());
-  s.buffer->MarkUnknown(3);
-  const MutableBytes place = s.buffer->chunk(3);
+  REQUIRE(*s.buffer->update().Begin());
+  s.buffer->bases().MarkUnknown(3);
+  const MutableBytes place = s.buffer->bases().chunk(3);
   std::copy(second[3].begin(), second[3].end(), place.begin());
-  s.buffer->SetChunk(3, 2, kernels::Best().digest(s.buffer->key(), second[3]));
+  s.buffer->bases().Set(3, 2, kernels::Best().digest(s.buffer->key(), second[3]));
   s.sink.reset();
   const auto lock = s.lock;
   s.buffer.reset();
-  s.buffer = *Buffer::Recover(s.dir.path(), lock, {.buffers = 2, .huge_pages = false});
+  s.buffer = *RecoverBuffer(s.dir.path(), lock, {.buffers = 2, .huge_pages = false});
   s.sink = std::make_unique<PullSink>(*s.buffer, s.gate, 1 << 20, s.rates);
-  REQUIRE(s.buffer->interrupted());
-  REQUIRE(*s.buffer->BeginUpdate());
+  REQUIRE(s.buffer->update().interrupted());
+  REQUIRE(*s.buffer->update().Begin());
   const auto round = s.Round(s.Newest());
   REQUIRE(s.Run(*round) == absl::OkStatus());
   CHECK(s.Holds(s.at().agent.identity(), second));

@@ -397,7 +397,7 @@ TEST_CASE("pull round: a full pull claims to hold nothing and may go back to an 
   for (const auto& entry : have.chunks) CHECK(entry.version == kVersionUnknown);
   REQUIRE(s.PullFull(one) == absl::OkStatus());  // every byte is written again as it was
   CHECK(s.Holds(one.whole, first));
-  CHECK_FALSE(s.buffer->begun());
+  CHECK_FALSE(s.buffer->update().begun());
 }
 
 TEST_CASE("pull round: a state that is older than what was held is not taken") {

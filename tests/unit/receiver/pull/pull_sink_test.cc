@@ -9,6 +9,7 @@
 #include <random>
 
 #include "common/layout/root.h"
+#include "receiver/buffer/recovery.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::receiver::pull_sink_test {
@@ -21,15 +22,16 @@ struct Setup {
   explicit Setup(uint64_t elements = 1000, uint32_t buffers = 1) {
     Layout layout = *Layout::Create({{"w", DType::kBF16, {elements}}});
     auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
-    buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed,
-                             {.buffers = buffers, .huge_pages = false});
-    REQUIRE(*buffer->BeginUpdate());
-    buffer->MarkUnknown(0);
-    std::memset(buffer->chunk(0).data(), 0x3c, buffer->chunk(0).size());
-    buffer->SetChunk(0, 1, Digest(buffer->chunk(0)));
-    const uint64_t digest = buffer->digest(0);
-    REQUIRE(
-        buffer->Commit({.id = {1, 1}, .root = RootOf({&digest, 1}, Coverage::All(1))}, {}).ok());
+    buffer = *CreateBuffer(dir.path(), lock, std::move(layout), kSeed,
+                           {.buffers = buffers, .huge_pages = false});
+    REQUIRE(*buffer->update().Begin());
+    buffer->bases().MarkUnknown(0);
+    std::memset(buffer->bases().chunk(0).data(), 0x3c, buffer->bases().chunk(0).size());
+    buffer->bases().Set(0, 1, Digest(buffer->bases().chunk(0)));
+    const uint64_t digest = buffer->bases().digest(0);
+    REQUIRE(buffer->update()
+                .Commit({.id = {1, 1}, .root = RootOf({&digest, 1}, Coverage::All(1))}, {})
+                .ok());
     sink = std::make_unique<PullSink>(*buffer, gate, 1 << 20, rates);
   }
   uint64_t Digest(Bytes bytes) const { return kernels::Best().digest(buffer->key(), bytes); }
@@ -45,7 +47,7 @@ struct Setup {
   }
   /// The frame that takes the buffer's bytes to `after`, and its payload.
   wire::FrameHeader Delta(Bytes after, std::vector<std::byte>* payload) const {
-    const Bytes before = buffer->base(0);
+    const Bytes before = buffer->bases().bytes(0);
     payload->resize(kernels::MaxEncodedBytes(before.size(), 2));
     const auto r =
         kernels::Best().diff_encode(buffer->key(), before, after, 2, Digest(before), *payload);
@@ -60,7 +62,7 @@ struct Setup {
     return h;
   }
   std::vector<std::byte> Changed(size_t at) const {
-    std::vector<std::byte> bytes(buffer->base(0).begin(), buffer->base(0).end());
+    std::vector<std::byte> bytes(buffer->bases().bytes(0).begin(), buffer->bases().bytes(0).end());
     bytes[at] ^= std::byte{1};
     return bytes;
   }
@@ -116,15 +118,16 @@ TEST_CASE("a whole chunk after a staged delta is what the chunk becomes") {
   const auto bad = s.sink->Apply(s.pool);
   REQUIRE(bad.ok());
   CHECK(bad->empty());
-  CHECK(std::memcmp(s.buffer->base(0).data(), whole.data(), whole.size()) == 0);
-  CHECK(s.buffer->digest(0) == full.digest_after);
+  CHECK(std::memcmp(s.buffer->bases().bytes(0).data(), whole.data(), whole.size()) == 0);
+  CHECK(s.buffer->bases().digest(0) == full.digest_after);
 }
 
 TEST_CASE("with two buffers a delta is applied while the pull runs, with one only after it") {
   const uint32_t buffers = GENERATE(1, 2);
   CAPTURE(buffers);
   Setup s(1000, buffers);
-  const std::vector<std::byte> before(s.buffer->base(0).begin(), s.buffer->base(0).end());
+  const std::vector<std::byte> before(s.buffer->bases().bytes(0).begin(),
+                                      s.buffer->bases().bytes(0).end());
   const std::vector<std::byte> after = s.Changed(40);
   s.sink->BeginRound({}, nullptr, s.buffer->at_once());
   std::vector<std::byte> payload;
@@ -133,11 +136,11 @@ TEST_CASE("with two buffers a delta is applied while the pull runs, with one onl
   REQUIRE(to.ok());
   Fill(*to, payload);
   REQUIRE(s.sink->Finish(delta).ok());
-  CHECK(s.buffer->begun() == (buffers == 2));
+  CHECK(s.buffer->update().begun() == (buffers == 2));
   CHECK(s.sink->to_apply() == (buffers == 1));
   CHECK_FALSE(s.buffer->updating());  // what has the name is the old version, and whole
   CHECK(s.NamedEndsIn(before));
-  CHECK(s.buffer->digest(0) == s.Digest(buffers == 2 ? after : before));
+  CHECK(s.buffer->bases().digest(0) == s.Digest(buffers == 2 ? after : before));
 }
 
 TEST_CASE("a delta for other bytes is refused before it is staged") {
@@ -154,7 +157,7 @@ TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
   std::mt19937_64 random(seed);
   for (size_t trial = 0; trial < 20; ++trial) {
     Setup s(100'001);
-    std::vector<std::byte> whole(s.buffer->base(0).size());
+    std::vector<std::byte> whole(s.buffer->bases().bytes(0).size());
     for (std::byte& b : whole) b = static_cast<std::byte>(random());
     const wire::FrameHeader full = s.Full(whole, 2);
     const bool wrong = trial % 2 != 0;
@@ -169,7 +172,7 @@ TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
       s.sink->Arrived(full, at += n);
     }
     REQUIRE(s.sink->Finish(full).ok());
-    CHECK(s.buffer->known(0) == !wrong);
+    CHECK(s.buffer->bases().known(0) == !wrong);
     const auto bad = s.sink->Apply(s.pool);
     REQUIRE(bad.ok());
     CHECK(bad->size() == (wrong ? 1 : 0));
@@ -198,7 +201,7 @@ TEST_CASE("after a whole chunk with a wrong digest, only another whole chunk is 
   const auto bad = s.sink->Apply(s.pool);
   REQUIRE(bad.ok());
   CHECK(*bad == (again ? std::vector<uint32_t>{} : std::vector<uint32_t>{0}));
-  CHECK(s.buffer->known(0) == again);
+  CHECK(s.buffer->bases().known(0) == again);
   CHECK(s.sink->mismatched() == std::set<uint32_t>{0});
 }
 

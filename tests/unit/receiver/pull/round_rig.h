@@ -11,6 +11,7 @@
 
 #include "common/shm/delta_file.h"
 #include "receiver/buffer/delta_files.h"
+#include "receiver/buffer/recovery.h"
 #include "receiver/pull/pull_round.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/attach/fake_upstream.h"
@@ -136,8 +137,8 @@ struct RoundPlace {
   RoundPlace(const Layout& of, size_t agents, uint32_t buffers, uint64_t served_bytes = 0)
       : layout(of), history(1 << 20, served_bytes), files(agents) {
     lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
-    buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
-                             {.buffers = buffers, .huge_pages = false});
+    buffer = *CreateBuffer(dir.path(), lock, layout, layout.fingerprint().lo,
+                           {.buffers = buffers, .huge_pages = false});
     sink = std::make_unique<PullSink>(*buffer, gate, 1 << 20, rates);
   }
   PullRound::Env Env() {
@@ -230,7 +231,7 @@ struct RoundRig : RoundPlace {
   std::string config() const { return ReadText(dir.path() / "config.json"); }
   /// True if this state is held or, where the only file has been changed meanwhile, none is.
   bool HoldsAtMost(const Identity& id, const FakeAgent::Chunks& chunks) const {
-    if (buffer->buffers() == 2 || !buffer->begun()) return Holds(id, chunks);
+    if (buffer->buffers() == 2 || !buffer->update().begun()) return Holds(id, chunks);
     return buffer->last_whole() == id && buffer->committed().empty() &&
            !std::filesystem::exists(weights());
   }

@@ -61,12 +61,12 @@ TEST_CASE("relayed model: an update that was broken off has no part in what is s
   Served s(2);
   {
     Buffer& b = *s.rig.buffer;
-    REQUIRE(*b.BeginUpdate());
+    REQUIRE(*b.update().Begin());
     BufferRig::Bring(b, 0, 2);
   }
   s.rig.Restart();
-  REQUIRE(s.rig.buffer->interrupted());
-  REQUIRE(s.rig.buffer->digest(0) == BufferRig::DigestOf(*s.rig.buffer, 0, 2));
+  REQUIRE(s.rig.buffer->update().interrupted());
+  REQUIRE(s.rig.buffer->bases().digest(0) == BufferRig::DigestOf(*s.rig.buffer, 0, 2));
   s.model = std::make_shared<RelayedModel>("m", *s.rig.buffer, s.pool, 1 << 20, [](uint32_t) {});
   REQUIRE(s.Install() == absl::OkStatus());
   const auto state = s.model->published();
@@ -135,7 +135,7 @@ TEST_CASE("relayed model: a chunk of a file that is being changed is to be asked
   ChunkBytes bytes(*s.model);
   const auto state = s.model->published();
   REQUIRE(bytes.Get(0, s.model->Lease(), {}).ok());
-  REQUIRE(*s.rig.buffer->BeginUpdate());
+  REQUIRE(*s.rig.buffer->update().Begin());
   // kAborted: the receiver tries again here, and does not look for another upstream.
   const auto changed = bytes.Get(0, {state, nullptr}, {});
   INFO(changed.status());

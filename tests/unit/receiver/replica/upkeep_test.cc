@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "receiver/buffer/catch_up.h"
 #include "tests/unit/receiver/buffer/buffer_rig.h"
 
 namespace deltawire::receiver::upkeep_test {
@@ -55,7 +56,7 @@ TEST_CASE("upkeep: files are checked every second, and scrubbing waits for those
 TEST_CASE("upkeep: a scrub finds a chunk that has lost its digest") {
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());
-  const_cast<std::byte&>(rig.buffer->base(1)[17]) ^= std::byte{4};
+  const_cast<std::byte&>(rig.buffer->bases().bytes(1)[17]) ^= std::byte{4};
   UpkeepRig kept({.model = "m", .scrub_bytes_per_s = 1 << 20});
   Upkeep& upkeep = kept.upkeep;
   upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
@@ -73,9 +74,9 @@ TEST_CASE("upkeep: a check of the files goes on in a pause, and a copy does not 
   CHECK(kept.upkeep.Next(*rig.buffer, {.committed = true}, start).task == Task::kNothing);
 
   BufferRig two({.buffers = 2, .huge_pages = false});
-  if (!two.buffer->lacks_spare()) return;  // no leases here
+  if (!LacksSecondFile(*two.buffer)) return;  // no leases here
   kept.upkeep.Run(Task::kMakeSpare, *two.buffer, nullptr, Never);
-  CHECK(two.buffer->lacks_spare());
+  CHECK(LacksSecondFile(*two.buffer));
   CHECK(kept.run.settled());
 }
 
@@ -84,18 +85,18 @@ TEST_CASE("upkeep: the second file is made before the first version, unless paus
   UpkeepRig kept;
   Upkeep& upkeep = kept.upkeep;
   const auto start = SteadyClock::now();
-  if (!rig.buffer->lacks_spare()) return;  // no leases here
+  if (!LacksSecondFile(*rig.buffer)) return;  // no leases here
   CHECK(upkeep.Next(*rig.buffer, {.paused = true}, start).task == Task::kNothing);
   REQUIRE(upkeep.Next(*rig.buffer, {}, start).task == Task::kMakeSpare);
   upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, [] { return true; });
-  if (rig.buffer->lacks_spare()) {
+  if (LacksSecondFile(*rig.buffer)) {
     CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
     const auto again = upkeep.Next(*rig.buffer, {}, start).again;
     CHECK(again > start);
     REQUIRE(upkeep.Next(*rig.buffer, {}, again).task == Task::kMakeSpare);
     upkeep.Run(Task::kMakeSpare, *rig.buffer, nullptr, Never);
   }
-  CHECK_FALSE(rig.buffer->lacks_spare());
+  CHECK_FALSE(LacksSecondFile(*rig.buffer));
   CHECK(upkeep.Next(*rig.buffer, {}, start).task == Task::kNothing);
 }
 
@@ -108,7 +109,7 @@ TEST_CASE("upkeep: the hidden file is brought up after a commit, and after those
     CoderRates rates;
     PullSink sink(*rig.buffer, kept.gate, 1 << 20, rates);
     REQUIRE(rig.Update(1).ok());
-    if (!rig.buffer->catches_up()) return;  // no leases here
+    if (!CanCatchUp(*rig.buffer)) return;  // no leases here
     upkeep.Run(Task::kCheck, *rig.buffer, &sink, Never);
     const auto before = SteadyClock::now();
     upkeep.Committed(*rig.buffer);
