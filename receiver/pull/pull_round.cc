@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "common/base/human.h"
 #include "common/layout/root.h"
@@ -28,7 +29,7 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
       wish_(std::move(wish)),
       results_(agents_.size()),
       transfers_(agents_.size(), wish_.target.awaited) {
-  if (wish_.force_full) env_.sink.Drop();
+  if (wish_.force_full) env_.sink.staged().Clear();
 }
 
 Identity PullRound::whole() const {
@@ -150,7 +151,7 @@ Status PullRound::Open() {
   }
   // Before the publish the only file must not change, so what may come fits into the staging.
   const bool stages = wish_.target.unwritten() && !env_.buffer.at_once();
-  ahead_bytes_ = stages ? std::max<uint64_t>(1, env_.sink.staging_room() / agents_.size()) : 0;
+  ahead_bytes_ = stages ? std::max<uint64_t>(1, env_.sink.staged().room() / agents_.size()) : 0;
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;
@@ -172,7 +173,7 @@ Status PullRound::Open() {
   if (repairs_ == 0) {
     // If chunks came in an earlier, broken pull, also of a process before this one, recording this
     // one would miss their changes.
-    const bool clean = !wish_.force_full && !env_.sink.staged() && !env_.sink.dirty() &&
+    const bool clean = !wish_.force_full && env_.sink.staged().empty() && !env_.sink.dirty() &&
                        !env_.buffer.update().begun() &&
                        std::none_of(agents_.begin(), agents_.end(),
                                     [](const RoundAgent& a) { return a.held.empty(); });
@@ -191,7 +192,7 @@ wire::Have PullRound::MakeHave() const {
     for (auto& entry : have.chunks) entry = {};
   } else {
     if (repairs_ == 0 && env_.history.recording() != nullptr) env_.history.Describe(have);
-    env_.sink.Overlay(have);
+    env_.sink.staged().Overlay(have);
   }
   return have;
 }
@@ -266,7 +267,7 @@ Status PullRound::Transfer() {
   if (repairs_ == 0) last_frame_ = SteadyClock::now();
   if (repairs_ == 0 && wish_.target.unwritten()) NoteAhead();
   // A history that differs from the sender's must not make the next pull's chunks unusable as well.
-  if (env_.sink.history_misfit()) env_.history.Forget();
+  if (env_.sink.tally().has_refusals()) env_.history.Forget();
   for (const Part& part : parts_) {
     if (!ended.ok()) break;
     if (transfers_.EndedByAnother(part.agent)) continue;
@@ -276,11 +277,12 @@ Status PullRound::Transfer() {
     }
   }
   NoteLinks();
-  env_.sink.AddTo(stats_);
-  times_.stage += env_.sink.stage_seconds();
+  env_.sink.tally().AddTo(stats_);
+  times_.stage += env_.sink.tally().stage_seconds();
   parts_.clear();
   if (!ended.ok()) {
-    return env_.sink.touch_failed() || absl::IsCancelled(ended) ? ended : Blame(std::move(ended));
+    return env_.sink.tally().touch_failed() || absl::IsCancelled(ended) ? ended
+                                                                        : Blame(std::move(ended));
   }
   if (env_.forward != nullptr) ForwardEnd();
   // Deltas that are staged for the only file wait there for the word: to apply them would take the
@@ -301,7 +303,8 @@ void PullRound::NoteAhead() {
   const auto said = env_.published ? env_.published() : std::nullopt;
   // Without the word the last frame shows it, since no pull ends before.
   const auto at = said ? std::clamp(said->at, start_, last_frame_) : last_frame_;
-  stats_.ahead_bytes = std::min(said ? said->bytes : env_.sink.bytes(), env_.sink.bytes());
+  stats_.ahead_bytes =
+      std::min(said ? said->bytes : env_.sink.tally().bytes(), env_.sink.tally().bytes());
   times_.ahead = stats_.ahead_seconds = std::chrono::duration<double>(at - start_).count();
   start_ = at;
 }
@@ -322,8 +325,8 @@ void PullRound::NoteLinks() {
 
 Status PullRound::Prepare() {
   const bool staged = !env_.buffer.at_once() && !env_.buffer.update().begun();
-  if (staged && env_.sink.refused()) {
-    env_.sink.Drop();
+  if (staged && env_.sink.staged().has_refused()) {
+    env_.sink.staged().Clear();
     return Errorf(
         StatusCode::kUnavailable,
         "a delta did not fit the history of past deltas that is kept here; pulling again");
@@ -372,7 +375,8 @@ Status PullRound::CheckEnd(const Part& part) {
 
 Status PullRound::Apply() {
   if (env_.sink.to_apply()) DW_RETURN_IF_ERROR(Writable());
-  suspects_.assign(env_.sink.mismatched().begin(), env_.sink.mismatched().end());
+  const std::set<uint32_t> mismatched = env_.sink.tally().mismatched();
+  suspects_.assign(mismatched.begin(), mismatched.end());
   DW_ASSIGN_OR_RETURN(bad_, env_.sink.Apply(env_.pool));
   if (bad_.empty()) {
     step_ = wish_.hold && !prepared() ? Step::kPrepare : Step::kCommit;
@@ -433,7 +437,7 @@ Status PullRound::Finish() {
   if (!(env_.buffer.committed() == whole()) || env_.buffer.update().begun()) {
     DW_RETURN_IF_ERROR(Writable());
     DW_RETURN_IF_ERROR(env_.buffer.update().Commit(whole(), env_.side_files.Merged()));
-    env_.sink.Committed();
+    env_.sink.MarkCommitted();
   }
   delta_ = env_.history.Commit(whole().id);
   stats_.transfer_seconds = std::chrono::duration<double>(last_frame_ - start_).count();

@@ -21,6 +21,7 @@
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_gate.h"
 #include "receiver/pull/forwarding.h"
+#include "receiver/pull/part_sink.h"
 #include "receiver/pull/pull_sink.h"
 #include "receiver/pull/replica_history.h"
 #include "receiver/pull/round_transfers.h"

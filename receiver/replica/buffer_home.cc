@@ -100,7 +100,7 @@ StatusOr<bool> BufferHome::Make(ModelDescription& description, BufferGate& gate,
   }
   if (sink_ != nullptr) return false;
   sink_ = std::make_unique<PullSink>(*buffer_, gate, options_.staging_bytes, rates_);
-  sink_->KeepApplied(buffer_->buffers() == 2 || delta_files_.enabled());
+  sink_->applied().SetKeep(buffer_->buffers() == 2 || delta_files_.enabled());
   if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
     LogWarn("model {}: {}", options_.model, MessageOf(taken));
   }
@@ -169,12 +169,12 @@ std::string BufferHome::WhyBuffers() const {
 }
 
 void BufferHome::LeaveDelta() {
-  const Status left = delta_files_.Put(*buffer_, buffer_->committed(), sink_->Applied());
+  const Status left = delta_files_.Put(*buffer_, buffer_->committed(), sink_->applied().All());
   if (!left.ok()) {
     LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,
             MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
-  if (!CanCatchUp(*buffer_)) sink_->ForgetApplied();
+  if (!CanCatchUp(*buffer_)) sink_->applied().Clear();
 }
 
 }  // namespace deltawire::receiver

@@ -125,7 +125,7 @@ void Upkeep::Committed(const Buffer& buffer) {
 }
 
 void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>& stop) {
-  const std::vector<AppliedDelta> deltas = sink.Applied();
+  const std::vector<AppliedDelta> deltas = sink.applied().All();
   auto caught = CatchUpSecondFile(buffer, deltas, stop);
   catch_up_at_ = SteadyClock::now() + (caught.ok() ? kCatchUpPause : kCatchUpFailedPause);
   const StatusCode code = caught.status().code();
@@ -138,7 +138,7 @@ void Upkeep::CatchUp(Buffer& buffer, PullSink& sink, const std::function<bool()>
   for (const uint32_t chunk : caught->corrupt_chunks) AddCorrupt(buffer, chunk);
   if (!caught->whole) return;
   behind_ = false;
-  sink.ForgetApplied();
+  sink.applied().Clear();
 }
 
 void Upkeep::MakeSpare(Buffer& buffer, const std::function<bool()>& stop) {

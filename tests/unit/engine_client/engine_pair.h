@@ -15,7 +15,7 @@ namespace deltawire::engine {
 struct Pair {
   /// `threads`: of the engine's client.
   explicit Pair(uint32_t buffers = 2, size_t threads = 2) : rig(1, buffers) {
-    rig.sink->KeepApplied(true);
+    rig.sink->applied().SetKeep(true);
     REQUIRE(rig.delta_files.Start(*rig.buffer) == absl::OkStatus());
     Publish(receiver::FakeAgent::Make(rig.layout, 1));
     auto opened = EngineWeights::Open(rig.dir.path(), threads);
@@ -33,10 +33,11 @@ struct Pair {
     const auto round = rig.Round(rig.Newest(), force_full);
     REQUIRE(rig.Run(*round) == absl::OkStatus());
     if (rig.buffer->buffers() == 2) {
-      REQUIRE(
-          receiver::CatchUpSecondFile(*rig.buffer, rig.sink->Applied(), [] { return false; }).ok());
+      REQUIRE(receiver::CatchUpSecondFile(*rig.buffer, rig.sink->applied().All(), [] {
+                return false;
+              }).ok());
     }
-    rig.sink->ForgetApplied();
+    rig.sink->applied().Clear();
   }
   UpdateInfo Update() {
     const auto info = weights->Prepare();

@@ -22,7 +22,7 @@ std::vector<fs::path> Files(const fs::path& folder) {
 struct Leaving {
   explicit Leaving(uint64_t limit = 1 << 20)
       : files(rig.dir.path() / kDeltaFolder, limit), now(FakeAgent::Make(rig.layout, 1)) {
-    rig.sink->KeepApplied(true);
+    rig.sink->applied().SetKeep(true);
     REQUIRE(rig.delta_files.Start(*rig.buffer) == absl::OkStatus());
     Publish();
   }
@@ -31,8 +31,8 @@ struct Leaving {
     if (version > 0) now = FakeAgent::Step(now, version + 1);
     rig.Publish({1, ++version}, now);
     REQUIRE(rig.Run(*rig.Round(rig.Newest())) == absl::OkStatus());
-    REQUIRE(CatchUpSecondFile(*rig.buffer, rig.sink->Applied(), [] { return false; }).ok());
-    rig.sink->ForgetApplied();
+    REQUIRE(CatchUpSecondFile(*rig.buffer, rig.sink->applied().All(), [] { return false; }).ok());
+    rig.sink->applied().Clear();
   }
 
   RoundRig rig;

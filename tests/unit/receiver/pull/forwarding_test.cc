@@ -242,7 +242,7 @@ TEST_CASE("forwarding: a first version and a delta go on before the pulls that b
     s.BeforeEnd([&] {
       pull = std::thread([&] { pulled = leaf.Pull(s.newest(), true); });
       // All that the leaf needs has gone on, and neither has committed anything.
-      CHECK(Eventually([&] { return leaf.sink->bytes() == s.rig.progress[0]; }));
+      CHECK(Eventually([&] { return leaf.sink->tally().bytes() == s.rig.progress[0]; }));
       CHECK(s.rig.buffer->last_whole().id.version == version - 1);
       CHECK(leaf.buffer->last_whole().id.version == version - 1);
     });
@@ -266,7 +266,7 @@ TEST_CASE("forwarding: a pull that is given up ends the pulls behind it, and wha
   PullBeside beside(s, leaf, s.newest());
   const uint64_t chunk = s.rig.buffer->chunks()[0].bytes;
   s.rig.at().at_end = [&](StatusOr<net::PullEnd>&) {
-    CHECK(Eventually([&] { return leaf.sink->bytes() == 4 * chunk; }));
+    CHECK(Eventually([&] { return leaf.sink->tally().bytes() == 4 * chunk; }));
   };
   CHECK(absl::IsUnavailable(s.Pull()));
   CHECK(absl::IsAborted(beside.Join()));

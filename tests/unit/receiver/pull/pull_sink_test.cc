@@ -176,7 +176,7 @@ TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
     const auto bad = s.sink->Apply(s.pool);
     REQUIRE(bad.ok());
     CHECK(bad->size() == (wrong ? 1 : 0));
-    CHECK(s.sink->mismatched().size() == (wrong ? 1 : 0));
+    CHECK(s.sink->tally().mismatched().size() == (wrong ? 1 : 0));
   }
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("after a whole chunk with a wrong digest, only another whole chunk is 
   REQUIRE(bad.ok());
   CHECK(*bad == (again ? std::vector<uint32_t>{} : std::vector<uint32_t>{0}));
   CHECK(s.buffer->bases().known(0) == again);
-  CHECK(s.sink->mismatched() == std::set<uint32_t>{0});
+  CHECK(s.sink->tally().mismatched() == std::set<uint32_t>{0});
 }
 
 }  // namespace

@@ -219,7 +219,7 @@ struct RoundRig : RoundPlace {
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
     for (size_t i = 0; i < stations.size(); ++i) at(i).held = round.results()[i].end;
     if (!std::filesystem::exists(dir.path() / kDeltaFolder)) return absl::OkStatus();
-    return delta_files.Put(*buffer, buffer->committed(), sink->Applied());
+    return delta_files.Put(*buffer, buffer->committed(), sink->applied().All());
   }
   Status Pull() { return Run(*Round(Newest())); }
   Status PullFull(const Follower::Target& target) { return Run(*Round(target, true)); }
