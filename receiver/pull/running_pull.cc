@@ -18,7 +18,6 @@ void RunningPull::Begin(std::shared_ptr<PullRound> round, const Follower::Target
   round_ = std::move(round);
   target_ = target.whole;
   parts_ = target.parts;
-  published_.reset();
   std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
   bytes_done_ = bytes_expected_ = 0;
 }
@@ -29,9 +28,9 @@ void RunningPull::BeginCommit(std::shared_ptr<PullRound> round, const Identity& 
   target_ = target;
 }
 
-void RunningPull::Published(Time now) {
+void RunningPull::MarkPublished() {
   state_ = State::kPublished;
-  published_ = {now, bytes_done_};
+  if (round_ != nullptr) round_->MarkPublished(bytes_done_);
 }
 
 void RunningPull::End() {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "common/base/identity.h"
@@ -28,8 +27,8 @@ class RunningPull {
   void Begin(std::shared_ptr<PullRound> round, const Follower::Target& target);
   /// The commit of a round that was prepared before. It has no progress of its own.
   void BeginCommit(std::shared_ptr<PullRound> round, const Identity& target);
-  /// All agents have published what was kUnwritten.
-  void Published(Time now);
+  /// All agents have published what was kUnwritten. Tells the round.
+  void MarkPublished();
   void End();
 
   State state() const { return state_; }
@@ -42,8 +41,6 @@ class RunningPull {
   const Identity& target() const { return target_; }
   /// By agent. REQUIRES: Begin.
   const std::vector<Identity>& parts() const { return parts_; }
-  /// When the target was published, and what had come by then, if it was kUnwritten.
-  const std::optional<PullRound::Env::Published>& published() const { return published_; }
 
   /// `bytes` of payload have come from `agent` in all. True: it is time for another report.
   bool Progress(size_t agent, uint64_t bytes, Time now);
@@ -56,7 +53,6 @@ class RunningPull {
   std::shared_ptr<PullRound> round_;
   Identity target_;
   std::vector<Identity> parts_;
-  std::optional<PullRound::Env::Published> published_;
   std::vector<uint64_t> part_bytes_;
   uint64_t bytes_done_ = 0, bytes_expected_ = 0;
   Time reported_{};

@@ -115,8 +115,7 @@ std::shared_ptr<PullRound> Puller::MakeRound(const Follower::Target& target, con
       .connect_ahead = env_.options.connect_ahead,
       .allow_code_files = env_.options.allow_code_files,
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
-      .forward = !full && !wish.hold && named ? env_.downstream.forwarding() : nullptr,
-      .published = [this] { return running().published(); }};
+      .forward = !full && !wish.hold && named ? env_.downstream.forwarding() : nullptr};
   return std::make_shared<PullRound>(
       env, std::move(agents),
       PullRound::Wish{.target = target,
@@ -293,7 +292,7 @@ RunningPull Puller::running() const {
 void Puller::MarkPublished() {
   MutexLock lock(mu_);
   if (pull_.state() != RunningPull::State::kUnwritten) return;
-  pull_.Published(SteadyClock::now());
+  pull_.MarkPublished();
   env_.gate.EndKeepName();
 }
 

@@ -203,6 +203,27 @@ TEST_CASE("pull round: what comes before its publish took no time to transfer af
   CHECK(round->stats().transfer_seconds == 0);
 }
 
+TEST_CASE("pull round: bytes that had come at the publish were ahead of it, and no more") {
+  RoundRig s;
+  const auto first = FakeAgent::Make(s.layout, 1);
+  s.Publish({1, 1}, first);
+  REQUIRE(s.Pull() == absl::OkStatus());
+  s.Publish({1, 2}, Changed(first, 2));
+  Follower::Target target = s.Newest();
+  target.incoming = true;
+  target.root_known = false;
+  target.whole.root = target.parts[0].root = 0;
+  const auto round = s.Round(target);
+  uint64_t said = 17;
+  SECTION("less than all") {}
+  SECTION("more than came") { said = uint64_t{1} << 40; }
+  s.at().on_run = [&] { round->MarkPublished(said); };
+  REQUIRE(s.Run(*round) == absl::OkStatus());
+  const PullStats& stats = round->stats();
+  CHECK(stats.ahead_bytes == std::min(said, stats.payload_bytes));
+  CHECK(stats.transfer_seconds == round->times().transfer);
+}
+
 TEST_CASE("pull round: an end at nothing is no state") {
   RoundRig s;
   s.Publish({1, 1}, FakeAgent::Make(s.layout, 1));
