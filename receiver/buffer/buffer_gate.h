@@ -1,7 +1,7 @@
-// The gate between those who read a model's directory and those who change it: engines hold a
-// version while they read it, and an update waits until readers and engines let it begin. It also
-// says which version is committed, and which one engines may load. A Replica owns it, and the
-// update's calls name the Buffer. Public methods may be called from any thread.
+// The gate between the readers of a model's directory and its updates: an engine holds a version
+// while it reads it, and an update waits for readers and engines before it begins. The gate also
+// knows which version is committed, and which one engines may load. A Replica owns it, and the
+// update's calls name the Buffer. Every public method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -32,31 +32,31 @@ class BufferGate {
     bool copy_for_reader = false;
     Downstream* downstream = nullptr;  ///< serves the committed file; null: none
   };
-  /// `news` is called, without a lock, when a wait begins or is for other readers.
+  /// `news` is called, without a lock, when a wait begins, and when other readers cause it.
   explicit BufferGate(Options options, std::function<void()> news = nullptr)
       : options_(std::move(options)), news_(std::move(news)) {}
 
   // Engines (receiver/engine).
   /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
-  /// that will next change the directory. Set once.
+  /// that changes the directory next. May be set once.
   void OnReady(std::function<void()> listener) ABSL_LOCKS_EXCLUDED(mu_);
   /// The version that was committed last, with its delta beside it; empty: none yet.
   Identity Ready() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// True: the named file stays at `id` until Release or `until`, and its next version waits.
-  /// False: it is not at `id`, or not for long. `reader` is the name that waits() then shows.
+  /// Keeps the named file at `id` until Release or `until`; its next version waits. False: the file
+  /// is not at `id`, or is about to change. waits() shows the name `reader`.
   bool Hold(const Identity& id, const std::string& reader,
             SteadyClock::time_point until = SteadyClock::time_point::max())
       ABSL_LOCKS_EXCLUDED(mu_);
   void Release(const std::string& reader) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The running pull.
-  /// The changes that a pull may make before its commit. SetLimit and EndKeepName change it.
+  /// The limit of the changes that a pull may make before its commit.
   enum class Limit : uint8_t {
     kNone,
     kKeepName,  ///< the only file keeps its name: an agent may still abandon its part
-    kPrepare,   ///< no change that a reader sees: the version waits for its group's word
+    kPrepare,   ///< no change that a reader sees: the version waits for its group's commit
   };
-  /// The reason why Touch last failed, since SetLimit.
+  /// The reason of the last failure of Touch since SetLimit.
   enum class Refusal : uint8_t { kNone, kReader, kCannotPrepare };
   void SetLimit(Limit limit);
   /// The version is published, so kKeepName becomes kNone.
@@ -66,9 +66,9 @@ class BufferGate {
   Limit limit() const { return limit_; }
   Refusal refusal() const { return refusal_; }
   /// Makes the buffer ready for a pull to change its first byte, from any of the pull's threads.
-  /// Does not wait: kUnavailable while a reader is in the way.
+  /// Does not wait: returns kUnavailable while a reader blocks it.
   Status Touch(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Waits until no reader keeps the buffer's bytes from being changed. kCancelled: see
+  /// Waits for the readers that keep the buffer's bytes from being changed. kCancelled: see
   /// SetYielding.
   Status WaitWritable(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Waits until no engine holds the directory, and lets no other one hold it until EndChange.
@@ -81,13 +81,13 @@ class BufferGate {
 
   // The buffer's state.
   Identity committed() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Whether an update has taken the weights' name away, and goes on.
+  /// Whether an update has taken the weights' name away, and is not committed.
   bool half_updated() const ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes up a buffer that was recovered: its version is ready, or its update goes on.
   void TakeUp(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes note of the state that the buffer is in now.
   void Look(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes note of the committed version alone: a check is no update.
+  /// Takes note of the committed version alone, after a check, which is no update.
   void LookAtVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// The committed version is about to lose its name, since chunks of it are corrupt. Ends the
   /// change. REQUIRES: BeginChange.
@@ -119,11 +119,11 @@ class BufferGate {
     return stopping_ || (yielding_ && !half_updated_);
   }
   void LookUnder(const Buffer& buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Counts the wait that has ended, if one had begun.
+  /// Ends the wait, if one had begun, and adds it to the sums.
   void EndWait() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The engines that hold the directory.
   std::string Holders() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Takes the directory from those whose time is over.
+  /// Releases the holds whose time is over.
   void DropLateHolders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;

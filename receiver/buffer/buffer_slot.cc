@@ -79,7 +79,7 @@ bool BufferSlot::IsTouched() const {
 }
 
 bool BufferSlot::IsReusable() const {
-  // A file whose path somebody removed or replaced is not reused: it might not get a name again.
+  // A file whose path was removed or replaced is not reused: it might not get a name again.
   return file_ && HasItsPath() && !HasAnotherName() && (env_.leases || env_.unsafe_in_place);
 }
 

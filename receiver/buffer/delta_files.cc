@@ -46,7 +46,7 @@ Status DeltaFiles::Start(const Buffer& buffer) {
     fs::remove_all(directory_, error);
     return absl::OkStatus();
   }
-  // Who may read the weights may read what changes them: with the set-group-id bit the files in it
+  // A reader of the weights may read their deltas: with the set-group-id bit the files in it
   // are the group's, too.
   const mode_t mode = FileModeIn(directory_.parent_path()) == 0600 ? 0700 : 02750;
   DW_RETURN_IF_ERROR(MakeOwnDirectory(directory_, mode));

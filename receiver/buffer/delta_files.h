@@ -1,7 +1,7 @@
 // The committed deltas that a receiver leaves beside its buffer for engines (docs/delta_file.md): a
-// bounded number of files, of which the oldest is dropped first. Owner: a Replica; only its driving
-// thread uses it. Cost: each delta's payloads once more, in the directory's filesystem, and 8 bytes
-// of memory per chunk. Errors name the file, and never keep a version from being committed.
+// bounded number of files, of which it removes the oldest first. It takes each delta's payloads
+// once more, in the directory's filesystem, and 8 bytes of memory per chunk. A BufferHome owns it;
+// one thread uses it. Errors name the file, and never keep a version from being committed.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class DeltaFiles {
   /// Takes up the files of an earlier process. The committed state of `buffer`, which every Put
   /// will get, is the first delta's base.
   Status Start(const Buffer& buffer);
-  /// Writes what changed since the last state that was put. To be called after `buffer` was
-  /// committed as `to`. A changed chunk that `applied` does not bring there gets no payload, so
+  /// Writes the delta from the last state that was put to `to`, as which `buffer` was just
+  /// committed. A changed chunk whose deltas in `applied` do not lead there gets no payload, so
   /// that engines read it whole.
   Status Put(const Buffer& buffer, const Identity& to, std::span<const AppliedDelta> applied);
 

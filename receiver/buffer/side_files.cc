@@ -145,7 +145,7 @@ Status InstalledSideFiles::Keep(const SideFile& file, const Entry& entry) {
 
 Status InstalledSideFiles::KeepAll(const std::vector<SideFile>& files) {
   std::error_code ignored;
-  if (!fs::exists(kept_, ignored)) recorded_ = false;  // somebody has removed it
+  if (!fs::exists(kept_, ignored)) recorded_ = false;  // another process has removed it
   DW_RETURN_IF_ERROR(Prepare());
   for (const SideFile& f : files) {
     DW_RETURN_IF_ERROR(Keep(f, {f.name, Xxh3(AsBytes(f.content)), f.content.size()}));

@@ -1,8 +1,8 @@
 // The side files (config.json, tokenizer) of the version that a directory's weights have: staged
 // before the commit, put in place with it, removed when a later version lacks them, and put back
-// when somebody changes them. A hidden directory keeps their contents, and marks the model's
-// directory as a receiver's. Owner: a Buffer. Threads: one at a time. Cost: twice their size on the
-// filesystem. Format and order of steps: docs/lifecycle.md.
+// when another process changes them. A hidden directory keeps their contents, and marks the model's
+// directory as a receiver's. They take twice their size on the filesystem. A Buffer owns it; one
+// thread at a time uses it. docs/lifecycle.md has the format and the order of steps.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +26,19 @@ class InstalledSideFiles {
   /// Makes the hidden directory.
   Status Prepare();
 
-  /// Reads what an earlier process left. Finishes a change that was staged for `whole`, and drops
-  /// one for another state. kDataLoss when a file's content is lost: all must be staged anew.
+  /// Reads the files that an earlier process left. Finishes a change that was staged for `whole`,
+  /// and discards one for another state. kDataLoss when a file's content is lost: all must be
+  /// staged anew.
   Status Recover(const Identity& whole);
   /// Keeps `files` beside the installed ones. If `whole` is then committed and the process crashes,
-  /// Recover finishes the change. If `files` are the installed ones, writes only what of their
-  /// content was lost here. What an earlier call staged and a commit that failed has put in place,
-  /// in part, is undone.
+  /// Recover finishes the change. If `files` are the installed ones, writes only contents that were
+  /// lost. Undoes the files of an earlier call that a failed commit has installed in part.
   Status Stage(const std::vector<SideFile>& files, const Identity& whole);
   /// Puts the staged files in place and removes installed files that no longer belong: a rename or
   /// an unlink for each file that differs.
   Status Install();
-  /// Records the staged files as installed. To be called after the weights have their name. They
-  /// are installed also where recording them fails; the next PutBack or Stage then tries it again.
+  /// Records the staged files as installed, after the weights have their name. If that fails, they
+  /// count as installed, and the next PutBack or Stage records them.
   Status Finish();
 
   /// The installed files. kDataLoss when a file's content is lost.

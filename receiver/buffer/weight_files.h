@@ -51,7 +51,7 @@ class WeightFiles {
     kRestored,
     kLost,  ///< the file has no name left, and the kernel gives such a file no new one
   };
-  /// Gives the front file its name back if somebody took it. REQUIRES: there is one.
+  /// Gives the front file its name back if another process took it. REQUIRES: there is one.
   StatusOr<Name> RestoreName();
   /// A hidden name that the slot's file may take.
   std::filesystem::path HiddenName(int slot) const;

@@ -1,5 +1,5 @@
-// The link from a replica to the Downstream that serves its versions to other receivers, or to
-// none. A Replica owns it; its driving thread alone uses it, except for News.
+// The link from a replica to the Downstream that serves its versions to other receivers, if there
+// is one. A Replica owns it; its driving thread alone uses it, except for News.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ class DownstreamLink {
   /// `downstream`, which outlives this, may be null. `payload_limit`: see IncomingVersion.
   DownstreamLink(Downstream* downstream, uint64_t payload_limit);
 
-  /// Whether anybody may be served.
+  /// Whether there is a Downstream.
   bool serves() const { return downstream_ != nullptr; }
-  /// Serves a version while it comes; null: nobody is served.
+  /// Serves a version while it is incoming; null without a Downstream.
   Forwarding* forwarding() const { return forwarding_.get(); }
   /// Serves the committed version, to which `delta` leads from `from`; null: no delta is known.
   void Serve(Buffer& buffer, std::shared_ptr<const Delta> delta = nullptr,
              const Identity& from = {});
-  /// Whether the downstream could not take the committed version, and is to be asked again.
+  /// Whether the Downstream could not serve the committed version, so that Serve must be repeated.
   bool serve_again() const { return serve_again_; }
-  /// Chunks have lost their digest.
+  /// Reports chunks that have lost their digest.
   void Distrust(std::span<const uint32_t> chunks) const;
-  /// A pull has ended: what came of it and was not committed is given up.
+  /// A pull has ended: abandons what came of it and was not committed.
   void EndForwarding(const Status& why);
   void News(const RelayNews& news) const;
   void Drop();

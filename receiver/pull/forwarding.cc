@@ -44,7 +44,7 @@ void Forwarding::Complete(net::PullEnd end, std::vector<SideFile> side_files) {
 
 void Forwarding::End(const Status& why) {
   if (incoming_ == nullptr) return;
-  // Whatever went wrong, kAborted makes those who wait for this version pull here again.
+  // By kAborted, whatever went wrong, receivers that wait for this version pull here again.
   incoming_->Abandon(Errorf(StatusCode::kAborted, "{} did not come: {}; pull again",
                             ToString(incoming_->identity()), MessageOf(why)));
   incoming_.reset();

@@ -1,8 +1,7 @@
-// Hands the version that a pull round brings, while it is still coming, to those who serve it on:
-// its name, and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives
-// it. Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
-// while chunks come. Cost: that of an IncomingVersion. Errors: none; a version that is given up
-// ends its pulls.
+// The forwarding of the version that a pull round brings, while it is still incoming: to the
+// Downstream, its name, and each chunk once it is checked. A DownstreamLink owns it. Chunk calls
+// come from IoThreads, the others from the replica's driving thread, never while chunks come. It
+// takes the memory of an IncomingVersion.
 #pragma once
 
 #include <memory>
@@ -29,12 +28,12 @@ class Forwarding {
   void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
   /// The pull has named the history that is kept here.
   void Names(const std::vector<StateId>& history);
-  /// Whether somebody was there to take the version when its pull began.
+  /// Whether a receiver was attached that may pull the version, when its pull began.
   bool waited_for() const { return waited_for_; }
-  /// Gives the version up, if there is one that has not been committed and served by now.
+  /// Abandons the version, unless it has been committed and served by now. Its pulls end.
   void End(const Status& why);
 
-  // Of one chunk.
+  // The chunk calls.
   void Begins(const wire::FrameHeader& header) {
     if (incoming_ != nullptr) incoming_->AbandonUnlessOf(GoingOn(header));
   }

@@ -1,7 +1,7 @@
-// Turns a chunk's payload of any codec into the fast payload, which is checked, kept and applied.
-// Owner: a PullSink; buffer and rates outlive it. Threads: any, for different chunks.
-// Cost: nothing for fast; for tight and dense a few passes over the chunk, and megabytes of scratch
-// memory per thread. Errors: kDataLoss names chunk and tensor.
+// A decoder that turns a chunk's payload of any codec into the fast payload, which is checked, kept
+// and applied. It does nothing for fast; for tight and dense it makes a few passes over the chunk,
+// and takes megabytes of scratch memory per thread. A PullSink owns it. It may be called from any
+// thread, for different chunks. Errors name chunk and tensor.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class PayloadDecoder {
 
   struct Payload {
     kernels::Codec codec = kernels::Codec::kFast;
-    unsigned depth = 0;  ///< how many deltas of the history it needed
+    unsigned depth = 0;  ///< deltas of the history that it needed
     bool fits = true;    ///< false: a tight payload for other bytes or another history
     std::unique_ptr<std::byte[]> decoded;  ///< the fast payload; null if the payload was fast
     size_t bytes = 0;

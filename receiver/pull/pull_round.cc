@@ -172,7 +172,7 @@ Status PullRound::Transfer() {
 void PullRound::ForwardEnd() {
   const net::PullEnd end{whole(), results_.front().side_files};
   if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
-  // An error is met again, and reported, when the version is to be committed.
+  // Commit meets an error again, and reports it.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
 }
 

@@ -1,7 +1,7 @@
 // The last deltas that a replica applied, one per pull, for the codec tight (docs/wire_format.md,
-// "History"). In memory only: a restarted receiver has none, and gets payloads that need none.
-// Owner: a Replica, of which only the driving thread uses it; a sink records into the builder from
-// many threads. Cost: memory up to its limit, and half as much again while a pull runs.
+// "History"). It is in memory only: a restarted receiver has none, and gets payloads that need
+// none. It takes memory up to its limit, and half as much again while a pull runs. A Puller owns
+// it; its driving thread alone uses it, except that a sink records from many threads.
 #pragma once
 
 #include <cstdint>

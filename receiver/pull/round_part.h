@@ -67,7 +67,7 @@ class RoundPart {
   const RoundAgent agent_;
   const size_t index_;
   Result& result_;
-  // Of the next or running transfer.
+  // The next or running transfer.
   PullWish pull_;
   std::unique_ptr<PartSink> sink_;
   RoundTransfers::Transport transport_;

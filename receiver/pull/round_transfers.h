@@ -22,7 +22,7 @@ class RoundTransfers {
 
   RoundTransfers(size_t agents, std::span<const size_t> awaited);
 
-  /// Ends the transfers, and makes all later ones fail.
+  /// Ends the running transfers, and makes all later ones fail.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   /// An awaited agent has its part, or says that it is on its way.
   void Tell(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
@@ -35,7 +35,7 @@ class RoundTransfers {
   Status Await(size_t agent, std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
   Status Add(Transport part) ABSL_LOCKS_EXCLUDED(mu_);
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
-  /// The part of `agent` has failed, and what the other parts wait for may never come: ends them.
+  /// Ends the other parts, since the part of `agent` has failed: what they wait for may never come.
   void EndOthers(size_t agent, const Transport& part) ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether EndOthers was called for another agent.
   bool EndedByAnother(size_t agent) const ABSL_LOCKS_EXCLUDED(mu_);

@@ -1,6 +1,5 @@
-// The pull that a replica runs: its round, the version that it brings, whether the trainer still
-// writes that version, and its progress, which stays readable after the end. A Puller owns it,
-// under its lock.
+// The pull that a replica runs: its round, its version, whether the trainer still writes that
+// version, and its progress, which stays readable after the end. A Puller owns it, under its lock.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,7 @@ class StagedDeltas {
   };
   All TakeAll();
 
-  // Of one delta. The last of a chunk's deltas stays where it is until the next one is added.
+  // The calls of one delta. A chunk's last delta stays in place until the next one is added.
   /// Begins a delta. Returns the place for its payload.
   MutableBytes Add(const wire::FrameHeader& header);
   /// The chunk's last delta, with the payloads of those before it; null if the chunk was refused.

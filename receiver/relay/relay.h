@@ -1,8 +1,7 @@
-// Serves what the replicas of this daemon have committed to other receivers, over the same service
-// and the same bulk protocol as a sender.
-// Owner: the Daemon; it outlives the replicas. Threads: Of before the replicas start, every other
-// method from any; a Downstream's as downstream.h says. Cost: the desk's thread; per model its
-// RelayedModel. Errors name the model.
+// A server of the versions that this daemon's replicas have committed, for other receivers. It has
+// the service and the bulk protocol of a sender. The daemon owns it, and it outlives the replicas.
+// The calls of Of come before the replicas start, all others from any thread; downstream.h has the
+// threads of a Downstream. Errors name the model.
 #pragma once
 
 #include <chrono>
@@ -36,8 +35,8 @@ class Relay : public net::PullSource, public PullHost {
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
   ~Relay() override;
 
-  /// What the replica of `model` is to be given; lives as long as the relay. `doubt` is called from
-  /// any thread, with the layout's fingerprint, for a chunk that has lost its digest.
+  /// The Downstream for the replica of `model`. It lives as long as the relay. `doubt` is called
+  /// from any thread, with the layout's fingerprint, for a chunk that has lost its digest.
   Downstream* Of(const std::string& model,
                  std::function<void(const std::string& fingerprint, uint32_t chunk)> doubt);
 

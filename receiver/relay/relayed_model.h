@@ -1,7 +1,8 @@
-// What a receiver has committed of one model, as a source of served pulls: its weight file, and the
-// deltas that its own pulls brought. Names and digests are the origin's, so whoever pulls here ends
-// at the same states as there. Owner: a Relay, by shared_ptr; pulls hold one too. Threads: any;
-// Install by one at a time. Cost: 8 bytes per chunk, the delta log. Errors name the model.
+// The committed state of one model at a receiver, as a source of served pulls: its weight file, and
+// the deltas that its own pulls brought. Names and digests are the origin's, so a pull from here
+// ends at the same states as one from there. It takes 8 bytes per chunk, and its delta log. A Relay
+// and its pulls share it. Every method may be called from any thread, but Install by one at a time.
+// Errors name the model.
 #pragma once
 
 #include <functional>
@@ -18,7 +19,7 @@ namespace deltawire::receiver {
 
 class RelayedModel : public StateSource {
  public:
-  /// `doubt` is called for a chunk that a receiver doubts and that has lost its digest here.
+  /// `doubt` is called for a chunk that has lost its digest here, as a receiver suspected.
   RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
                std::function<void(uint32_t chunk)> doubt);
 
