@@ -1,5 +1,5 @@
-// A fake of the CUDA runtime for machines without a device, with two of them. "Device" memory is
-// filled with rubbish, and only queued work and cudaMemcpy can touch it; of strided copies, only
+// A fake of the CUDA runtime for machines without a device, with two of them. "Device" memory
+// begins as rubbish, and only queued work and cudaMemcpy can touch it; of strided copies, only
 // those of the same device, queued while it is the current one. Work that is queued on a stream
 // runs in its order, and at any time: at once, during any later call, when somebody waits, or after
 // the stream was destroyed; streams get on in any order. A failure stays in cudaGetLastError until
@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -53,7 +54,7 @@ bool refuse_pinning = false, refuse_mapping = false;
 constexpr int kDevices = 2;
 thread_local int current_device = 0;
 bool used[kDevices] = {};
-std::map<const uint8_t*, size_t> device_memory, registered;
+std::map<const uint8_t*, size_t> device_memory, pinned_memory, registered;
 std::map<const uint8_t*, int> device_of;  // of the blocks of device_memory
 std::vector<CUstream_st*> streams;        // in the order in which they were made
 std::vector<CUstream_st*> destroyed;      // those with work left
@@ -80,6 +81,11 @@ cudaError_t Outcome() {
 
 CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
 
+constexpr size_t kPage = 4096;
+uint8_t* PageOf(const uint8_t* data) {
+  return const_cast<uint8_t*>(data) - reinterpret_cast<uintptr_t>(data) % kPage;
+}
+
 /// Makes device memory accessible for as long as it lives.
 class OnTheDevice {
  public:
@@ -89,7 +95,8 @@ class OnTheDevice {
  private:
   static void Protect(int protection) {
     for (const auto& [data, size] : device_memory) {
-      (void)mprotect(const_cast<uint8_t*>(data), size, protection);
+      uint8_t* const page = PageOf(data);
+      (void)mprotect(page, static_cast<size_t>(data + size - page), protection);
     }
   }
 };
@@ -158,16 +165,30 @@ bool Holds(const std::map<const uint8_t*, size_t>& blocks, const uint8_t* p, siz
   std::abort();
 }
 
-/// Ends the test program when a kernel of this device would touch memory that it cannot reach.
-void CheckKernelMemory(int device, const uint8_t* p, size_t bytes) {
-  if (Holds(registered, p, bytes)) return;
-  if (!Holds(device_memory, p, bytes)) {
-    End("a kernel touches memory that is neither a device's nor registered");
+/// The memory that a kernel of one device can reach. It lives while the kernel runs, and remembers
+/// the block that was touched last.
+class KernelMemory {
+ public:
+  explicit KernelMemory(int device) : device_(device) {}
+  /// Ends the test program unless the kernel can reach these bytes.
+  void Check(const uint8_t* p, size_t bytes) {
+    if (p >= first_ && p + bytes <= last_) return;
+    const auto& blocks = Holds(registered, p, bytes) ? registered : device_memory;
+    if (!Holds(blocks, p, bytes)) {
+      End("a kernel touches memory that is neither a device's nor registered");
+    }
+    const auto& [first, size] = *std::prev(blocks.upper_bound(p));
+    if (&blocks == &device_memory && device_of.at(first) != device_) {
+      End("a kernel touches another device's memory");
+    }
+    first_ = first;
+    last_ = first + size;
   }
-  if (std::prev(device_of.upper_bound(p))->second != device) {
-    End("a kernel touches another device's memory");
-  }
-}
+
+ private:
+  const int device_;
+  const uint8_t *first_ = nullptr, *last_ = nullptr;
+};
 
 /// A lack of memory does not stick.
 cudaError_t AllocationOutcome() {
@@ -178,49 +199,72 @@ cudaError_t AllocationOutcome() {
   return Say(cudaErrorMemoryAllocation);
 }
 
-cudaError_t Allocate(void** memory, size_t bytes) {
+/// A file full of rubbish, of which blocks of memory are private copies: only the pages that are
+/// touched cost anything.
+constexpr size_t kRubbish = size_t{4} << 20;
+int RubbishFile() {
+  static const int file = [] {
+    const int made = memfd_create("rubbish", MFD_CLOEXEC);
+    const std::vector<uint8_t> rubbish(kRubbish, 0xdb);
+    if (made < 0 || write(made, rubbish.data(), kRubbish) != static_cast<ssize_t>(kRubbish)) {
+      End("there is no memory for the pretended device");
+    }
+    return made;
+  }();
+  return file;
+}
+
+/// Returns whole pages of rubbish, and one behind them that nobody may touch; null: there is no
+/// memory.
+uint8_t* Map(size_t bytes, int protection) {
+  void* const made =
+      mmap(nullptr, bytes + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return nullptr;
+  auto* const first = static_cast<uint8_t*>(made);
+  for (size_t at = 0; at < bytes; at += kRubbish) {
+    if (mmap(first + at, std::min(kRubbish, bytes - at), protection, MAP_PRIVATE | MAP_FIXED,
+             RubbishFile(), 0) == MAP_FAILED) {
+      munmap(made, bytes + kPage);
+      return nullptr;
+    }
+  }
+  return first;
+}
+
+/// A block ends where its pages end, so that nobody gets far beyond it unseen.
+cudaError_t Allocate(void** memory, size_t bytes, std::map<const uint8_t*, size_t>& blocks,
+                     int protection) {
   if (const cudaError_t error = AllocationOutcome(); error != cudaSuccess) return error;
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*memory, 0xdb, bytes);
+  constexpr size_t kAlignment = 256;
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t pages = (bytes + kPage - 1) / kPage * kPage;
+  uint8_t* const made = Map(pages, protection);
+  if (made == nullptr) return Say(cudaErrorMemoryAllocation);
+  blocks[made + pages - bytes] = bytes;
+  *memory = made + pages - bytes;
   ++allocations;
   return cudaSuccess;
 }
 
 cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
-  if (const cudaError_t error = AllocationOutcome(); error != cudaSuccess) return error;
-  constexpr size_t kPage = 4096;
-  bytes = (bytes + kPage - 1) / kPage * kPage;
-  void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (made == MAP_FAILED) return cudaErrorMemoryAllocation;
-  std::memset(made, 0xdb, bytes);
-  (void)mprotect(made, bytes, PROT_NONE);
-  device_memory[static_cast<uint8_t*>(made)] = bytes;
-  device_of[static_cast<uint8_t*>(made)] = current_device;
-  *memory = made;
-  ++allocations;
+  const cudaError_t error = Allocate(memory, bytes, device_memory, PROT_NONE);
+  if (error != cudaSuccess) return error;
+  device_of[static_cast<uint8_t*>(*memory)] = current_device;
   ++device_allocations;
   return cudaSuccess;
 }
 
-cudaError_t FreeOnDevice(void* memory) {
+cudaError_t Free(void* memory, std::map<const uint8_t*, size_t>& blocks) {
   if (memory == nullptr) return cudaSuccess;
   if (stuck != cudaSuccess) return Say(stuck);
   RunEverything();  // freeing waits for the device
-  const auto block = device_memory.find(static_cast<uint8_t*>(memory));
-  if (block == device_memory.end()) return Say(cudaErrorInvalidValue);
-  munmap(memory, block->second);
+  const auto block = blocks.find(static_cast<uint8_t*>(memory));
+  if (block == blocks.end()) return Say(cudaErrorInvalidValue);
+  uint8_t* const page = PageOf(block->first);
+  munmap(page, static_cast<size_t>(block->first + block->second + kPage - page));
   device_of.erase(block->first);
-  device_memory.erase(block);
+  blocks.erase(block);
   --allocations;
-  return cudaSuccess;
-}
-
-cudaError_t Free(void* memory) {
-  if (memory == nullptr) return cudaSuccess;
-  if (stuck != cudaSuccess) return Say(stuck);
-  RunEverything();
-  --allocations;
-  std::free(memory);
   return cudaSuccess;
 }
 
@@ -327,13 +371,13 @@ void ApplyBlocks(const gpu::ApplyBatch& batch) {
 template <typename T>
 struct CheckedPlaces {
   gpu::AtPlaces<T> places;
-  int device;
+  KernelMemory* memory;
 
   uint64_t operator()(uint32_t element, T d) const {
     for (uint32_t b = 0; b < places.count; ++b) {
       const uint8_t* at =
           gpu::PlaceOf(places.boxes[b], places.first_byte + uint64_t{element} * sizeof(T));
-      if (at != nullptr) CheckKernelMemory(device, at, sizeof(T));
+      if (at != nullptr) memory->Check(at, sizeof(T));
     }
     return places(element, d);
   }
@@ -342,6 +386,7 @@ struct CheckedPlaces {
 void ScatterBlocks(const gpu::ScatterBatch& batch, int device) {
   const auto shared = std::make_unique<gpu::DecodeShared>();
   SerialTeam team(batch.block_count);
+  KernelMemory memory(device);
   for (uint32_t i = 0; i < batch.block_count; ++i) {
     const gpu::ApplyBlockIn& block = batch.blocks[i];
     const gpu::ScatterChunk& chunk = batch.chunks[block.chunk];
@@ -351,7 +396,7 @@ void ScatterBlocks(const gpu::ScatterBatch& batch, int device) {
       const uint32_t first = block.index * gpu::kBlock;
       const CheckedPlaces<T> sink{{batch.boxes + chunk.first_box, chunk.boxes,
                                    chunk.first_byte + uint64_t{first} * sizeof(T), batch.backwards},
-                                  device};
+                                  &memory};
       const auto elements = static_cast<uint32_t>(chunk.bytes / sizeof(T)) - first;
       uint64_t none = 0;
       if (!gpu::DecodeBlock<T>(team, *shared, in, std::min(gpu::kBlock, elements), sink, &none)) {
@@ -449,18 +494,19 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
   if (device != current_device) End("a kernel is started on a stream of another device");
   Queue(stream, [=] {
     ++placements;
+    KernelMemory read(device), written(device);
     for (uint64_t i = 0; i < plan.units; ++i) {
       if (plan.shifted_run != 0) {
         const PlacePiece piece = PieceOf(plan, i, reinterpret_cast<uintptr_t>(dst));
         if (piece.bytes == 0) continue;
-        CheckKernelMemory(device, src + piece.src, piece.bytes);
-        CheckKernelMemory(device, dst + piece.dst, piece.bytes);
+        read.Check(src + piece.src, piece.bytes);
+        written.Check(dst + piece.dst, piece.bytes);
         MovePiece(src + piece.src, dst + piece.dst, piece.bytes);
         continue;
       }
       const PlaceStep step = PlaceUnit(plan, i);
-      CheckKernelMemory(device, src + step.src, plan.unit);
-      CheckKernelMemory(device, dst + step.dst, plan.dst_unit);
+      read.Check(src + step.src, plan.unit);
+      written.Check(dst + step.dst, plan.dst_unit);
       if (plan.from == Number::kNone) {
         std::memcpy(dst + step.dst, src + step.src, plan.unit);
       } else {
@@ -546,15 +592,15 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   const std::lock_guard lock(mu);
-  return Allocate(memory, bytes);
+  return Allocate(memory, bytes, pinned_memory, PROT_READ | PROT_WRITE);
 }
 cudaError_t cudaFree(void* memory) {
   const std::lock_guard lock(mu);
-  return FreeOnDevice(memory);
+  return Free(memory, device_memory);
 }
 cudaError_t cudaFreeHost(void* memory) {
   const std::lock_guard lock(mu);
-  return Free(memory);
+  return Free(memory, pinned_memory);
 }
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   pinning_held.wait(true);
