@@ -1,7 +1,9 @@
-// The pieces of a strided copy: cuts of about equal size, which threads can share, and joins of two
-// copies if that makes the kernels faster. Any piece may run on any thread, in any order, since no
-// two write the same bytes.
+// The pieces of a strided copy: cuts of about equal size, which threads can share, the part within
+// a window, and joins of two copies if that makes the kernels faster. Any piece may run on any
+// thread, in any order, since no two write the same bytes.
 #pragma once
+
+#include <vector>
 
 #include "kernels/kernels.h"
 
@@ -32,6 +34,11 @@ class CopyPieces {
 };
 
 uint64_t CopiedBytes(const StridedCopy& copy);
+
+/// Returns the part of a copy that writes bytes [first, last) of the destination, in as few copies
+/// as its loop nest allows. REQUIRES: destination strides are positive, and no element is cut.
+std::vector<StridedCopy> ClipCopy(StridedCopy copy, const Convert& convert, uint64_t first,
+                                  uint64_t last);
 
 /// Joins two copies of the same shape and strides into one copy with one more dimension. If two
 /// tensors alternate in columns (2 j and 2 j + 1), only the joined copy writes whole cache lines.

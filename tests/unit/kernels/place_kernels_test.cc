@@ -1,5 +1,6 @@
 // place and place_convert of every backend against the oracle: strides, widths, misalignment and
-// transpositions; no byte outside of the runs may be written. Also pieces and joins of copies.
+// transpositions; no byte outside of the runs may be written. Also pieces, clips and joins of
+// copies.
 #include <catch2/catch.hpp>
 #include <numeric>
 
@@ -274,6 +275,59 @@ TEST_CASE("Pieces are even and as many as asked for") {
   CHECK(narrowed[1].dst_offset == 512);
   CHECK(narrowed[1].src_offset == 1024);
   CHECK(narrowed[1].run_bytes == 488);
+}
+
+/// The same copy with every dimension walked forward at the destination.
+StridedCopy Forward(StridedCopy c) {
+  for (size_t d = 0; d < c.dims; ++d) {
+    if (c.dst_strides[d] > 0) continue;
+    const auto back = static_cast<int64_t>(c.counts[d] - 1);
+    c.src_offset += back * c.src_strides[d];
+    c.dst_offset += back * c.dst_strides[d];
+    c.src_strides[d] = -c.src_strides[d];
+    c.dst_strides[d] = -c.dst_strides[d];
+  }
+  return c;
+}
+
+TEST_CASE("A copy that windows clip writes the same bytes, each in its window") {
+  const uint64_t seed = 409;
+  Random random(seed);
+  const std::vector<Convert> all = Conversions();
+  for (size_t round = 0; round < 600; ++round) {
+    CAPTURE(seed, round);
+    const Convert convert = round % 2 == 0 ? Convert() : all[round % all.size()];
+    const Case t = RandomCase(random, convert, kWidths[round % 4], round % 40 < 2);
+    const StridedCopy copy = Forward(t.copy);
+    Buffer src(t.src_bytes), got(t.dst_bytes), expected(t.dst_bytes);
+    src.Fill(random);
+    got.Fill(random);
+    std::memcpy(expected.data(), got.data(), t.dst_bytes);
+    Scalar().place_convert(copy, convert, src, expected);
+    const uint64_t step = convert.moves_only() ? 1 : WidthOf(convert.to);
+    uint64_t bytes = 0;
+    for (uint64_t first = 0; first < t.dst_bytes;) {
+      // A window ends between elements.
+      uint64_t last = first + 1 + random.Below(t.dst_bytes);
+      last += (step - (last - static_cast<uint64_t>(copy.dst_offset) % step) % step) % step;
+      const std::vector<StridedCopy> clips = ClipCopy(copy, convert, first, last);
+      CHECK(clips.size() <= 1 + 2 * copy.dims);
+      for (const StridedCopy& clip : clips) {
+        CAPTURE(first, last);
+        int64_t end = clip.dst_offset + static_cast<int64_t>(clip.run_bytes);
+        for (size_t d = 0; d < clip.dims; ++d) {
+          end += static_cast<int64_t>(clip.counts[d] - 1) * clip.dst_strides[d];
+        }
+        REQUIRE(clip.dst_offset >= static_cast<int64_t>(first));
+        REQUIRE(end <= static_cast<int64_t>(last));
+        bytes += CopiedBytes(clip);
+        Scalar().place_convert(clip, convert, src, got);
+      }
+      first = last;
+    }
+    CHECK(bytes == CopiedBytes(copy));
+    REQUIRE(Equal(got, expected));
+  }
 }
 
 }  // namespace
