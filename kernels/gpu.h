@@ -117,10 +117,20 @@ struct GpuChunk {
   uint32_t width = 1;
 };
 
-/// The bytes of a chunk in device memory, where a trainer has them.
+/// A copy, as Backend::place_convert, from `src` in device memory.
+struct GpuPiece {
+  StridedCopy copy;
+  Convert convert;
+  Bytes src;
+};
+
+/// A chunk's new bytes in device memory, where a trainer has them: `pieces` write the chunk at
+/// `offset` of their common destination, each of its bytes once. Chunks that share `pieces` are
+/// brought together.
 struct GpuLive {
   uint32_t chunk = 0;
-  const std::byte* data = nullptr;
+  std::span<const GpuPiece> pieces;
+  uint64_t offset = 0;
 };
 
 struct GpuOptions {
@@ -170,7 +180,8 @@ class GpuDiffer {
   /// their base. Adopt makes live bytes the base: digests[i] is that of live[i]. DiffLive is a Diff
   /// from the base to the live bytes, which become the base. It returns kArgument and does nothing
   /// if a chunk's base was never adopted, or was lost in an error. REQUIRES: each chunk once a
-  /// call; all work on the live bytes is complete, and they do not change until the call returns.
+  /// call; destination strides are positive; all work on the live bytes is complete, and they do
+  /// not change until the call returns.
   GpuStatus Add(std::span<const GpuChunk> chunks);
   GpuStatus Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests);
   GpuStatus DiffLive(std::span<const GpuLive> live, const GpuEncoded& encoded);

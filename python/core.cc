@@ -79,21 +79,28 @@ class Offload {
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;
 
+  /// A block's tensor, address, bytes of an element, shape, strides in bytes, and start.
+  using Block = std::tuple<uint32_t, uintptr_t, uint32_t, Shape, std::optional<Strides>,
+                           std::optional<Shape>>;
+
   void Write(uint32_t tensor, uintptr_t data, uint32_t element_bytes, const Shape& shape,
              const std::optional<Strides>& strides, const std::optional<Shape>& start, int share,
-             int32_t device, bool diff) {
-    dw_block block{};
-    block.struct_size = sizeof block;
-    block.data = reinterpret_cast<const void*>(data);
-    block.element_bytes = element_bytes;
-    block.ndim = static_cast<uint32_t>(shape.size());
-    block.shape = shape.data();
-    if (strides && strides->size() == shape.size()) block.strides = strides->data();
-    if (start && start->size() == shape.size()) block.start = start->data();
+             int32_t device) {
+    const dw_block block = BlockOf(data, element_bytes, shape, strides, start);
     Run([&] {
       if (device == DW_HOST_MEMORY) return dw_offload_write(get(), tensor, &block, share);
-      if (diff) return dw_offload_diff_device(get(), tensor, &block, device, share);
       return dw_offload_write_device(get(), tensor, &block, device, share);
+    });
+  }
+  void Diff(const std::vector<Block>& blocks, int share, int32_t device) {
+    std::vector<uint32_t> tensors;
+    std::vector<dw_block> list;
+    for (const auto& [tensor, data, element_bytes, shape, strides, start] : blocks) {
+      tensors.push_back(tensor);
+      list.push_back(BlockOf(data, element_bytes, shape, strides, start));
+    }
+    Run([&] {
+      return dw_offload_diff_device(get(), tensors.data(), list.data(), list.size(), device, share);
     });
   }
   void MarkWritten(const std::vector<uint32_t>& tensors, int share) {
@@ -117,6 +124,7 @@ class Offload {
   void Abandon(const std::string& reason) {
     Run([&] { return dw_offload_abandon(get(), reason.c_str()); });
   }
+  std::string DiffedOn() { return dw_offload_diffed_on(offload_); }
   double WaitedSeconds() const { return dw_offload_waited_seconds(offload_); }
   uint64_t Attempt() const { return dw_offload_attempt(offload_); }
   /// Returns the address and size of a tensor's memory, valid until close().
@@ -142,6 +150,20 @@ class Offload {
 
  private:
   friend class Megatron;
+  /// The arguments outlive the block.
+  static dw_block BlockOf(uintptr_t data, uint32_t element_bytes, const Shape& shape,
+                          const std::optional<Strides>& strides,
+                          const std::optional<Shape>& start) {
+    dw_block block{};
+    block.struct_size = sizeof block;
+    block.data = reinterpret_cast<const void*>(data);
+    block.element_bytes = element_bytes;
+    block.ndim = static_cast<uint32_t>(shape.size());
+    block.shape = shape.data();
+    if (strides && strides->size() == shape.size()) block.strides = strides->data();
+    if (start && start->size() == shape.size()) block.start = start->data();
+    return block;
+  }
   dw_offload* get() const { return offload_; }  // the library refuses NULL
 
   std::shared_ptr<Client> client_;  // the client outlives the offload
@@ -496,8 +518,8 @@ PYBIND11_MODULE(_core, m) {
   py::class_<Offload>(m, "Offload")
       .def("write", &Offload::Write, py::arg("tensor"), py::arg("address"),
            py::arg("element_bytes"), py::arg("shape"), py::arg("strides").none(true),
-           py::arg("start").none(true), py::arg("share"), py::arg("device"),
-           py::arg("diff") = false)
+           py::arg("start").none(true), py::arg("share"), py::arg("device"))
+      .def("diff", &Offload::Diff, py::arg("blocks"), py::arg("share"), py::arg("device"))
       .def("mark_written", &Offload::MarkWritten)
       .def("mark_block", &Offload::MarkBlock)
       .def("mark_unchanged", &Offload::MarkUnchanged)
@@ -508,6 +530,7 @@ PYBIND11_MODULE(_core, m) {
       .def("mapping", &Offload::WholeMapping)
       .def("close", &Offload::Close)
       .def_property_readonly("attempt", &Offload::Attempt)
+      .def_property_readonly("diffed_on", &Offload::DiffedOn)
       .def_property_readonly("waited_seconds", &Offload::WaitedSeconds);
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init<const std::string&, const std::string&, uint32_t, uint32_t, uint32_t,

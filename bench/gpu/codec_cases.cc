@@ -47,9 +47,12 @@ class Codec {
   StatusOr<double> DiffLive(const char* operation) {
     DW_ASSIGN_OR_RETURN(const Bytes after, suite_.OnDevice(GpuSuite::kNew));
     DW_ASSIGN_OR_RETURN(const GpuSuite::Half half, suite_.half());
+    kernels::GpuPiece all;
+    all.copy.run_bytes = after.size();
+    all.src = after;
     std::vector<kernels::GpuLive> live;
     for (const uint32_t i : suite_.all()) {
-      live.push_back({i, after.data() + suite_.chunks()[i].offset});
+      live.push_back({i, {&all, 1}, suite_.chunks()[i].offset});
     }
     return Measure(operation, [&](const kernels::GpuEncoded& encoded) {
       return differ_->DiffLive(live, [&](uint32_t i, const kernels::EncodeResult& r, Bytes p) {

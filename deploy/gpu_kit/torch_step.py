@@ -140,17 +140,24 @@ class Trainer:
         begun = ctypes.c_void_p()
         self.must(self.library.dw_offload_begin(self.client, ctypes.c_uint64(version),
                                                 ctypes.byref(begun)))
-        write = getattr(self.library, f"dw_offload_{'diff' if diff else 'write'}_device")
-        start = time.perf_counter()
-        for i, tensor in enumerate(self.tensors):
-            block = Block(ctypes.sizeof(Block), tensor.address(), 2, 2, self.shape)
-            if tensor.device == HOST:
-                code = self.library.dw_offload_write(begun, i, ctypes.byref(block), PART_WHOLE)
-            else:
-                tensor.torch.cuda.synchronize()
+        count, device = len(self.tensors), self.tensors[0].device
+        blocks = (Block * count)(*[
+            Block(ctypes.sizeof(Block), tensor.address(), 2, 2, self.shape)
+            for tensor in self.tensors])
+        if device != HOST:
+            self.tensors[0].torch.cuda.synchronize()
+            for block, tensor in zip(blocks, self.tensors):
                 block.strides = (ctypes.c_int64 * 2)(*tensor.strides())
-                code = write(begun, i, ctypes.byref(block), tensor.device, PART_WHOLE)
-            self.must(code)
+        start = time.perf_counter()
+        if diff and device != HOST:
+            indices = (ctypes.c_uint32 * count)(*range(count))
+            self.must(self.library.dw_offload_diff_device(
+                begun, indices, blocks, ctypes.c_size_t(count), device, PART_WHOLE))
+        for i, block in enumerate(() if diff and device != HOST else blocks):
+            self.must(
+                self.library.dw_offload_write(begun, i, ctypes.byref(block), PART_WHOLE)
+                if device == HOST else self.library.dw_offload_write_device(
+                    begun, i, ctypes.byref(block), device, PART_WHOLE))
         seconds = time.perf_counter() - start
         if not diff:
             self.compare(begun, version)

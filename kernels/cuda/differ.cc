@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/slab.h"
 #include "kernels/payload.h"
+#include "kernels/place_pieces.h"
 
 namespace deltawire::kernels {
 
@@ -49,6 +50,9 @@ struct GpuDiffer::Impl {
   GpuStatus StartDiff(Slab& slab, Bytes before, std::span<const uint64_t> digests, Bring bring);
   GpuStatus BringHalf(Slab& slab, const gpu::DeviceArray<uint8_t>& to, Bytes half);
   GpuStatus BringLive(Slab& slab, std::span<const GpuLive> live);
+  /// Queues the part of `piece` that writes `bytes` bytes at `offset` of its destination, to `to`.
+  GpuStatus BringPiece(Slab& slab, const GpuPiece& piece, uint64_t offset, uint64_t bytes,
+                       uint8_t* to);
   GpuStatus FinishDiff(Slab& slab, const GpuEncoded& encoded);
   template <typename Bring>
   GpuStatus StartDigest(Slab& slab, Bring bring);
@@ -230,16 +234,30 @@ GpuStatus GpuDiffer::Impl::BringHalf(Slab& slab, const gpu::DeviceArray<uint8_t>
 GpuStatus GpuDiffer::Impl::BringLive(Slab& slab, std::span<const GpuLive> live) {
   const std::vector<Piece>& pieces = slab.pieces;
   for (size_t first = 0; first < pieces.size();) {
-    const std::byte* const from = live[pieces[first].item].data;
-    uint64_t bytes = chunks[pieces[first].chunk].bytes;
+    const GpuLive& head = live[pieces[first].item];
+    uint64_t bytes = chunks[head.chunk].bytes;
     size_t last = first + 1;
     for (; last < pieces.size(); ++last) {
-      if (live[pieces[last].item].data != from + bytes) break;
+      const GpuLive& next = live[pieces[last].item];
+      if (next.pieces.data() != head.pieces.data() || next.offset != head.offset + bytes) break;
       if (pieces[last].at != pieces[first].at + bytes) break;
-      bytes += chunks[pieces[last].chunk].bytes;
+      bytes += chunks[next.chunk].bytes;
     }
-    DW_GPU_RETURN_IF_ERROR(slab.stream.Copy(slab.after.data() + pieces[first].at, from, bytes));
+    for (const GpuPiece& piece : head.pieces) {
+      DW_GPU_RETURN_IF_ERROR(
+          BringPiece(slab, piece, head.offset, bytes, slab.after.data() + pieces[first].at));
+    }
     first = last;
+  }
+  return {};
+}
+
+GpuStatus GpuDiffer::Impl::BringPiece(Slab& slab, const GpuPiece& piece, uint64_t offset,
+                                      uint64_t bytes, uint8_t* to) {
+  const auto* from = reinterpret_cast<const uint8_t*>(piece.src.data());
+  for (StridedCopy copy : ClipCopy(piece.copy, piece.convert, offset, offset + bytes)) {
+    copy.dst_offset -= static_cast<int64_t>(offset);
+    DW_GPU_RETURN_IF_ERROR(gpu::QueuePlace(copy, piece.convert, from, to, slab.stream));
   }
   return {};
 }

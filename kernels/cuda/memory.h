@@ -123,4 +123,9 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// Queues a copy as Backend::place_convert, from `from` to `to`. The copy engine runs those without
+/// dimensions, since it needs no processors.
+GpuStatus QueuePlace(const StridedCopy& copy, const Convert& convert, const uint8_t* from,
+                     uint8_t* to, const Stream& stream);
+
 }  // namespace deltawire::kernels::gpu

@@ -4,6 +4,21 @@
 #include "kernels/cuda/place_plan.h"
 
 namespace deltawire::kernels {
+namespace gpu {
+
+GpuStatus QueuePlace(const StridedCopy& copy, const Convert& convert, const uint8_t* from,
+                     uint8_t* to, const Stream& stream) {
+  if (convert.moves_only() && copy.dims == 0) {
+    return stream.Copy(to + copy.dst_offset, from + copy.src_offset, copy.run_bytes);
+  }
+  return Start("starting a strided copy", [&] {
+    LaunchPlace(PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
+                          reinterpret_cast<uintptr_t>(to)),
+                from, to, stream.get());
+  });
+}
+
+}  // namespace gpu
 
 using gpu::Check;
 using gpu::OnDevice;
@@ -60,16 +75,8 @@ GpuStatus GpuQueue::Place(const StridedCopy& copy, Bytes src, MutableBytes dst,
                           const Convert& convert) {
   const OnDevice here(impl_->device);
   DW_GPU_RETURN_IF_ERROR(here.status());
-  const auto* from = reinterpret_cast<const uint8_t*>(src.data());
-  auto* to = reinterpret_cast<uint8_t*>(dst.data());
-  if (convert.moves_only() && copy.dims == 0) {  // the copy engine needs no processors
-    return impl_->stream.Copy(to + copy.dst_offset, from + copy.src_offset, copy.run_bytes);
-  }
-  return gpu::Start("starting a strided copy", [&] {
-    gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
-                                    reinterpret_cast<uintptr_t>(to)),
-                     from, to, impl_->stream.get());
-  });
+  return gpu::QueuePlace(copy, convert, reinterpret_cast<const uint8_t*>(src.data()),
+                         reinterpret_cast<uint8_t*>(dst.data()), impl_->stream);
 }
 
 GpuStatus GpuQueue::Wait() {

@@ -24,6 +24,7 @@ from deltawire._errors import (
     told,
 )
 from deltawire._fsdp import Place, check_parts, place_of
+from deltawire._gpu_diff import DiffLog
 from deltawire._hub import checkpoint_dir, refused
 from deltawire._layout import Layout
 from deltawire._megatron import (
@@ -122,10 +123,10 @@ class WeightManager:
     `world`. Then `register` and `offload_fsdp` are calls of all ranks, and a receiver follows all
     senders. `progress`: is called with a `Progress` for each tensor, on the thread that writes; True:
     shows a bar of tqdm on rank 0, or log lines where tqdm is not installed. Megatron has none.
-    `gpu_base`: True makes a GPU keep a copy of each whole tensor that this rank writes from it, so
-    that later versions are diffed there and only changes leave it. It takes the rank's bytes once
-    more, and stops where less than an eighth of the GPU's memory would stay free. Shards of FSDP2
-    and Megatron always leave whole. Not run on a device.
+    `gpu_base`: True makes a GPU keep a copy of what this rank writes from it, so that later versions
+    are diffed there and only changes leave it. It takes the rank's bytes once more, in the
+    registered dtype, and stops where less than an eighth of the GPU's memory would stay free. A
+    chunk of 2 MiB of which other ranks write a part always leaves whole. Not run on a device.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class WeightManager:
         self._halves = PinnedHalves()
         # What is pinned must not be unmapped; at the program's end the driver sees to it.
         weakref.finalize(self, self._halves.close).atexit = False
+        self._gpu_base, self._diff_log = gpu_base, DiffLog(model, rank)
         self._writer = StreamWriter(model, rank, self._layout, self._halves, gpu_base)
         self._registered: _core.Megatron | None = None  # the plan whose tensors are registered
 
@@ -431,9 +433,10 @@ class WeightManager:
             named_tensors = named_tensors()
         pairs, partly = pairs_of(named_tensors), self._world > 1
         if wait:
+            lazy = is_lazy(named_tensors)
             return self._offload(
-                pairs, version, unchanged, notify, place, partly, attempt,
-                self._overlap and is_lazy(named_tensors))
+                pairs, version, unchanged, notify, place, partly, attempt, self._overlap and lazy,
+                lasting=not lazy)
         self._check_background(notify, False)
         copies, events = self._copies.take(pairs, not is_lazy(named_tensors))
         return self._begin_background(version, events, lambda: self._offload(
@@ -855,6 +858,8 @@ class WeightManager:
             tensors, written = write(offload)
             if notify:
                 offload.ready()
+            if self._gpu_base:
+                self._diff_log.say(offload.diffed_on)
         except BaseException as error:
             if offload is not None:
                 # The other ranks get the reason; if the agent is gone, there is nobody to tell.
@@ -891,6 +896,7 @@ class WeightManager:
         attempt: int,
         overlap: bool = False,
         is_converted: bool = False,
+        lasting: bool = True,
     ) -> Offloaded:
         started = time.monotonic()
         keep = self._layout.registered(unchanged)
@@ -902,7 +908,8 @@ class WeightManager:
         def write(offload: _core.Offload) -> tuple[int, int]:
             # No copy may run when the offload is given up.
             with Overlap(overlap) as copies, self._reported(version) as report:
-                done = self._writer.write(offload, named, keep, place, partly, copies, report)
+                done = self._writer.write(
+                    offload, named, keep, place, partly, copies, report, lasting)
             offload.mark_unchanged(sorted(self._layout.index[n] for n in keep))
             return done
 

@@ -14,11 +14,12 @@ from deltawire import _core
 from deltawire._casts import CastLog
 from deltawire._errors import ExtraTensorError
 from deltawire._fsdp import Place
+from deltawire._gpu_diff import GpuDiffs
 from deltawire._layout import Layout
 from deltawire._overlap import Overlap
 from deltawire._pinning import PinnedHalves
 from deltawire._ties import Ties
-from deltawire._writing import check, copy_settled, has_cuda, settled
+from deltawire._writing import check, copy_settled, has_cuda, on_our_cuda, settled
 
 
 class StreamWriter:
@@ -40,11 +41,13 @@ class StreamWriter:
         partly: bool,
         overlap: Overlap,
         report: Callable[[str, int, int, int], None] = lambda *_: None,
+        lasting: bool = True,
     ) -> tuple[int, int]:
         """Returns how many tensors (or parts of them) and how many bytes this rank wrote. `keep`:
         names that the sender carries over. `partly`: other ranks give the rest. `offload`: None if
         `place` gives this rank no tensor to write. `report`: gets each tensor's name, how many were
-        given, of how many, and the copied bytes."""
+        given, of how many, and the copied bytes.
+        `lasting`: tensors stay as they are until this returns."""
         layout = self._layout
         seen: set[str] = set()
         firsts = frozenset(layout.tied.values())
@@ -52,6 +55,7 @@ class StreamWriter:
         # Ties are compared with tensors in the sender's memory, which must be whole there.
         diff = self._gpu_base and not layout.leaves_ties and not layout.compared
         halves = None if has_cuda() else self._halves
+        diffs = GpuDiffs(offload, halves, lasting) if diff and offload is not None else None
         tensors = 0
         self._cast_log.begin()
         for name, tensor in overlap.taken(named):
@@ -77,15 +81,20 @@ class StreamWriter:
                 continue
             local = settled(tensor)
             ties.wrote(name, tensor, local)
-            for part, there in where.parts(local):
-                overlap.run(name, part, functools.partial(
-                    copy_settled, offload, index, meta, part, there, share, halves,
-                    diff and name not in firsts))
-                del part
+            if diffs is not None and name not in firsts and on_our_cuda(local):
+                overlap.run(name, local, functools.partial(
+                    diffs.add, index, meta, list(where.parts(local)), share))
+            else:
+                for part, there in where.parts(local):
+                    overlap.run(name, part, functools.partial(
+                        copy_settled, offload, index, meta, part, there, share, halves))
+                    del part
             self._cast_log.add(given, meta)
             tensors += 1
             del tensor, local  # only the copy holds it now
         overlap.wait()
+        if diffs is not None:
+            overlap.bytes += diffs.flush()
         ties.finish()
         self._cast_log.end()
         if not partly:  # otherwise the sender checks over all ranks

@@ -99,15 +99,13 @@ def copy_settled(
     where: Place,
     share: int,
     halves: PinnedHalves | None,
-    diff: bool = False,
 ) -> int:
-    """Does the same for a tensor that `settled` has returned, on any thread. `diff`: nobody reads it
-    from the sender's memory, so a GPU may write the changes there instead."""
+    """Does the same for a tensor that `settled` has returned, on any thread."""
     cast = is_torch(local) and dtype_name(local.dtype, meta.name) != meta.dtype
     if is_cuda(local) and cast:  # before the transfer, so that it moves no extra bytes
         local = settled(local.detach().to(torch_dtype(meta.dtype)))
     if is_cuda(local) or cast:
-        copied = copy_by_device(offload, index, local, where, share, diff)
+        copied = copy_by_device(offload, index, local, where, share)
         if copied is not None:
             return copied
         copied = copy_by_torch(offload, index, meta, local, where, halves)
@@ -135,31 +133,36 @@ def copy_settled(
 
 
 def copy_by_device(
-    offload: _core.Offload, index: int, local: Any, where: Place, share: int, diff: bool
+    offload: _core.Offload, index: int, local: Any, where: Place, share: int
 ) -> int | None:
     """Makes a CUDA device write its tensor into the place, which is pinned. Returns the bytes, or
     None, after one warning, if that fails; then nothing is marked."""
-    if not is_cuda(local) or local.device.type != "cuda":
-        return None
-    say_way()
-    if not has_cuda():
+    if not on_our_cuda(local):
         return None
     width = local.element_size()
     start = where.start if len(where.start) == local.dim() else None
     try:
         offload.write(
             index, local.data_ptr(), width, list(local.shape), [s * width for s in local.stride()],
-            start, share, local.device.index, diff,
+            start, share, local.device.index,
         )
     except Error as error:
         offload.check()  # raises if the offload is over
-        _warn_once(str(error))
+        warn_once(str(error))
         return None
     return local.numel() * width
 
 
+def on_our_cuda(local: Any) -> bool:
+    """Returns whether the tensor is on a device that the library's own CUDA code can use."""
+    if not is_cuda(local) or local.device.type != "cuda":
+        return False
+    say_way()
+    return has_cuda()
+
+
 @functools.cache
-def _warn_once(reason: str) -> None:
+def warn_once(reason: str) -> None:
     warnings.warn(
         f"tensors on a device are copied by torch, over memory that is not pinned: {reason}",
         stacklevel=2,

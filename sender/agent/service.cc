@@ -189,12 +189,14 @@ grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
   notice.chunks.assign(request->chunks().begin(), request->chunks().end());
   notice.chunk_bytes.assign(request->chunk_bytes().begin(), request->chunk_bytes().end());
   const int payloads = request->payload_chunks_size();
-  if (request->payload_bytes_size() != payloads || request->payload_digests_size() != payloads) {
-    return ToGrpc(absl::InvalidArgumentError("payloads need one size and one digest each"));
+  if (request->payload_bytes_size() != payloads || request->payload_digests_size() != payloads ||
+      request->payload_offsets_size() != payloads || request->payload_lengths_size() != payloads) {
+    return ToGrpc(absl::InvalidArgumentError("payloads need one place, size and digest each"));
   }
   for (int i = 0; i < payloads; ++i) {
-    notice.payloads.push_back(
-        {request->payload_chunks(i), request->payload_bytes(i), request->payload_digests(i)});
+    notice.payloads.push_back({request->payload_chunks(i), request->payload_offsets(i),
+                               request->payload_lengths(i), request->payload_bytes(i),
+                               request->payload_digests(i)});
   }
   return ToGrpc((*model)->offloads().MarkWritten(request->lease(), notice));
 }

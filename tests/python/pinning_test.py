@@ -5,6 +5,7 @@ mapped are real."""
 from __future__ import annotations
 
 import unittest
+import warnings
 from unittest import mock
 
 import support
@@ -12,7 +13,7 @@ import support
 support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
-from deltawire import _core, _device, _writing  # noqa: E402
+from deltawire import _core, _device, _stream, _writing  # noqa: E402
 
 
 class OnCuda(torch.Tensor):
@@ -115,10 +116,17 @@ class PinningTest(unittest.TestCase):
                 manager.register(tied)
                 diffed = {}
 
-                def by_device(offload, index, local, where, share, diff, diffed=diffed):
-                    diffed[sorted(wanted)[index]] = diff
+                def by_device(offload, index, local, where, share, diffed=diffed):
+                    diffed.setdefault(sorted(wanted)[index], False)
 
-                with FakeCuda(), mock.patch.object(_writing, "copy_by_device", by_device):
+                def refuse(self, blocks, share, device, diffed=diffed):
+                    diffed.update((sorted(wanted)[b[0]], True) for b in blocks)
+                    raise deltawire.Error("there is no device")
+
+                with FakeCuda(), mock.patch.object(_writing, "copy_by_device", by_device), \
+                        mock.patch.object(_stream, "on_our_cuda", lambda local: True), \
+                        mock.patch.object(_core.Offload, "diff", refuse), \
+                        warnings.catch_warnings(action="ignore"):
                     manager.offload(given, 1).wait()
                     manager._halves.close()  # pylint: disable=protected-access
                 self.assertEqual(diffed, wanted)

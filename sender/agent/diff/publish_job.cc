@@ -81,6 +81,7 @@ void PublishJob::Diff(uint32_t i) {
   const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
   const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
   const uint64_t digest_before = (*in_.active_digests)[i];
+  if (!ApplyRuns(i)) return;
   if (ActiveDamaged(i)) return DigestAnew(i, digest_before);
   const auto r = in_.backend->diff_encode_checked(*in_.key, before, now, chunk.width, out);
   if (r.digest_before == digest_before) {
@@ -102,6 +103,11 @@ void PublishJob::AddPayloads(std::span<const DiffedChunk> payloads) {
   for (const DiffedChunk& payload : payloads) {
     const uint32_t i = payload.chunk;
     if (in_.active.empty()) return Fail(i, "there is no version that it could change");
+    if (payload.length < (*in_.chunks)[i].bytes) {
+      MutexLock lock(mu_);
+      runs_[i].push_back(payload);
+      continue;
+    }
     if (!Take(i, Turn::kFree, Turn::kFilling)) {
       return Fail(i, "the chunk was written or handed over before");
     }
@@ -138,6 +144,51 @@ void PublishJob::Apply(uint32_t i) {
   ++applied_;
   Record(i, made, payload);
   CallDiffed(i, made, payload);
+}
+
+bool PublishJob::HasRuns(uint32_t i) {
+  MutexLock lock(mu_);
+  return runs_.contains(i);
+}
+
+bool PublishJob::ApplyRuns(uint32_t i) {
+  std::vector<DiffedChunk> runs;
+  {
+    MutexLock lock(mu_);
+    const auto found = runs_.find(i);
+    if (found == runs_.end()) return true;
+    runs = std::move(found->second);
+    runs_.erase(found);
+  }
+  return std::ranges::all_of(runs, [&](const DiffedChunk& run) { return ApplyRun(i, run); });
+}
+
+bool PublishJob::ApplyRun(uint32_t i, const DiffedChunk& run) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  const MutableBytes now = in_.inactive.subspan(chunk.offset + run.offset, run.length);
+  std::vector<std::byte> payload(now.begin(), now.begin() + run.bytes);
+  std::memcpy(now.data(), in_.active.data() + chunk.offset + run.offset, run.length);
+  uint64_t digest = in_.backend->digest(*in_.key, now);
+  using kernels::DecodeStatus;
+  const bool valid =
+      payload.empty() ||
+      (in_.backend->validate(payload, run.length, chunk.width, nullptr) == DecodeStatus::kOk &&
+       in_.backend->decode_apply(*in_.key, payload, now, chunk.width, digest, &digest) ==
+           DecodeStatus::kOk);
+  if (valid && digest == run.digest_after) {
+    ++applied_;
+    return true;
+  }
+  // The digest of the old bytes is that of the whole chunk.
+  const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
+  if (ActiveDamaged(i) || in_.backend->digest(*in_.key, before) != (*in_.active_digests)[i]) {
+    if (!ActiveDamaged(i)) MarkCorrupt(i, false);
+    Fail(i, "the bytes that it changes have lost their digest in this machine's memory");
+  } else {
+    payload_was_wrong_ = true;
+    Fail(i, "it does not lead to the bytes that the GPU has");
+  }
+  return false;
 }
 
 void PublishJob::Fail(uint32_t i, std::string_view why) {
@@ -182,7 +233,7 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
   if (in_.gpu == nullptr || !in_.gpu->trusted() || in_.active.empty()) return;
   std::vector<uint32_t> which;
   for (uint32_t i = 0; i < n_; ++i) {
-    if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
+    if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i) || HasRuns(i)) continue;
     if (Take(i)) which.push_back(i);
   }
   // No result counts before the CPU has agreed to a sample of them.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -76,9 +77,9 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   void MarkWritten(std::span<const uint32_t> tensors, std::span<const uint32_t> chunks,
                    ThreadPool& pool);
 
-  /// Adds chunks that hold payloads. Bytes replace the payloads once the chunks are marked as
+  /// Adds places that hold payloads. Bytes replace the payloads once the chunks are marked as
   /// written, or in Finish. A payload that does not lead to its digest fails the publish. Does not
-  /// block. REQUIRES: the bytes are final, and the chunks were neither marked nor given before.
+  /// block. REQUIRES: the bytes are final, the places disjoint, and their chunks not marked yet.
   void AddPayloads(std::span<const DiffedChunk> payloads);
   /// Whether a payload was wrong although its base was right.
   bool payload_was_wrong() const { return payload_was_wrong_; }
@@ -106,6 +107,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   void Diff(uint32_t chunk);
   /// Replaces the payload in the chunk's place with the chunk's bytes.
   void Apply(uint32_t chunk);
+  /// Does the same for the payloads of the chunk's runs. Returns false if the publish has failed.
+  bool ApplyRuns(uint32_t chunk);
+  bool ApplyRun(uint32_t chunk, const DiffedChunk& run);
+  bool HasRuns(uint32_t chunk);
   /// Copies the chunk from the active half unless its bytes are there. Returns false if the active
   /// half's are corrupt.
   bool BringBase(uint32_t chunk, bool may_have_bytes);
@@ -166,6 +171,8 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks in the pool that have not ended
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;        // early threads that are diffing a chunk
   std::vector<uint32_t> damaged_ ABSL_GUARDED_BY(mu_);
+  // Payloads of runs, by chunk. They are applied before the chunk is diffed.
+  std::map<uint32_t, std::vector<DiffedChunk>> runs_ ABSL_GUARDED_BY(mu_);
   Status failure_ ABSL_GUARDED_BY(mu_);  // the first
 };
 

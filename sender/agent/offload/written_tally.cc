@@ -42,16 +42,18 @@ Status WrittenTally::Check(const WrittenNotice& n) const {
                   "not have, or not one number for each chunk",
                   offload_.model, offload_.version, n.rank);
   }
-  for (const DiffedChunk& payload : n.payloads) {
-    const bool known = payload.chunk < chunks_.size() && owned_.contains(payload.chunk);
-    if (known && payload.bytes < chunks_[payload.chunk].bytes && (offload_.world == 1 || n.sole)) {
+  for (const DiffedChunk& p : n.payloads) {
+    const bool known = p.chunk < chunks_.size() && owned_.contains(p.chunk);
+    const Chunk chunk = known ? chunks_[p.chunk] : Chunk();
+    if (known && p.offset % chunk.width == 0 && p.length % chunk.width == 0 &&
+        p.offset <= chunk.bytes && p.length <= chunk.bytes - p.offset && p.bytes < p.length) {
       continue;
     }
     return Errorf(
         StatusCode::kInvalidArgument,
-        "model \"{}\", version {}: rank {} gives a payload of {} bytes for chunk {}, which "
-        "this agent does not have, which is no larger, or which other ranks may write",
-        offload_.model, offload_.version, n.rank, payload.bytes, payload.chunk);
+        "model \"{}\", version {}: rank {} gives a payload of {} bytes for {} bytes at {} "
+        "of chunk {}, which this agent does not have, or which is no larger",
+        offload_.model, offload_.version, n.rank, p.bytes, p.length, p.offset, p.chunk);
   }
   return absl::OkStatus();
 }
@@ -106,11 +108,13 @@ StatusOr<bool> WrittenTally::Count(uint32_t c, uint32_t bytes, uint32_t rank) {
 
 StatusOr<WrittenTally::Final> WrittenTally::Add(const WrittenNotice& n) {
   Final final;
+  if (counted_.empty() && !(n.chunks.empty() && n.payloads.empty())) {
+    counted_.resize(chunks_.size());
+  }
   for (const DiffedChunk& payload : n.payloads) {
-    const uint32_t tensor = chunks_[payload.chunk].tensor;
-    if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(tensor, n.rank));
-    marks_[tensor] |= kEarly;
-    final.chunks.push_back(payload.chunk);
+    DW_ASSIGN_OR_RETURN(const bool whole, Count(payload.chunk, payload.length, n.rank));
+    marks_[chunks_[payload.chunk].tensor] |= kEarly;
+    if (whole) final.chunks.push_back(payload.chunk);
   }
   for (const uint32_t t : n.tensors) {
     if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(t, n.rank));
@@ -119,7 +123,6 @@ StatusOr<WrittenTally::Final> WrittenTally::Add(const WrittenNotice& n) {
     marks_[t] |= kEarly;
     final.tensors.push_back(t);
   }
-  if (!n.chunks.empty() && counted_.empty()) counted_.resize(chunks_.size());
   for (size_t i = 0; i < n.chunks.size(); ++i) {
     DW_ASSIGN_OR_RETURN(const bool whole, Count(n.chunks[i], n.chunk_bytes[i], n.rank));
     if (!whole) continue;

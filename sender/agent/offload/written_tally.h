@@ -23,7 +23,7 @@ struct WrittenNotice {
   bool sole = false;  ///< no other rank writes any part of `tensors`
   /// Chunks, and the bytes of each that this rank has finished since its last notice.
   std::vector<uint32_t> chunks, chunk_bytes;
-  /// Chunks that hold payloads, from the only rank or with `sole`.
+  /// Places that hold payloads. Each counts its bytes.
   std::vector<DiffedChunk> payloads;
 };
 

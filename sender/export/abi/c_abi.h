@@ -29,6 +29,7 @@ struct dw_offload {
   std::unique_ptr<deltawire::TrainerClient::Offload> offload;
   size_t tensors = 0;
   deltawire::Hash128 fingerprint;  // of the client's layout when it began
+  std::string diffed_on = {};      // as dw_offload_diffed_on has returned it
 };
 
 struct dw_mapping {

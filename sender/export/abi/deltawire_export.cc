@@ -96,57 +96,97 @@ Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint
 
 bool IsEmpty(const StridedSource& source) { return std::ranges::count(source.shape, 0) > 0; }
 
+/// A block of the caller's, and the tensor that it belongs to.
+struct Part {
+  uint32_t tensor = 0;
+  StridedSource source;
+};
+
+/// Returns the caller's blocks, whose arrays they keep.
+StatusOr<std::vector<Part>> ReadParts(const dw_offload* offload, const uint32_t* tensors,
+                                      const dw_block* blocks, size_t count) {
+  DW_RETURN_IF_ERROR(CheckTensors(offload, tensors, count));
+  std::vector<Part> parts;
+  for (size_t i = 0; i < count; ++i) {
+    DW_ASSIGN_OR_RETURN(const dw_block b,
+                        Read(blocks == nullptr ? nullptr : At(blocks, i), kBlockSize, "dw_block"));
+    if (b.ndim > 0 && b.shape == nullptr) return Invalid("dw_block.shape is NULL");
+    StridedSource source;
+    source.data = static_cast<const std::byte*>(b.data);
+    source.element_bytes = b.element_bytes;
+    source.shape = {b.shape, b.ndim};
+    if (b.strides != nullptr) source.strides = {b.strides, b.ndim};
+    if (b.start != nullptr) source.start = {b.start, b.ndim};
+    if (b.data == nullptr && !IsEmpty(source)) return Invalid("dw_block.data is NULL");
+    parts.push_back({tensors[i], source});
+  }
+  return parts;
+}
+
 /// Reads the arguments, lets `copy` copy the bytes, and marks them.
 template <typename Copy>
 Status Write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share,
              const Copy& copy) {
-  DW_RETURN_IF_ERROR(CheckTensors(offload, &tensor, 1));
-  DW_ASSIGN_OR_RETURN(const dw_block b, Read(block, kBlockSize, "dw_block"));
-  if (b.ndim > 0 && b.shape == nullptr) return Invalid("dw_block.shape is NULL");
+  DW_ASSIGN_OR_RETURN(const std::vector<Part> parts, ReadParts(offload, &tensor, block, 1));
+  const StridedSource& source = parts[0].source;
   std::optional<Share> said;
   if (share != DW_SHARE_NONE) {
     DW_ASSIGN_OR_RETURN(said, ToShare(share));
   }
-  StridedSource source;
-  source.data = static_cast<const std::byte*>(b.data);
-  source.element_bytes = b.element_bytes;
-  source.shape = {b.shape, b.ndim};
-  if (b.strides != nullptr) source.strides = {b.strides, b.ndim};
-  if (b.start != nullptr) source.start = {b.start, b.ndim};
-  if (b.data == nullptr && !IsEmpty(source)) return Invalid("dw_block.data is NULL");
   DW_RETURN_IF_ERROR(copy(source));
   if (said == Share::kCounted) return Finished(*offload, tensor, source.start, source.shape);
   return said ? offload->offload->Written({&tensor, 1}, *said) : Status();
+}
+
+deltawire::MappedHalf HalfOf(const dw_offload& offload) {
+  const auto mapping = offload.offload->whole_mapping();
+  if (mapping == nullptr) return {};
+  return {mapping->bytes(), mapping};
 }
 
 Status CopyFromDevice(dw_offload& offload, uint32_t tensor, const StridedSource& source,
                       int device) {
   if (IsEmpty(source)) return offload.offload->Copy(tensor, source);
   DW_ASSIGN_OR_RETURN(const deltawire::BlockCopy block, offload.offload->CopyFor(tensor, source));
-  deltawire::MappedHalf half;
-  if (const auto mapping = offload.offload->whole_mapping(); mapping != nullptr) {
-    half = {mapping->bytes(), mapping};
-  }
-  return offload.client->devices.Place(device, block.copy, block.from,
-                                       offload.offload->tensor(tensor), half);
+  return offload.client->devices.Place(
+      device, {{block.copy, block.from, offload.offload->tensor(tensor)}}, HalfOf(offload));
 }
 
-/// Lets the device diff the block where it can, and copies what goes whole.
-Status DiffOnDevice(dw_offload& offload, uint32_t tensor, const StridedSource& source, int device,
-                    Share share) {
+/// Lets the device diff what it can, copies the rest, and marks all of it.
+Status DiffOnDevice(dw_offload& offload, std::span<const Part> parts, int device, Share share) {
   deltawire::TrainerClient::Offload& to = *offload.offload;
-  DW_ASSIGN_OR_RETURN(const auto written, to.DiffOnGpu(tensor, source, device, share));
-  if (!written) return CopyFromDevice(offload, tensor, source, device);
-  const auto mapping = to.whole_mapping();
-  const deltawire::MutableBytes place = to.tensor(tensor);
-  for (const deltawire::ByteRange& range : written->whole) {
-    deltawire::kernels::StridedCopy copy;
-    copy.src_offset = copy.dst_offset = static_cast<int64_t>(range.first);
-    copy.run_bytes = range.last - range.first;
-    DW_RETURN_IF_ERROR(offload.client->devices.Place(device, copy, {source.data, place.size()},
-                                                     place, {mapping->bytes(), mapping}));
+  std::vector<deltawire::DevicePiece> pieces;
+  for (const Part& part : parts) {
+    if (IsEmpty(part.source)) continue;
+    DW_ASSIGN_OR_RETURN(const deltawire::BlockCopy block, to.CopyFor(part.tensor, part.source));
+    pieces.push_back({part.tensor, device, {block.copy, {}, block.from}});
   }
-  return to.Diffed(written->payloads);  // last: after an error the caller writes all of the tensor
+  DW_ASSIGN_OR_RETURN(const std::vector<deltawire::DiffedChunk> diffed,
+                      to.DiffOnGpu(pieces, share));
+  std::vector<deltawire::DeviceQueues::Placement> rest;
+  std::vector<uint32_t> tensors;  // of each of `rest`
+  for (const deltawire::DevicePiece& p : pieces) {
+    for (const auto& copy : to.OutsideOf(diffed, p.tensor, p.piece.copy, {})) {
+      rest.push_back({copy, p.piece.src, to.tensor(p.tensor)});
+      tensors.push_back(p.tensor);
+    }
+  }
+  if (!rest.empty()) {
+    DW_RETURN_IF_ERROR(offload.client->devices.Place(device, rest, HalfOf(offload)));
+  }
+  // Marks come last: after an error the caller writes all of it.
+  DW_RETURN_IF_ERROR(to.Diffed(diffed));
+  for (size_t i = 0; share == Share::kCounted && i < rest.size(); ++i) {
+    DW_RETURN_IF_ERROR(to.Finished(tensors[i], deltawire::Destination::Of(rest[i].copy)));
+  }
+  for (const Part& part : parts) {
+    if (IsEmpty(part.source) && share == Share::kCounted) {
+      DW_RETURN_IF_ERROR(Finished(offload, part.tensor, part.source.start, part.source.shape));
+    } else {
+      DW_RETURN_IF_ERROR(to.Written({&part.tensor, 1}, share));
+    }
+  }
+  return {};
 }
 
 void Return(deltawire::MutableBytes from, void** data, uint64_t* bytes) {
@@ -296,17 +336,19 @@ int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block
   });
 }
 
-int dw_offload_diff_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
-                           int32_t device, int share) {
+int dw_offload_diff_device(dw_offload* offload, const uint32_t* tensors, const dw_block* blocks,
+                           size_t count, int32_t device, int share) {
   return Guard([&]() -> Status {
-    return Write(offload, tensor, block, share, [&](const StridedSource& source) -> Status {
-      if (IsEmpty(source) || share == DW_SHARE_NONE) {
-        return CopyFromDevice(*offload, tensor, source, device);
-      }
-      DW_ASSIGN_OR_RETURN(const Share said, ToShare(share));
-      return DiffOnDevice(*offload, tensor, source, device, said);
-    });
+    DW_ASSIGN_OR_RETURN(const std::vector<Part> parts, ReadParts(offload, tensors, blocks, count));
+    DW_ASSIGN_OR_RETURN(const Share said, ToShare(share));
+    return DiffOnDevice(*offload, parts, device, said);
   });
+}
+
+const char* dw_offload_diffed_on(dw_offload* offload) {
+  if (offload == nullptr) return "";
+  offload->diffed_on = offload->offload->diffed_on();
+  return offload->diffed_on.c_str();
 }
 
 int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count, int share) {

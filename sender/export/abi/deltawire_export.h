@@ -213,13 +213,17 @@ DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block
  * DW_ABI_VERSION 6. */
 DW_API int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
                                    int32_t device, int share);
-/* The same, except that a device which has diffed the block hands over only what has changed. For a
- * contiguous block that is a whole tensor which this rank alone writes; any other is written as
- * dw_offload_write_device does. The device keeps a copy of the tensor for that, where an eighth of
- * its memory stays free. Once a tensor and offload. dw_offload_tensor's memory has no bytes to read
- * then. Since DW_ABI_VERSION 12. */
-DW_API int dw_offload_diff_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
-                                  int32_t device, int share);
+/* Does the same for several blocks, block i of tensors[i], and marks them; but the device hands
+ * over only what has changed, in those chunks of which the blocks of one call have all bytes. For
+ * that it keeps a copy of these chunks, where an eighth of its memory stays free. With
+ * DW_SHARE_PART of several ranks it copies all. Each byte once an offload. dw_offload_tensor's
+ * memory has no bytes to read then. Since DW_ABI_VERSION 12. */
+DW_API int dw_offload_diff_device(dw_offload* offload, const uint32_t* tensors,
+                                  const dw_block* blocks, size_t count, int32_t device, int share);
+/* Returns where this rank's bytes of the offload were diffed, and why most of the others went
+ * whole, as `deltawire status` shows it; "": no device was asked to. Valid until the next call or
+ * dw_offload_destroy. Since DW_ABI_VERSION 12. */
+DW_API const char* dw_offload_diffed_on(dw_offload* offload);
 /* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
 DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
                                    int share);

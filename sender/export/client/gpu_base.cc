@@ -2,15 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
+#include <utility>
 
 #include "common/base/human.h"
 #include "common/delta/delta.h"
+#include "kernels/place_pieces.h"
+#include "sender/export/client/written_bytes.h"
 
 namespace deltawire {
 namespace {
 
 using kernels::GpuDiffer;
 using kernels::GpuLive;
+using kernels::GpuPiece;
 using kernels::GpuStatus;
 
 // An eighth of a GPU stays free: the trainer's allocator takes memory when it needs it.
@@ -23,21 +28,32 @@ size_t SlabBytes(const ChunkTable& chunks) {
   return std::clamp<uint64_t>(bytes, kernels::kMaxChunkBytes, kernels::GpuOptions().slab_bytes);
 }
 
-/// Merges ranges that touch. REQUIRES: they are disjoint.
-std::vector<ByteRange> Merged(std::vector<ByteRange> ranges) {
-  std::ranges::sort(ranges, {}, &ByteRange::first);
-  std::vector<ByteRange> merged;
-  for (const ByteRange& r : ranges) {
-    if (!merged.empty() && merged.back().last == r.first) {
-      merged.back().last = r.last;
-    } else {
-      merged.push_back(r);
-    }
-  }
-  return merged;
+uint64_t OffsetInTensor(const ChunkTable& chunks, uint32_t c) {
+  return chunks[c].offset - chunks[chunks.first_of_tensor(chunks[c].tensor)].offset;
 }
 
 }  // namespace
+
+std::vector<kernels::StridedCopy> OutsideOf(std::span<const DiffedChunk> diffed,
+                                            const ChunkTable& chunks, uint32_t t,
+                                            const kernels::StridedCopy& copy,
+                                            const kernels::Convert& convert) {
+  std::vector<kernels::StridedCopy> outside;
+  uint64_t at = 0;
+  const auto add = [&](uint64_t end) {
+    if (at >= end) return;
+    const auto clips = kernels::ClipCopy(copy, convert, at, end);
+    outside.insert(outside.end(), clips.begin(), clips.end());
+  };
+  auto next = std::ranges::lower_bound(diffed, chunks.first_of_tensor(t), {}, &DiffedChunk::chunk);
+  for (; next != diffed.end() && next->chunk < chunks.end_of_tensor(t); ++next) {
+    const uint64_t first = OffsetInTensor(chunks, next->chunk) + next->offset;
+    add(first);
+    at = first + next->length;
+  }
+  add(UINT64_MAX >> 1);
+  return outside;
+}
 
 GpuBase::GpuBase(const ChunkTable& chunks, uint64_t digest_seed)
     : chunks_(chunks), key_(digest_seed) {}
@@ -47,15 +63,17 @@ void GpuBase::Begin(const std::optional<Identity>& from, uint64_t version, uint6
   from_ = from;
   version_ = version;
   attempt_ = attempt;
-  bytes_ = whole_ = 0;
-  why_whole_.clear();
+  bytes_ = 0;
+  whole_.clear();
 }
 
 GpuBase::Device& GpuBase::DeviceOf(int number) {
   const auto [it, fresh] = devices_.try_emplace(number);
   Device& device = it->second;
-  if (!fresh || !HasRoom(number, 0, &device.refused)) return device;
-  GpuStatus status = kernels::GpuSelfTest(number);
+  if (!fresh) return device;
+  uint64_t room = 0;
+  GpuStatus status = Room(number, &room);
+  if (status.ok()) status = kernels::GpuSelfTest(number);
   if (status.ok()) {
     kernels::GpuOptions options;
     options.mode = kernels::GpuMode::kResident;
@@ -67,54 +85,89 @@ GpuBase::Device& GpuBase::DeviceOf(int number) {
   return device;
 }
 
-bool GpuBase::HasRoom(int device, uint64_t bytes, std::string* why) const {
+GpuStatus GpuBase::Room(int number, uint64_t* bytes) const {
   uint64_t free = 0, total = 0;
-  const GpuStatus status = kernels::GpuMemory(device, &free, &total);
-  if (!status.ok()) {
-    *why = status.message;
-    return false;
-  }
-  if (free >= bytes && free - bytes >= total / kFreeShare) return true;
-  *why = fmt::format("GPU {} has {} of its {} free, and an eighth is left to the trainer", device,
-                     HumanBytes(free), HumanBytes(total));
-  return false;
+  if (GpuStatus status = kernels::GpuMemory(number, &free, &total); !status.ok()) return status;
+  *bytes = free - std::min(free, total / kFreeShare);
+  if (*bytes > 0) return {};
+  return {kernels::GpuError::kMemory,
+          fmt::format("GPU {} has {} of its {} free, and an eighth is left to the trainer", number,
+                      HumanBytes(free), HumanBytes(total))};
 }
 
-GpuBase::Slot* GpuBase::SlotOf(uint32_t t, int number) {
-  Device& device = DeviceOf(number);
-  const auto known = slots_.find(t);
-  if (known != slots_.end() && known->second.device == number) return &known->second;
-  if (known != slots_.end()) {
-    // Its memory on the other device is not used any more, and stays until that one is dropped.
-    slots_.erase(known);
-  }
-  const uint32_t first = chunks_.first_of_tensor(t), end = chunks_.end_of_tensor(t);
-  std::vector<kernels::GpuChunk> added;
-  uint64_t bytes = 0;
-  for (uint32_t c = first; c < end; ++c) {
-    added.push_back({0, chunks_[c].bytes, chunks_[c].width});
-    bytes += chunks_[c].bytes;
-  }
-  if (!device.refused.empty() || !HasRoom(number, bytes, &device.refused)) return nullptr;
-  if (const GpuStatus status = device.differ->Add(added); !status.ok()) {
-    device.refused = status.message;
-    return nullptr;
-  }
-  Slot& slot = slots_[t];
-  slot.device = number;
-  slot.first = std::exchange(device.chunks, device.chunks + (end - first));
-  slot.digests.resize(end - first);
-  return &slot;
+GpuBase::Slot* GpuBase::Find(const Span& span, int number) {
+  const auto found = slots_.find(PlaceOf(span));
+  if (found == slots_.end()) return nullptr;
+  Slot& slot = found->second;
+  return slot.device == number && slot.bytes == span.bytes ? &slot : nullptr;
 }
 
-std::vector<GpuLive> GpuBase::Live(uint32_t t, const Slot& slot, Bytes data) const {
+std::vector<GpuBase::Span> GpuBase::SpansOf(uint32_t t, std::span<const GpuPiece> pieces) const {
   const uint32_t first = chunks_.first_of_tensor(t);
-  std::vector<GpuLive> live;
-  for (uint32_t i = 0; i < slot.digests.size(); ++i) {
-    live.push_back(
-        {slot.first + i, data.data() + (chunks_[first + i].offset - chunks_[first].offset)});
+  std::vector<uint64_t> bytes(chunks_.end_of_tensor(t) - first);
+  for (const GpuPiece& piece : pieces) {
+    for (const WrittenBytes& w : CountWrittenBytes(chunks_, t, Destination::Of(piece.copy))) {
+      bytes[w.chunk - first] += w.bytes;
+    }
   }
-  return live;
+  std::vector<Span> spans;
+  for (uint32_t c = first; c < chunks_.end_of_tensor(t); ++c) {
+    if (bytes[c - first] == 0) continue;
+    if (bytes[c - first] == chunks_[c].bytes) {
+      spans.push_back({c, 0, chunks_[c].bytes, pieces});
+      continue;
+    }
+    // Other ranks have a part of the chunk: find the runs of this one.
+    const uint64_t begin = OffsetInTensor(chunks_, c);
+    std::map<uint64_t, uint64_t> runs;  // the bytes at an offset in the chunk
+    for (const GpuPiece& piece : pieces) {
+      for (const auto& clip :
+           kernels::ClipCopy(piece.copy, piece.convert, begin, begin + chunks_[c].bytes)) {
+        const Destination to = Destination::Of(clip);  // adjacent rows are one run
+        if (to.dims.empty()) runs[to.offset - begin] = to.run_bytes;
+      }
+    }
+    for (auto run = runs.begin(); run != runs.end();) {
+      const uint64_t offset = run->first;
+      uint64_t end = offset;
+      for (; run != runs.end() && run->first == end; ++run) end += run->second;
+      spans.push_back(
+          {c, static_cast<uint32_t>(offset), static_cast<uint32_t>(end - offset), pieces});
+    }
+  }
+  return spans;
+}
+
+void GpuBase::AddSlots(int number, std::span<const Span> spans) {
+  Device& device = devices_[number];
+  std::vector<kernels::GpuChunk> added;
+  std::vector<const Span*> which;
+  uint64_t room = 0, bytes = 0;
+  GpuStatus status;
+  for (const Span& span : spans) {
+    if (Find(span, number) != nullptr) continue;
+    if (added.empty()) status = Room(number, &room);
+    bytes += span.bytes;
+    if (!status.ok() || bytes > room) break;
+    added.push_back({0, span.bytes, chunks_[span.chunk].width});
+    which.push_back(&span);
+  }
+  if (status.ok() && bytes > room) {
+    status = {kernels::GpuError::kMemory,
+              fmt::format("GPU {} has {} to spare, and an eighth is left to the trainer", number,
+                          HumanBytes(room))};
+  }
+  if (!status.ok()) device.refused = status.message;
+  if (added.empty()) return;
+  status = device.differ->Add(added);
+  if (!status.ok()) {
+    device.refused = status.message;
+    return;
+  }
+  for (const Span* const span : which) {
+    // A base on another device, or of other bytes there, keeps its memory until its differ goes.
+    slots_[PlaceOf(*span)] = {.bytes = span->bytes, .device = number, .index = device.spans++};
+  }
 }
 
 void GpuBase::Drop(int number, const GpuStatus& status) {
@@ -124,84 +177,139 @@ void GpuBase::Drop(int number, const GpuStatus& status) {
   std::erase_if(slots_, [&](const auto& s) { return s.second.device == number; });
 }
 
-bool GpuBase::Diff(uint32_t t, Slot& slot, Bytes data, MutableBytes place, Written& out) {
-  const uint32_t first = chunks_.first_of_tensor(t);
-  const auto encoded = [&](uint32_t number, const kernels::EncodeResult& found, Bytes payload) {
-    const uint32_t i = number - slot.first;
-    const Chunk& chunk = chunks_[first + i];
-    const uint64_t at = chunk.offset - chunks_[first].offset;
-    const bool sound = found.digest_before == slot.digests[i];
+bool GpuBase::HasPublished(const Slot& slot) const {
+  return from_ && slot.attempt == from_->attempt && slot.version == from_->id.version;
+}
+
+std::vector<GpuLive> GpuBase::LiveOf(std::span<const Span> spans) const {
+  std::vector<GpuLive> live;
+  for (const Span& span : spans) {
+    live.push_back({slots_.at(PlaceOf(span)).index, span.pieces,
+                    OffsetInTensor(chunks_, span.chunk) + span.offset});
+  }
+  return live;
+}
+
+bool GpuBase::Diff(int number, std::span<const Span> spans, MutableBytes data,
+                   std::vector<DiffedChunk>* out) {
+  const std::vector<GpuLive> live = LiveOf(spans);
+  std::unordered_map<uint32_t, const Span*> by_index;
+  for (size_t i = 0; i < live.size(); ++i) by_index[live[i].chunk] = &spans[i];
+  const auto encoded = [&](uint32_t index, const kernels::EncodeResult& found, Bytes payload) {
+    const Span& span = *by_index.at(index);
+    Slot& slot = slots_.at(PlaceOf(span));
+    const bool sound = found.digest_before == slot.digest;
     // The growth is right, whatever the base has become.
-    slot.digests[i] = found.digest_before + (found.digest_after - slot.digests[i]);
-    if (sound && WorthSending(payload.size(), chunk.bytes)) {
-      if (!payload.empty()) std::memcpy(place.data() + at, payload.data(), payload.size());
-      out.payloads.push_back(
-          {first + i, static_cast<uint32_t>(payload.size()), found.digest_after});
+    slot.digest = found.digest_before + (found.digest_after - slot.digest);
+    if (sound && WorthSending(payload.size(), span.bytes)) {
+      if (!payload.empty()) {
+        std::memcpy(data.data() + PlaceOf(span), payload.data(), payload.size());
+      }
+      out->push_back({span.chunk, span.offset, span.bytes, static_cast<uint32_t>(payload.size()),
+                      found.digest_after});
       return;
     }
-    out.whole.push_back({at, at + chunk.bytes});
-    if (why_whole_.empty()) {
-      why_whole_ = sound ? "it changed too densely" : "a GPU's base was damaged in its memory";
-    }
+    CountWhole(sound ? "it changed too densely" : "a GPU's base was damaged in its memory",
+               span.bytes);
   };
-  const GpuStatus status = devices_[slot.device].differ->DiffLive(Live(t, slot, data), encoded);
+  const GpuStatus status = devices_[number].differ->DiffLive(live, encoded);
   if (status.ok()) return true;
-  Drop(slot.device, status);
+  Drop(number, status);
   return false;
 }
 
-bool GpuBase::Adopt(uint32_t t, Slot& slot, Bytes data) {
-  const GpuStatus status = devices_[slot.device].differ->Adopt(Live(t, slot, data), slot.digests);
-  if (!status.ok()) Drop(slot.device, status);
-  return status.ok();
+bool GpuBase::Adopt(int number, std::span<const Span> spans) {
+  std::vector<uint64_t> digests(spans.size());
+  const GpuStatus status = devices_[number].differ->Adopt(LiveOf(spans), digests);
+  if (!status.ok()) {
+    Drop(number, status);
+    return false;
+  }
+  for (size_t i = 0; i < spans.size(); ++i) {
+    Slot& slot = slots_.at(PlaceOf(spans[i]));
+    CountWhole(slot.attempt == 0 ? "it came for the first time"
+               : from_           ? "the GPU has another version than the sender"
+                                 : "the sender takes no deltas now; see its log",
+               spans[i].bytes);
+    slot.digest = digests[i];
+  }
+  return true;
 }
 
-GpuBase::Written GpuBase::Write(uint32_t t, int device, Bytes data, MutableBytes place) {
-  bytes_ += data.size();
-  Written out;
-  Slot* const slot = SlotOf(t, device);
-  const bool has_base = slot != nullptr && from_ && slot->attempt == from_->attempt &&
-                        slot->version == from_->id.version;
-  std::string why;
-  bool kept = false;
-  if (has_base) {
-    kept = Diff(t, *slot, data, place, out);
-  } else if (slot != nullptr) {
-    kept = Adopt(t, *slot, data);
-    why = slot->attempt == 0 ? "it came for the first time"
-          : from_            ? "the GPU has another version than the sender"
-                             : "the sender takes no deltas now; see its log";
+void GpuBase::WriteOn(int number, std::span<const Span> spans, MutableBytes data,
+                      std::vector<DiffedChunk>* out) {
+  Device& device = DeviceOf(number);
+  if (device.refused.empty()) AddSlots(number, spans);
+  std::vector<Span> based, fresh;
+  uint64_t kept_bytes = 0;
+  for (const Span& span : spans) {
+    const Slot* const slot = Find(span, number);
+    if (slot == nullptr) {
+      CountWhole(device.refused, span.bytes);
+      continue;
+    }
+    kept_bytes += span.bytes;
+    (HasPublished(*slot) ? based : fresh).push_back(span);
   }
-  if (kept) {
-    slot->version = version_;
-    slot->attempt = attempt_;
-  } else {
-    why = devices_[device].refused;
+  const auto whole = whole_;
+  std::vector<DiffedChunk> diffed;
+  if ((!based.empty() && !Diff(number, based, data, &diffed)) ||
+      (!fresh.empty() && !Adopt(number, fresh))) {
+    whole_ = whole;
+    return CountWhole(device.refused, kept_bytes);
   }
-  if (!kept || !has_base) {
-    out.payloads.clear();
-    out.whole = {{0, data.size()}};
-    if (why_whole_.empty()) why_whole_ = why;
+  for (const std::vector<Span>* const kept : {&based, &fresh}) {
+    for (const Span& span : *kept) {
+      Slot& slot = slots_.at(PlaceOf(span));
+      slot.version = version_;
+      slot.attempt = attempt_;
+    }
   }
-  out.whole = Merged(std::move(out.whole));
-  for (const ByteRange& r : out.whole) whole_ += r.last - r.first;
-  return out;
+  out->insert(out->end(), diffed.begin(), diffed.end());
+}
+
+std::vector<DiffedChunk> GpuBase::Write(std::span<const DevicePiece> pieces, MutableBytes data) {
+  std::map<std::pair<uint32_t, int>, std::vector<GpuPiece>> parts;  // by tensor and device
+  uint64_t scattered = 0;                                           // bytes that lie in no span
+  for (const DevicePiece& p : pieces) {
+    parts[{p.tensor, p.device}].push_back(p.piece);
+    scattered += kernels::CopiedBytes(p.piece.copy);
+  }
+  bytes_ += scattered;
+  std::map<int, std::vector<Span>> spans;
+  for (const auto& [place, its] : parts) {
+    for (const Span& span : SpansOf(place.first, its)) {
+      spans[place.second].push_back(span);
+      scattered -= span.bytes;
+    }
+  }
+  if (scattered > 0) CountWhole("other ranks write columns of the same chunks", scattered);
+  std::vector<DiffedChunk> diffed;
+  for (const auto& [number, its] : spans) WriteOn(number, its, data, &diffed);
+  std::ranges::sort(diffed, {}, [](const DiffedChunk& d) { return std::pair(d.chunk, d.offset); });
+  return diffed;
 }
 
 void GpuBase::Carry(uint32_t t) {
-  const auto known = slots_.find(t);
-  if (known == slots_.end() || !from_) return;
-  Slot& slot = known->second;
-  if (slot.attempt != from_->attempt || slot.version != from_->id.version) return;
-  slot.version = version_;
-  slot.attempt = attempt_;
+  const uint32_t first = chunks_.first_of_tensor(t), end = chunks_.end_of_tensor(t);
+  if (first == end) return;
+  const uint64_t last = chunks_[end - 1].offset + chunks_[end - 1].bytes;
+  for (auto it = slots_.lower_bound(chunks_[first].offset); it != slots_.end() && it->first < last;
+       ++it) {
+    if (!HasPublished(it->second)) continue;
+    it->second.version = version_;
+    it->second.attempt = attempt_;
+  }
 }
 
 std::string GpuBase::Describe() const {
   if (bytes_ == 0) return "";
-  if (whole_ == 0) return "the trainer's GPU";
-  return fmt::format("the trainer's GPU, except for {} of {} ({})", HumanBytes(whole_),
-                     HumanBytes(bytes_), why_whole_);
+  if (whole_.empty()) return "the trainer's GPU";
+  uint64_t bytes = 0;
+  for (const auto& [why, its] : whole_) bytes += its;
+  const auto& most = *std::ranges::max_element(whole_, {}, [](const auto& w) { return w.second; });
+  return fmt::format("the trainer's GPU, except for {} of {} ({})", HumanBytes(bytes),
+                     HumanBytes(bytes_), most.first);
 }
 
 }  // namespace deltawire

@@ -1,8 +1,8 @@
-// A copy, on the GPUs where a trainer's tensors lie, of what its last offload handed over: the base
-// from which the next one is diffed there, so that changes alone cross the link. Owner: one client.
-// Threads: one caller. Cost: the tensors' bytes and 0.4 GB on each GPU, and on no GPU so much that
-// less than an eighth of it stays free. Errors: none; what cannot be diffed goes whole, and
-// Describe says why.
+// A copy, on the GPUs where a trainer's tensors lie, of what a rank's last offload handed over: the
+// base from which the next one is diffed there, so that changes alone cross the link. The unit is a
+// chunk, or where other ranks have a part of it, each run of its bytes that the rank has. The base
+// takes the rank's bytes and 0.4 GB on each GPU, and stops where less than an eighth of its memory
+// would stay free. One thread at a time. What cannot be diffed goes whole, and Describe says why.
 #pragma once
 
 #include <map>
@@ -15,11 +15,25 @@
 #include "common/base/bytes.h"
 #include "common/base/identity.h"
 #include "common/layout/chunks.h"
-#include "common/layout/coverage.h"
 #include "common/layout/diffed_chunk.h"
 #include "kernels/gpu.h"
 
 namespace deltawire {
+
+/// A part of a tensor in the memory of CUDA device `device`. The copy's destination offset counts
+/// from the tensor's first byte; its strides are positive.
+struct DevicePiece {
+  uint32_t tensor = 0;
+  int device = 0;
+  kernels::GpuPiece piece;
+};
+
+/// Returns the parts of a copy into tensor `t` that lie outside of `diffed`, which is sorted as
+/// GpuBase::Write returns it.
+std::vector<kernels::StridedCopy> OutsideOf(std::span<const DiffedChunk> diffed,
+                                            const ChunkTable& chunks, uint32_t t,
+                                            const kernels::StridedCopy& copy,
+                                            const kernels::Convert& convert);
 
 class GpuBase {
  public:
@@ -29,55 +43,70 @@ class GpuBase {
   GpuBase(const GpuBase&) = delete;
   GpuBase& operator=(const GpuBase&) = delete;
 
-  /// One offload: `version` by `attempt`. `from`: what is published, if the sender takes changes of
-  /// it.
+  /// Begins the offload of `version` by `attempt`. `from`: the published version, if the sender
+  /// takes changes of it.
   void Begin(const std::optional<Identity>& from, uint64_t version, uint64_t attempt);
-
-  struct Written {
-    std::vector<DiffedChunk> payloads;  ///< in `place`, and of unchanged chunks
-    std::vector<ByteRange> whole;       ///< of the tensor, rising: the caller's to copy
-  };
-  /// Makes `data`, all bytes of tensor `t` in the memory of `device`, its base, and writes to
-  /// `place` (as large, in host memory) what has changed. REQUIRES: Begin; once a tensor and
-  /// offload; all work on the data is complete.
-  Written Write(uint32_t t, int device, Bytes data, MutableBytes place);
-  /// The sender carries the tensor over from the published version.
+  /// Makes the pieces the base, and writes changes to their places in `data`, a half's data in host
+  /// memory. Returns what holds payloads, and what did not change, by rising places; all other
+  /// bytes are the caller's to copy. REQUIRES: Begin; each byte once an offload; all work on the
+  /// pieces is complete.
+  std::vector<DiffedChunk> Write(std::span<const DevicePiece> pieces, MutableBytes data);
+  /// Notes that the sender carries the tensor over from the published version.
   void Carry(uint32_t t);
 
-  /// Says where this offload's tensors were diffed, and why some went whole; empty before Write.
+  /// Describes where this offload was diffed, and why most of the rest went whole; empty before
+  /// Write.
   std::string Describe() const;
 
  private:
-  /// A tensor's base, which holds the bytes that `attempt` offloaded as `version`.
+  /// A chunk, or a run of bytes within one, as the pieces write it.
+  struct Span {
+    uint32_t chunk = 0;
+    uint32_t offset = 0;  // in the chunk
+    uint32_t bytes = 0;
+    std::span<const kernels::GpuPiece> pieces;
+  };
+  /// A span's base, which holds the bytes that `attempt` offloaded as `version`.
   struct Slot {
-    int device = 0;
-    uint32_t first = 0;  // of its chunks, at the device's differ
-    uint64_t version = 0, attempt = 0;
-    std::vector<uint64_t> digests;
+    uint32_t bytes = 0;
+    int device = -1;     // none
+    uint32_t index = 0;  // among the device's spans
+    uint64_t version = 0, attempt = 0, digest = 0;
   };
   struct Device {
     std::unique_ptr<kernels::GpuDiffer> differ;
-    uint32_t chunks = 0;
-    std::string refused;  // why no tensor gets a base there any more
+    uint32_t spans = 0;   // that the differ has
+    std::string refused;  // why no span gets a base there any more
   };
-  Device& DeviceOf(int device);
-  /// Null: it has no base, and gets none.
-  Slot* SlotOf(uint32_t t, int device);
-  bool HasRoom(int device, uint64_t bytes, std::string* why) const;
-  bool Diff(uint32_t t, Slot& slot, Bytes data, MutableBytes place, Written& out);
-  bool Adopt(uint32_t t, Slot& slot, Bytes data);
-  /// An error: the device's bases are lost, and it gets no others.
-  void Drop(int device, const kernels::GpuStatus& status);
-  std::vector<kernels::GpuLive> Live(uint32_t t, const Slot& slot, Bytes data) const;
+  uint64_t PlaceOf(const Span& span) const { return chunks_[span.chunk].offset + span.offset; }
+  /// Returns the span's slot on the device, or null.
+  Slot* Find(const Span& span, int number);
+  /// Returns the spans of tensor `t` of which the pieces have all bytes.
+  std::vector<Span> SpansOf(uint32_t t, std::span<const kernels::GpuPiece> pieces) const;
+  Device& DeviceOf(int number);
+  /// Returns how many bytes of bases the device may still get. An error says why there are none.
+  kernels::GpuStatus Room(int number, uint64_t* bytes) const;
+  /// Gives those of the spans a slot that have none on the device, as many as there is room for.
+  void AddSlots(int number, std::span<const Span> spans);
+  void WriteOn(int number, std::span<const Span> spans, MutableBytes data,
+               std::vector<DiffedChunk>* out);
+  /// False: the device failed, and its bases are lost. REQUIRES: each span has a slot there.
+  bool Diff(int number, std::span<const Span> spans, MutableBytes data,
+            std::vector<DiffedChunk>* out);
+  bool Adopt(int number, std::span<const Span> spans);
+  std::vector<kernels::GpuLive> LiveOf(std::span<const Span> spans) const;
+  void Drop(int number, const kernels::GpuStatus& status);
+  bool HasPublished(const Slot& slot) const;
+  void CountWhole(const std::string& why, uint64_t bytes) { whole_[why] += bytes; }
 
   const ChunkTable& chunks_;
   const kernels::DigestKey key_;
   std::optional<Identity> from_;
   uint64_t version_ = 0, attempt_ = 0;
   std::map<int, Device> devices_;
-  std::map<uint32_t, Slot> slots_;  // by tensor
-  uint64_t bytes_ = 0, whole_ = 0;  // of this offload's tensors, and of what went whole
-  std::string why_whole_;           // the first reason
+  std::map<uint64_t, Slot> slots_;         // by place in a half's data
+  uint64_t bytes_ = 0;                     // of this offload
+  std::map<std::string, uint64_t> whole_;  // bytes of this offload that went whole, by reason
 };
 
 }  // namespace deltawire

@@ -95,17 +95,6 @@ grpc::Status Await(grpc::ClientContext& context, const std::function<bool()>& go
   return *done;
 }
 
-// Returns whether the source is all of a row-major tensor, without gaps.
-bool IsWhole(const TensorMeta& meta, const StridedSource& source) {
-  if (!std::ranges::equal(source.shape, meta.shape)) return false;
-  if (source.strides.empty()) return true;
-  const std::vector<int64_t> dense = DenseStrides(meta.shape, source.element_bytes);
-  for (size_t i = 0; i < dense.size(); ++i) {
-    if (meta.shape[i] > 1 && source.strides[i] != dense[i]) return false;
-  }
-  return true;
-}
-
 /// The stream that shows the agent that this rank lives while it writes. Destroying it ends the
 /// offload if the rank was not ready.
 using Attendance = HeldStream<v1::AttendOffloadRequest, v1::AttendOffloadEvent>;
@@ -549,17 +538,11 @@ StatusOr<BlockCopy> TrainerClient::Offload::CopyFor(size_t t, const StridedSourc
   return block;
 }
 
-StatusOr<std::optional<GpuBase::Written>> TrainerClient::Offload::DiffOnGpu(
-    size_t t, const StridedSource& source, int device, Share share) {
+StatusOr<std::vector<DiffedChunk>> TrainerClient::Offload::DiffOnGpu(
+    std::span<const DevicePiece> pieces, Share share) {
   DW_RETURN_IF_ERROR(Check());
   Impl& client = *state_->client;
-  const TensorMeta& meta = client.layout->tensor(t);
-  DW_RETURN_IF_ERROR(CheckSource(meta, source));
-  const MutableBytes place = tensor(t);
-  const bool alone = share == Share::kWhole || (share == Share::kPart && client.world == 1);
-  if (!alone || !client.owned.empty() || place.empty() || !IsWhole(meta, source)) {
-    return std::nullopt;
-  }
+  if (share == Share::kPart && client.world > 1) return std::vector<DiffedChunk>();
   if (client.base == nullptr) {
     client.base = std::make_unique<GpuBase>(*client.chunks, client.layout->fingerprint().lo);
   }
@@ -567,21 +550,38 @@ StatusOr<std::optional<GpuBase::Written>> TrainerClient::Offload::DiffOnGpu(
     client.base->Begin(state_->takes_payloads ? state_->published : std::nullopt, state_->version,
                        state_->attempt);
   }
-  return client.base->Write(static_cast<uint32_t>(t), device, {source.data, place.size()}, place);
+  return client.base->Write(pieces, state_->data);
+}
+
+std::vector<kernels::StridedCopy> TrainerClient::Offload::OutsideOf(
+    std::span<const DiffedChunk> diffed, uint32_t t, const kernels::StridedCopy& copy,
+    const kernels::Convert& convert) const {
+  return deltawire::OutsideOf(diffed, *state_->client->chunks, t, copy, convert);
 }
 
 Status TrainerClient::Offload::Diffed(std::span<const DiffedChunk> payloads) {
+  std::vector<WrittenBytes> counted;
+  for (const DiffedChunk& p : payloads) counted.push_back({p.chunk, p.length});
+  CountHere(counted);
   return state_->client->Check(state_->marks->AddPayloads(payloads), "MarkWritten");
+}
+
+std::string TrainerClient::Offload::diffed_on() const {
+  return state_->on_gpu ? state_->client->base->Describe() : "";
+}
+
+void TrainerClient::Offload::CountHere(std::span<const WrittenBytes> counted) {
+  const Impl& client = *state_->client;
+  if (client.world != 1) return;
+  std::lock_guard lock(state_->mu);
+  state_->counted.resize(client.chunks->size());
+  for (const WrittenBytes& c : counted) state_->counted[c.chunk] += c.bytes;
 }
 
 Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
   const Impl& client = *state_->client;
   const std::vector<WrittenBytes> counted = CountWrittenBytes(*client.chunks, t, bytes);
-  if (client.world == 1) {
-    std::lock_guard lock(state_->mu);
-    state_->counted.resize(client.chunks->size());
-    for (const WrittenBytes& c : counted) state_->counted[c.chunk] += c.bytes;
-  }
+  CountHere(counted);
   return client.Check(state_->marks->AddChunks(counted), "MarkWritten");
 }
 
@@ -674,7 +674,7 @@ Status TrainerClient::Offload::Ready() {
   DW_RETURN_IF_ERROR(CheckCounted());
   DW_RETURN_IF_ERROR(CheckCarried());
   v1::NotifyBufferReadyRequest request;
-  if (state_->on_gpu) request.set_diffed_on(state_->client->base->Describe());
+  request.set_diffed_on(diffed_on());
   {
     std::lock_guard lock(state_->mu);
     if (state_->on_gpu) {

@@ -110,15 +110,20 @@ class TrainerClient {
     Status Copy(size_t t, const StridedSource& source);
     /// Returns the same copy, to tensor(t), for a device that runs it. REQUIRES: no dimension is 0.
     StatusOr<BlockCopy> CopyFor(size_t t, const StridedSource& source) const;
-    /// Diffs tensor `t`, whose values `source` has on CUDA device `device`, there, against a copy
-    /// that the device keeps. Copy the ranges that go whole, then call Diffed and Written. Returns
-    /// nullopt and does nothing unless it is a whole contiguous tensor that this rank alone writes,
-    /// and the agent owns all of the model. REQUIRES: once a tensor; one call at a time; all work
-    /// on the source is complete.
-    StatusOr<std::optional<GpuBase::Written>> DiffOnGpu(size_t t, const StridedSource& source,
-                                                        int device, Share share);
-    /// Reports that these chunks hold payloads. Returns before the agent knows.
+    /// Diffs the pieces where they lie, against copies that their devices keep. Returns what holds
+    /// payloads now. For the rest, which OutsideOf finds, do as without it, and then call Diffed.
+    /// It diffs nothing if other ranks may write the same bytes. REQUIRES: each byte once; one call
+    /// at a time; all work on the pieces is complete.
+    StatusOr<std::vector<DiffedChunk>> DiffOnGpu(std::span<const DevicePiece> pieces, Share share);
+    /// Returns the parts of a copy into tensor `t` that lie outside of `diffed`.
+    std::vector<kernels::StridedCopy> OutsideOf(std::span<const DiffedChunk> diffed, uint32_t t,
+                                                const kernels::StridedCopy& copy,
+                                                const kernels::Convert& convert) const;
+    /// Reports that these places hold payloads. Returns before the agent knows.
     Status Diffed(std::span<const DiffedChunk> payloads);
+    /// Describes where this rank's bytes were diffed, and why some went whole; empty: no GPU was
+    /// asked to.
+    std::string diffed_on() const;
     /// Reports that these bytes of tensor `t` are final, and that no other rank writes them. Call
     /// Written(kCounted) as well. kFailedPrecondition: the ranks report too many bytes, and the
     /// offload is over. Any thread may call it; it returns before the agent knows.
@@ -155,6 +160,8 @@ class TrainerClient {
       std::vector<int64_t> to, from;  // in bytes, of each dimension
       uint64_t first = 0;             // the block's first byte in the tensor
     };
+    /// Counts the only rank's bytes, for CheckCounted.
+    void CountHere(std::span<const WrittenBytes> counted);
     Status CheckCounted();
     Status CheckCarried();
     StatusOr<BlockStrides> StridesOf(size_t t, const StridedSource& source) const;

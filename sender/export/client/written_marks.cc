@@ -79,6 +79,8 @@ void WrittenMarks::SendSome(bool all) {
   }
   for (const DiffedChunk& p : payloads_) {
     request.add_payload_chunks(p.chunk);
+    request.add_payload_offsets(p.offset);
+    request.add_payload_lengths(p.length);
     request.add_payload_bytes(p.bytes);
     request.add_payload_digests(p.digest_after);
   }

@@ -42,7 +42,7 @@ class WrittenMarks {
   grpc::Status AddTensors(std::span<const uint32_t> tensors, uint64_t bytes);
   /// Adds bytes of chunks. Returns before the agent knows.
   grpc::Status AddChunks(std::span<const WrittenBytes> chunks);
-  /// Adds payloads in the half, of tensors that are added later. Returns before the agent is told.
+  /// Adds payloads in the half. Returns before the agent is told.
   grpc::Status AddPayloads(std::span<const DiffedChunk> payloads);
   /// Sends the rest, and returns when the agent knows everything added.
   grpc::Status Flush();

@@ -102,11 +102,18 @@ Status DeviceQueues::Copy(kernels::GpuQueue& queue, const kernels::StridedCopy& 
   return absl::OkStatus();
 }
 
-Status DeviceQueues::Place(int device, const kernels::StridedCopy& copy, Bytes source,
-                           MutableBytes to, const MappedHalf& half) {
+Status DeviceQueues::Place(int device, const std::vector<Placement>& placements,
+                           const MappedHalf& half) {
   DropUnused();
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(device));
-  const Status queued = Copy(*queue, copy, {}, source, to, half);
+  Status queued;
+  for (const Placement& p : placements) {
+    if (!queued.ok()) break;
+    // What the copy engine does needs no pinned memory.
+    queued = half.mapping == nullptr && p.copy.dims == 0
+                 ? FromGpu(queue->Place(p.copy, p.source, p.to, {}))
+                 : Copy(*queue, p.copy, {}, p.source, p.to, half);
+  }
   // Wait after an error, too: a running kernel must not outlive the offload.
   const Status done = FromGpu(queue->Wait());
   return queued.ok() ? done : queued;

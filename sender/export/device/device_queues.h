@@ -35,9 +35,15 @@ class DeviceQueues {
   Status Copy(kernels::GpuQueue& queue, const kernels::StridedCopy& copy,
               const kernels::Convert& convert, Bytes source, MutableBytes to,
               const MappedHalf& half);
-  /// Runs one copy from `source`, on `device`, to `to`, within the half. Returns when it is done.
-  Status Place(int device, const kernels::StridedCopy& copy, Bytes source, MutableBytes to,
-               const MappedHalf& half);
+  /// A copy from a device to `to`, within a half.
+  struct Placement {
+    kernels::StridedCopy copy;
+    Bytes source;
+    MutableBytes to;
+  };
+  /// Runs the copies from `device`. Returns when they are done. Contiguous ones need no pinned
+  /// half.
+  Status Place(int device, const std::vector<Placement>& placements, const MappedHalf& half);
   /// Unpins the halves that no other object keeps mapped.
   void DropUnused();
   /// Waits for all queues, or for those of one turn. Returns the first error.

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/delta/delta.h"
+#include "kernels/place_pieces.h"
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/kernel_data.h"
 
@@ -81,9 +82,12 @@ class Rig {
       } else if (t < host) {
         std::ranges::copy(Live(t), place.begin());
       } else {
-        Write(static_cast<uint32_t>(t), place, from.has_value(), handed);
+        REQUIRE(kernels::GpuCopy(memory_[t]->bytes(), Live(t)).ok());
+        AddPieces(static_cast<uint32_t>(t));
+        if (random_.Chance(0.5)) Write(half, from.has_value(), handed);
       }
     }
+    Write(half, from.has_value(), handed);
     CHECK(half == live_);
     if (!publish) return handed;
     published_ = half;
@@ -99,27 +103,48 @@ class Rig {
   MutableBytes Live(size_t t) {
     return MutableBytes(live_).subspan(layout_.offset(t), layout_.bytes(t));
   }
-  /// As the sender does with what it gets.
-  void Write(uint32_t t, MutableBytes place, bool takes, Handed& handed) {
-    CAPTURE(t);
-    REQUIRE(kernels::GpuCopy(memory_[t]->bytes(), Live(t)).ok());
-    if (faults && random_.Chance(0.05)) FailCudaCallIn(static_cast<int>(random_.Below(60)));
-    const GpuBase::Written written = base.Write(t, devices_[t], memory_[t]->bytes(), place);
-    FailCudaCallIn(-1);
-    CHECK((takes || written.payloads.empty()));
-    for (const ByteRange& r : written.whole) {
-      std::memcpy(place.data() + r.first, &Live(t)[r.first], r.last - r.first);
-      handed.whole_bytes += r.last - r.first;
+  /// The tensor in up to three pieces, which may cut its chunks.
+  void AddPieces(uint32_t t) {
+    const uint64_t width = DTypeBytes(layout_.tensor(t).dtype);
+    uint64_t at = 0;
+    for (uint64_t left = 1 + random_.Below(3); left > 0; --left) {
+      const uint64_t rest = layout_.bytes(t) - at;
+      const uint64_t bytes = left == 1 ? rest : random_.Below(rest / width + 1) * width;
+      if (bytes == 0) continue;
+      DevicePiece& piece = pieces_.emplace_back(DevicePiece{t, devices_[t], {}});
+      piece.piece.copy.src_offset = piece.piece.copy.dst_offset = static_cast<int64_t>(at);
+      piece.piece.copy.run_bytes = bytes;
+      piece.piece.src = memory_[t]->bytes();
+      at += bytes;
     }
-    std::vector<uint8_t> seen(chunks_.size());
-    for (const DiffedChunk& p : written.payloads) {
-      CAPTURE(p.chunk);
+  }
+  /// Hands the pieces over, and does with them as the client and the sender do.
+  void Write(MutableBytes half, bool takes, Handed& handed) {
+    const std::vector<DevicePiece> pieces = std::exchange(pieces_, {});
+    if (faults && random_.Chance(0.05)) FailCudaCallIn(static_cast<int>(random_.Below(60)));
+    const std::vector<DiffedChunk> diffed = base.Write(pieces, half);
+    FailCudaCallIn(-1);
+    CHECK((takes || diffed.empty()));
+    CHECK(std::ranges::is_sorted(
+        diffed, {}, [](const DiffedChunk& d) { return std::pair(d.chunk, d.offset); }));
+    for (const DevicePiece& p : pieces) {
+      const uint64_t offset = layout_.offset(p.tensor);
+      for (const auto& copy : OutsideOf(diffed, chunks_, p.tensor, p.piece.copy, {})) {
+        kernels::Scalar().place(copy, Live(p.tensor),
+                                half.subspan(offset, layout_.bytes(p.tensor)));
+        handed.whole_bytes += kernels::CopiedBytes(copy);
+      }
+    }
+    uint64_t end = 0;
+    for (const DiffedChunk& p : diffed) {
+      CAPTURE(p.chunk, p.offset, p.length);
       const Chunk& chunk = chunks_[p.chunk];
-      REQUIRE(chunk.tensor == t);
-      REQUIRE(seen[p.chunk]++ == 0);
-      const MutableBytes to = place.subspan(chunk.offset - layout_.offset(t), chunk.bytes);
-      const Bytes before = Bytes(published_).subspan(chunk.offset, chunk.bytes);
-      const Bytes now = Bytes(live_).subspan(chunk.offset, chunk.bytes);
+      const uint64_t at = chunk.offset + p.offset;
+      REQUIRE(at >= std::exchange(end, at + p.length));
+      REQUIRE(p.offset + p.length <= chunk.bytes);
+      const MutableBytes to = half.subspan(at, p.length);
+      const Bytes before = Bytes(published_).subspan(at, p.length);
+      const Bytes now = Bytes(live_).subspan(at, p.length);
       const kernels::test::Buffer wanted =
           kernels::test::Encode(kernels::Scalar(), key_, before, now, chunk.width);
       CHECK(kernels::test::Equal(wanted, to.first(p.bytes)));
@@ -141,6 +166,7 @@ class Rig {
 
  private:
   std::vector<std::byte> live_, published_;
+  std::vector<DevicePiece> pieces_;  // added, and not written yet
   std::vector<int> devices_;
   std::vector<std::unique_ptr<kernels::GpuBuffer>> memory_;
   Identity id_;

@@ -122,7 +122,7 @@ TEST_CASE("GPU diffs from a base of its own to bytes that lie on the device") {
   RequireOk(GpuDiffer::Create(options, model.key(), {}, &differ));
   const auto all = model.AllChunks();
   const auto ignore = [](uint32_t, const EncodeResult&, Bytes) { FAIL("nothing to encode"); };
-  const GpuLive early[] = {{0, nullptr}};
+  const GpuLive early[] = {{0, {}}};
   CHECK(differ->DiffLive(early, ignore).error == GpuError::kArgument);  // there is no chunk yet
   // A trainer's tensors come one after the other.
   const std::span chunks(model.chunks());

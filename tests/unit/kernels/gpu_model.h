@@ -89,25 +89,39 @@ class GpuModel {
     CheckEncoded(next, which,
                  [&](const GpuEncoded& encoded) { return differ.DiffLive(live.pieces, encoded); });
   }
-  /// A version's chunks in one block of device memory, at odd multiples of their widths.
+  /// A version's chunks in one block of device memory, at odd multiples of their widths, and every
+  /// other one with a gap behind each element.
   struct LiveBytes {
     LiveBytes(const GpuModel& model, const Version& version, const std::vector<uint32_t>& which) {
       constexpr size_t kStep = 16;
       std::vector<std::byte> host;
-      std::vector<size_t> at;
+      copies.reserve(which.size());
       for (const uint32_t i : which) {
-        at.push_back((host.size() + kStep - 1) / kStep * kStep + model.chunks_[i].width);
-        host.resize(at.back());
+        const size_t width = model.chunks_[i].width;
+        const size_t at = (host.size() + kStep - 1) / kStep * kStep + width;
         const Bytes bytes = model.At(version, i);
-        host.insert(host.end(), bytes.begin(), bytes.end());
+        const size_t step = copies.size() % 2 == 0 ? width : 2 * width;
+        host.resize(at + bytes.size() / width * step);
+        for (size_t e = 0; e < bytes.size() / width; ++e) {
+          std::memcpy(&host[at + e * step], &bytes[e * width], width);
+        }
+        GpuPiece& piece = copies.emplace_back();
+        piece.copy.src_offset = static_cast<int64_t>(at);
+        piece.copy.run_bytes = step == width ? bytes.size() : width;
+        piece.copy.dims = step == width ? 0 : 1;
+        piece.copy.counts[0] = bytes.size() / width;
+        piece.copy.src_strides[0] = static_cast<int64_t>(step);
+        piece.copy.dst_strides[0] = static_cast<int64_t>(width);
       }
       REQUIRE(GpuBuffer::Create(host.size(), &memory).ok());
       REQUIRE(GpuCopy(memory->bytes(), host).ok());
       for (size_t k = 0; k < which.size(); ++k) {
-        pieces.push_back({which[k], memory->bytes().data() + at[k]});
+        copies[k].src = memory->bytes();
+        pieces.push_back({which[k], std::span(copies).subspan(k, 1)});
       }
     }
     std::unique_ptr<GpuBuffer> memory;
+    std::vector<GpuPiece> copies;
     std::vector<GpuLive> pieces;
   };
   template <typename Diff>

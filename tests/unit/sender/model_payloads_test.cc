@@ -32,11 +32,13 @@ class Diffing {
       std::vector<std::byte> bytes(payload.data(), payload.data() + payload.size());
       if (spoil && !bytes.empty()) bytes.back() ^= std::byte{1};
       if (!bytes.empty()) m_.Write(grant, chunk.offset, bytes);
-      notice.payloads.push_back(
-          {c, static_cast<uint32_t>(bytes.size()), kernels::Scalar().digest(m_->key(), now)});
+      notice.payloads.push_back({c, 0, chunk.bytes, static_cast<uint32_t>(bytes.size()),
+                                 kernels::Scalar().digest(m_->key(), now)});
     }
     m_.Write(grant, m_->chunks()[last].offset,
              {after.end() - m_->chunks()[last].bytes, after.end()});
+    notice.chunks = {last};
+    notice.chunk_bytes = {m_->chunks()[last].bytes};
     DW_RETURN_IF_ERROR(m_->offloads().MarkWritten(grant.lease, notice));
     ReadyNotice ready{version, 0, 1, grant.lease, true, {}, {}, "the trainer's GPU"};
     DW_RETURN_IF_ERROR(m_->offloads().MarkReady(ready).status());
@@ -110,7 +112,7 @@ TEST_CASE("payloads of a first version end it") {
   SenderModel m;
   const auto grant = m.Begin(1);
   REQUIRE(grant.ok());
-  REQUIRE(m->offloads().MarkWritten(grant->lease, Payload({0, 20, 7})).ok());
+  REQUIRE(m->offloads().MarkWritten(grant->lease, Payload({0, 0, 2 << 20, 20, 7})).ok());
   REQUIRE(m.Ready(*grant, 1).ok());
   CHECK(absl::IsAborted(WaitPublished(m->offloads(), 1, grant->lease, NeverGone).status()));
   CHECK(m->published() == nullptr);

@@ -490,33 +490,46 @@ TEST_CASE("an incomplete version ends, and names what nobody wrote") {
   CHECK(f->idle());
 }
 
-TEST_CASE("payloads are of chunks that the agent has and that one rank alone writes") {
-  const bool part = GENERATE(false, true), sole = GENERATE(false, true);
+TEST_CASE("payloads are of bytes that the agent has, and count them") {
+  const bool part = GENERATE(false, true);
   const uint32_t world = GENERATE(1u, 2u);
-  CAPTURE(part, world, sole);
+  CAPTURE(part, world);
   Fixture f(part);
   f.SetPublished({1, 1});
   const uint64_t lease = f.Begin(Fixture::Request(2, 0, world, "", 5));
-  const auto give = [&](uint32_t rank, bool alone, DiffedChunk payload) {
+  const auto give = [&](uint32_t rank, DiffedChunk payload) {
     WrittenNotice notice;
     notice.rank = rank;
-    notice.sole = alone;
     notice.payloads = {payload};
     return f->MarkWritten(lease, notice);
   };
-  const bool alone = world == 1 || sole;
-  const auto noted = give(0, sole, {2, 99, 7});
-  CHECK(noted.ok() == alone);
-  if (alone) CHECK(noted->chunks == std::vector<uint32_t>{2});
-  CHECK(give(0, sole, {1, 0, 7}).ok() == alone);
-  CHECK(give(0, sole, {3, 3, 7}).ok() == (alone && !part));
-  CHECK_FALSE(give(0, sole, {2, 100, 7}).ok());  // as large as its chunk
-  CHECK_FALSE(give(0, sole, {4, 1, 7}).ok());
+  const auto all = give(0, {2, 0, 100, 99, 7});
+  REQUIRE(all.ok());
+  CHECK(all->chunks == std::vector<uint32_t>{2});
+  CHECK(give(0, {1, 0, kBig - (2 << 20), 0, 7}).ok());
+  CHECK(give(0, {3, 0, 4, 3, 7}).ok() == !part);
+  // Of a run within a chunk; the chunk is final when all its bytes are counted.
+  const auto run = give(0, {0, 1000, (2 << 20) - 1000, 50, 7});
+  REQUIRE(run.ok());
+  CHECK(run->chunks.empty());
+  std::vector<uint32_t> whole;
+  REQUIRE(f.Count(lease, 0, {0}, {1000}, &whole).ok());
+  CHECK(whole == std::vector<uint32_t>{0});
+  for (const DiffedChunk& wrong : {DiffedChunk{2, 0, 100, 100, 7},
+                                   {4, 0, 2, 1, 7},
+                                   {2, 50, 52, 1, 7},
+                                   {2, 1, 98, 1, 7},
+                                   {2, 0, 99, 1, 7},
+                                   {2, 102, 0, 0, 7},
+                                   {2, 0, 0, 0, 7}}) {
+    CAPTURE(wrong.chunk, wrong.offset, wrong.length, wrong.bytes);
+    const Status refused = give(0, wrong).status();
+    CHECK(absl::IsInvalidArgument(refused));
+  }
   REQUIRE(f->writing(lease));
-  if (world == 1) return;
-  // Two ranks that both say that they alone write a tensor end the offload.
-  f.Begin(Fixture::Request(2, 1, 2, "", 5));
-  CHECK(give(1, true, {2, 9, 7}).ok() == !sole);
+  // The same bytes twice, by one rank or two, end the offload.
+  if (world == 2) f.Begin(Fixture::Request(2, 1, 2, "", 5));
+  CHECK(absl::IsFailedPrecondition(give(world - 1, {2, 0, 2, 1, 7}).status()));
 }
 
 }  // namespace deltawire::sender::offload_session_test
