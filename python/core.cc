@@ -412,12 +412,12 @@ class Megatron {
     ParamList list(params);
     list.Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
   }
-  uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
+  uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params, bool diff) {
     ParamList list(params);
     uint64_t bytes = 0;
-    list.Run([&] {
-      return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes);
-    });
+    const auto place = diff ? dw_megatron_diff : dw_megatron_place;
+    list.Run(
+        [&] { return place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes); });
     return bytes;
   }
   py::dict Gather(Collective& collective, Offload* offload, uint32_t rank,
@@ -551,7 +551,8 @@ PYBIND11_MODULE(_core, m) {
       .def("tensors_meta", &Megatron::TensorsMeta)
       .def("register", &Megatron::Register)
       .def("check", &Megatron::Check)
-      .def("place", &Megatron::Place)
+      .def("place", &Megatron::Place, py::arg("offload"), py::arg("rank"), py::arg("params"),
+           py::arg("diff") = false)
       .def("gather", &Megatron::Gather);
   deltawire::BindControl(m);
 }

@@ -700,7 +700,8 @@ class WeightManager:
 
         if wait:
             return self._offload_by(version, notify, started, attempt, lambda offload: (
-                len(sources.params), plan.place(offload, rank, sources.params)))
+                len(sources.params),
+                plan.place(offload, rank, sources.params, self._gpu_base)))
         params, memory = copied_params(sources.params, sources.held)
 
         def write(offload: _core.Offload) -> tuple[int, int]:

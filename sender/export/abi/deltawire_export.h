@@ -345,6 +345,10 @@ DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const d
  * Every rank of the node calls it with an offload of its own, then dw_offload_ready. */
 DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                              const dw_param* params, size_t count, uint64_t* bytes);
+/* Does the same, but devices hand over only what has changed, as in dw_offload_diff_device. Since
+ * DW_ABI_VERSION 12. */
+DW_API int dw_megatron_diff(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
+                            const dw_param* params, size_t count, uint64_t* bytes);
 
 /* The library that carries the shards. */
 typedef enum dw_collective_kind {

@@ -104,6 +104,17 @@ StatusOr<std::vector<LiveTensor>> ReadGather(const dw_megatron* megatron, const 
   return ReadParams(params, count);
 }
 
+Status Place(dw_megatron* megatron, dw_offload* offload, uint32_t rank, const dw_param* params,
+             size_t count, bool diff, uint64_t* bytes) {
+  if (megatron == nullptr || offload == nullptr) return Invalid("an argument is NULL");
+  DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
+  DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
+  DW_ASSIGN_OR_RETURN(const uint64_t placed,
+                      megatron->megatron->Place(*offload->offload, rank, live, diff));
+  if (bytes != nullptr) *bytes = placed;
+  return {};
+}
+
 }  // namespace
 
 extern "C" {
@@ -184,15 +195,12 @@ int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const dw_param
 
 int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                       const dw_param* params, size_t count, uint64_t* bytes) {
-  return Guard([&]() -> Status {
-    if (megatron == nullptr || offload == nullptr) return Invalid("an argument is NULL");
-    DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
-    DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
-    DW_ASSIGN_OR_RETURN(const uint64_t placed,
-                        megatron->megatron->Place(*offload->offload, rank, live));
-    if (bytes != nullptr) *bytes = placed;
-    return {};
-  });
+  return Guard([&] { return Place(megatron, offload, rank, params, count, false, bytes); });
+}
+
+int dw_megatron_diff(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
+                     const dw_param* params, size_t count, uint64_t* bytes) {
+  return Guard([&] { return Place(megatron, offload, rank, params, count, true, bytes); });
 }
 
 int dw_collective_create(const dw_collective_options* options, dw_collective** collective) {

@@ -57,6 +57,20 @@ std::vector<Windows> Cut(const Plan& plan, std::span<const DeviceShard> shards,
   return buckets;
 }
 
+/// Returns the shard's steps, or those of its rows `only`, as far as they are to be copied.
+StatusOr<std::vector<mcore::Step>> StepsToCopy(const Plan& plan, const DeviceShard& shard,
+                                               const HalfMemory& half, mcore::RowRange only = {}) {
+  DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
+                      StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
+                              mcore::Direction::kToHf, only));
+  if (!half.parts) return steps;
+  std::vector<mcore::Step> parts;
+  for (const mcore::Step& step : steps) {
+    for (const mcore::Step& part : half.parts(step)) parts.push_back(part);
+  }
+  return parts;
+}
+
 uint64_t LargestUse(const std::vector<Windows>& buckets) {
   uint64_t most = 0;
   for (const Windows& windows : buckets) {
@@ -138,8 +152,7 @@ class DevicePlace::Staging {
     mcore::Transfer transfer;
     for (const Window& w : buckets_[b]) {
       DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
-                          StepsOf(plan_, w.shard->match->shard, w.shard->live->param.dtype,
-                                  w.shard->match->split, mcore::Direction::kToHf, w.rows));
+                          StepsToCopy(plan_, *w.shard, half_, w.rows));
       transfer.Add(std::move(steps), Memory(b).subspan(w.at, w.bytes));
     }
     transfer.Run(mcore::Direction::kToHf, half_.tensor, pool_, half_.placed);
@@ -156,9 +169,7 @@ class DevicePlace::Staging {
 Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
                                int turn, Batch& batch) {
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, queues_.Queue(shard.live->device, turn));
-  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
-                      StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
-                              mcore::Direction::kToHf));
+  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps, StepsToCopy(plan, shard, half));
   for (const mcore::Step& step : steps) {
     DW_RETURN_IF_ERROR(queues_.Copy(*queue, step.copy, step.convert, shard.live->data,
                                     half.tensor(step.tensor), half.mapped));

@@ -4,6 +4,7 @@
 // the caller abandons the offload.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,8 @@ struct HalfMemory {
   mcore::Transfer::TensorMemory tensor;
   MappedHalf mapped;  ///< holds all tensors
   mcore::Transfer::Placed placed = {};
+  /// Returns the parts of a step that are to be copied; null: all of it.
+  std::function<std::vector<mcore::Step>(const mcore::Step&)> parts = {};
 };
 
 struct DevicePlaceStats {

@@ -138,7 +138,7 @@ Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
 
 StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
                                                std::span<const mcore::Match> matches,
-                                               std::span<const LiveTensor> live,
+                                               std::span<const LiveTensor> live, bool diff,
                                                std::set<uint32_t>& written) {
   mcore::Transfer transfer;
   std::vector<DeviceShard> elsewhere;
@@ -173,24 +173,50 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
     half.mapped = {mapping->bytes(), mapping};
   }
   transfer.Run(mcore::Direction::kToHf, half.tensor, pool_, half.placed);
-  if (!elsewhere.empty()) {
-    DW_ASSIGN_OR_RETURN(const DevicePlaceStats stats,
-                        device_place_.Run(*plan_, elsewhere, half, pool_));
-    if (!stats.why_staged.empty() && !warned_) {
-      warned_ = true;
-      LogWarn("shards go over host memory instead of straight from the device: {}",
-              stats.why_staged);
-    }
-  }
+  if (!elsewhere.empty()) DW_RETURN_IF_ERROR(PlaceElsewhere(offload, elsewhere, diff, half));
   DW_RETURN_IF_ERROR(telling.status());
   return bytes;
 }
 
+Status MegatronExport::PlaceElsewhere(TrainerClient::Offload& offload,
+                                      std::span<const DeviceShard> shards, bool diff,
+                                      HalfMemory half) {
+  std::vector<DevicePiece> pieces;
+  for (const DeviceShard& shard : shards) {
+    if (!diff || shard.live->read) continue;
+    DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
+                        StepsOf(*plan_, shard.match->shard, shard.live->param.dtype,
+                                shard.match->split, mcore::Direction::kToHf));
+    for (const mcore::Step& step : steps) {
+      pieces.push_back(
+          {step.tensor, shard.live->device, {step.copy, step.convert, shard.live->data}});
+    }
+  }
+  std::vector<DiffedChunk> diffed;
+  if (!pieces.empty()) {
+    DW_ASSIGN_OR_RETURN(diffed, offload.DiffOnGpu(pieces, Share::kCounted));
+  }
+  const auto outside = [&](const mcore::Step& step) {
+    std::vector<mcore::Step> parts;
+    for (const auto& copy : offload.OutsideOf(diffed, step.tensor, step.copy, step.convert)) {
+      parts.push_back({step.tensor, copy, step.convert});
+    }
+    return parts;
+  };
+  if (!diffed.empty()) half.parts = outside;
+  DW_ASSIGN_OR_RETURN(const DevicePlaceStats stats, device_place_.Run(*plan_, shards, half, pool_));
+  if (!stats.why_staged.empty() && !warned_) {
+    warned_ = true;
+    LogWarn("shards go over host memory instead of straight from the device: {}", stats.why_staged);
+  }
+  return offload.Diffed(diffed);
+}
+
 StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
-                                         std::span<const LiveTensor> live) {
+                                         std::span<const LiveTensor> live, bool diff) {
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
   std::set<uint32_t> written;
-  DW_ASSIGN_OR_RETURN(const uint64_t bytes, PlaceShards(offload, matches, live, written));
+  DW_ASSIGN_OR_RETURN(const uint64_t bytes, PlaceShards(offload, matches, live, diff, written));
   const std::vector<uint32_t> tensors(written.begin(), written.end());
   DW_RETURN_IF_ERROR(offload.Written(tensors, Share::kCounted));
   if (rank == 0) DW_RETURN_IF_ERROR(CarryOver(offload));

@@ -49,10 +49,11 @@ class MegatronExport {
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 
   /// Writes this rank's shards straight into the half, and marks them as written. Every rank calls
-  /// it. Shards on devices and behind callbacks go through DevicePlace. Returns the number of
-  /// written bytes. REQUIRES: the model is registered with plan().layout().
+  /// it. Shards on devices and behind callbacks go through DevicePlace; with `diff`, devices hand
+  /// over only what has changed (TrainerClient::Offload::DiffOnGpu). Returns the number of bytes of
+  /// the shards. REQUIRES: the model is registered with plan().layout().
   StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
-                           std::span<const LiveTensor> live);
+                           std::span<const LiveTensor> live, bool diff = false);
 
   /// Sends this rank's shards to the collective's root, which writes them all into `offload` (null
   /// on the other ranks). Call it on every rank, with the same options; bucket_bytes may be
@@ -85,7 +86,11 @@ class MegatronExport {
   /// Writes this rank's shards from `matches`, by the path that suits the location of their bytes.
   StatusOr<uint64_t> PlaceShards(TrainerClient::Offload& offload,
                                  std::span<const mcore::Match> matches,
-                                 std::span<const LiveTensor> live, std::set<uint32_t>& written);
+                                 std::span<const LiveTensor> live, bool diff,
+                                 std::set<uint32_t>& written);
+  /// Copies shards that the CPU cannot read to `half`, except for chunks that devices diff.
+  Status PlaceElsewhere(TrainerClient::Offload& offload, std::span<const DeviceShard> shards,
+                        bool diff, HalfMemory half);
 
   std::vector<uint32_t> trained_;  // tensors that parameters form
   ThreadPool pool_;
