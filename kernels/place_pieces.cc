@@ -50,8 +50,8 @@ void ClipTo(const StridedCopy& copy, const Convert& convert, int64_t first, int6
                                                  static_cast<int64_t>(WidthOf(convert.from));
     return out->push_back(run);
   }
-  // Of the dimension with the longest steps, those within the window stay together, and each that
-  // the window cuts is clipped alone.
+  // Along the dimension with the longest steps, rows within the window stay together, and each row
+  // that the window cuts is clipped alone.
   const auto* const longest = std::max_element(copy.dst_strides, copy.dst_strides + copy.dims);
   const auto dim = static_cast<size_t>(longest - copy.dst_strides);
   const int64_t stride = *longest, count = static_cast<int64_t>(copy.counts[dim]);

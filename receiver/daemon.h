@@ -39,7 +39,7 @@ class Daemon {
   std::vector<Replica*> Replicas() const;
   /// The model's engines; null when none is configured.
   Engines* EnginesOf(const std::string& model) const;
-  /// What serves the replicas' versions to other receivers; null without --bulk-listen.
+  /// Serves the replicas' versions to other receivers; null without --bulk-listen.
   Relay* relay() const { return relay_.get(); }
   const ReceiverOptions& options() const { return options_; }
   const std::string& receiver_id() const { return receiver_id_; }

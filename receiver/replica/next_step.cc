@@ -22,7 +22,7 @@ Step NextStep(const DueState& due) {
   if (due.group == GroupMember::Do::kCommit) return Step::kCommitPrepared;
   if (due.lost) return Step::kDiscardUnwritten;
   if (!due.pull) return IdleStep(due);
-  // What the trainer still writes can wait until the hidden file is where its deltas begin.
+  // An incoming version can wait until the hidden file is where its deltas begin.
   return due.unwritten && due.may_catch_up ? Step::kCatchUp : Step::kPull;
 }
 

@@ -91,7 +91,7 @@ class Planner {
   void NotePull(const Follower::Target& target, const Outcome& outcome) ABSL_LOCKS_EXCLUDED(mu_);
   /// `version` is held ready for the group. `unasked`: it came while it was written.
   void NotePrepared(const Identity& version, bool unasked) ABSL_LOCKS_EXCLUDED(mu_);
-  /// What was prepared is discarded.
+  /// Notes that the prepared version is discarded.
   void NoteDiscarded() ABSL_LOCKS_EXCLUDED(mu_);
   /// The commit of what was prepared has ended. If it failed, the group's state is pulled as by a
   /// member that comes back.
@@ -99,7 +99,6 @@ class Planner {
   /// A pull has committed `part` of an agent.
   void NotePart(size_t agent, const Identity& part) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What the planner knows.
   struct Agent {
     Identity newest;
     bool attached = false;

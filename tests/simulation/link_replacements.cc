@@ -140,7 +140,7 @@ deltawire::StatusOr<std::string> __wrap__ZN9deltawire6BootIdERKNSt10filesystem7_
   return fmt::format("start {}", deltawire::simulation::ThisProcess()->boot());
 }
 
-// What the machine has free changes from run to run, and is read from a dozen files.
+// The machine's free memory changes from run to run, and is read from a dozen files.
 std::optional<uint64_t> __wrap__ZN9deltawire15AvailableMemoryERKNSt10filesystem7__cxx114pathES4_(
     const std::filesystem::path&, const std::filesystem::path&) {
   return std::nullopt;

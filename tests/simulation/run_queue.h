@@ -31,7 +31,7 @@ class RunQueue {
   const Fiber* FindLockWait(Time since) const;
 
  private:
-  // What is looked for in all of them lies together.
+  // The fields that every search reads lie together.
   struct Waiting {
     Time deadline;
     const void* key;

@@ -109,7 +109,7 @@ Status DeviceQueues::Place(int device, const std::vector<Placement>& placements,
   Status queued;
   for (const Placement& p : placements) {
     if (!queued.ok()) break;
-    // What the copy engine does needs no pinned memory.
+    // The copy engine needs no pinned memory.
     queued = half.mapping == nullptr && p.copy.dims == 0
                  ? FromGpu(queue->Place(p.copy, p.source, p.to, {}))
                  : Copy(*queue, p.copy, {}, p.source, p.to, half);

@@ -231,7 +231,7 @@ class Job {
     return unchanged;
   }
 
-  /// What of a shard the node's sender has, and of that what lies outside of `diffed`.
+  /// The parts of a shard that the node's sender owns and that lie outside of `diffed`.
   std::vector<kernels::StridedCopy> PartsOf(const Shard& shard,
                                             std::span<const DiffedChunk> diffed) const {
     std::vector<kernels::StridedCopy> parts;

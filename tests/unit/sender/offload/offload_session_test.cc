@@ -508,7 +508,7 @@ TEST_CASE("payloads are of bytes that the agent has, and count them") {
   CHECK(all->chunks == std::vector<uint32_t>{2});
   CHECK(give(0, {1, 0, kBig - (2 << 20), 0, 7}).ok());
   CHECK(give(0, {3, 0, 4, 3, 7}).ok() == !part);
-  // Of a run within a chunk; the chunk is final when all its bytes are counted.
+  // A run within a chunk; the chunk is final when all its bytes are counted.
   const auto run = give(0, {0, 1000, (2 << 20) - 1000, 50, 7});
   REQUIRE(run.ok());
   CHECK(run->chunks.empty());
