@@ -212,12 +212,12 @@ Begun BeginAnyAttempt(deltawire::sender::OffloadSession* session,
   return RealBegin(session, joins, published, drawn, now);
 }
 
-void __real__ZN9deltawire6sender8Offloads10ClientGoneEm(deltawire::sender::Offloads*, uint64_t);
+void __real__ZN9deltawire6sender8Offloads12RemoveClientEm(deltawire::sender::Offloads*, uint64_t);
 
-void __wrap__ZN9deltawire6sender8Offloads10ClientGoneEm(deltawire::sender::Offloads* model,
-                                                        uint64_t client) {
+void __wrap__ZN9deltawire6sender8Offloads12RemoveClientEm(deltawire::sender::Offloads* model,
+                                                          uint64_t client) {
   if (planted() == Plant::kNeverAttends) return;
-  __real__ZN9deltawire6sender8Offloads10ClientGoneEm(model, client);
+  __real__ZN9deltawire6sender8Offloads12RemoveClientEm(model, client);
 }
 
 #define DW_HOLD                                                                              \
