@@ -193,7 +193,7 @@ TEST_CASE("a receiver commits what the trainer's GPUs have diffed") {
     CAPTURE(version);
     s.trainer.Step(0.01);
     s.gpu.Publish(version);
-    CHECK(s.Kernels().ends_with("m is diffed on the trainer's GPU"));
+    CHECK_THAT(s.Kernels(), Catch::EndsWith("m is diffed on the trainer's GPU"));
     CHECK(s.gpu.published().full_bytes == 0);
     CHECK(s.gpu.published().delta_bytes < s.trainer.layout().total_bytes() / 20);
     s.Follows(version);
@@ -216,7 +216,10 @@ TEST_CASE("a receiver commits what two ranks' GPUs have diffed of their shards")
     CAPTURE(version);
     s.trainer.Step(0.01);
     s.gpu.Publish(version);
-    CHECK(s.Kernels().ends_with("m is diffed on the trainer's GPU"));
+    // Where ranks share a chunk, a run of some bytes may change too densely for a payload.
+    CHECK_THAT(s.Kernels(), Catch::Contains("m is diffed on the trainer's GPU") &&
+                                !Catch::Contains("for the first time") &&
+                                !Catch::Contains("another version"));
     s.Follows(version);
   }
 }
