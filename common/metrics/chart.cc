@@ -75,7 +75,7 @@ std::string Figure(const std::string& title, const std::string& key, const std::
       escaped, key, more_classes, escaped, height, svg);
 }
 
-/// Selects evenly as many labels as fit without touching.
+/// Selects evenly spaced labels, as many as fit beside each other.
 std::vector<Tick> LabelTicks(const std::vector<std::string>& labels, size_t slots) {
   const size_t every = (labels.size() + kMostLabels - 1) / kMostLabels;
   std::vector<Tick> ticks;

@@ -16,7 +16,7 @@ bool EngineAttempt::Holds(EngineCall call, const EngineTraits& traits) const {
     case EngineCall::kCheck:
       return true;
     case EngineCall::kPause:
-      // The directory is read right after it, unless the pause stays.
+      // After a pause the engine reads the directory, unless it stays paused.
       return !Aims(Aim::kCondemn) && (!traits.prepares || reloading);
     case EngineCall::kLoad:
       return !traits.prepares;

@@ -204,7 +204,7 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
                RootOf(p->digests_after, Coverage::All(chunks_.size())) == p->info.to.root;
   }
   if (!by_delta) {
-    // The buffer has every chunk, and says which are others than the engine's.
+    // The buffer has every chunk. Those whose digests differ from the engine's are taken.
     DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
     auto from_buffer = std::make_unique<Prepared>();
     from_buffer->info = {.from = held_, .to = buffer.identity()};

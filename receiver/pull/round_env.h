@@ -51,7 +51,7 @@ struct RoundEnv {
   const TransportFactory& transport;
   std::chrono::milliseconds stream_timeout{30000};
   net::SocketChoice sockets;
-  /// Connect while the pull is asked for, to where the last one's streams went.
+  /// Connect to the last pull's address while the next pull is still requested.
   bool connect_ahead = false;
   /// Take side files that an engine may execute.
   bool allow_code_files = false;
