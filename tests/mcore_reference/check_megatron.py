@@ -329,8 +329,8 @@ class Models(unittest.TestCase):
     def compare(self, case, rank, v, theirs, held):
         m = Model(case.config)
         mine = {name.removeprefix(m.mcore_prefix): array.shape for name, array in held.items()
-                if not name.startswith(("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "patch_merge",
-                                        "thinker.visual.", "thinker.audio_model."))}
+                if not name.startswith(("visual.", "vision_", "audio_tower.", "multi_modal_projector.", "mm_projector.",
+                                        "patch_merge", "thinker.visual.", "thinker.audio_model."))}
         inner = ".mtp_model_layer." if MINOR >= 19 else ".transformer_layer."
         mine = {name.replace(f".{case.parallel.mtp_inner}.", inner): s for name, s in mine.items()}
         if m.mla and m.q_lora is None and MINOR >= SECOND_Q_NORM:
