@@ -17,6 +17,7 @@ from engine_plugins_rig import (  # first: it puts the stand-ins in their places
     state,
     torch,
 )
+from daemons import until
 
 from deltawire.engine import EngineClient, Outcome
 from deltawire.engine import vllm as plugin  # noqa: E402
@@ -169,7 +170,7 @@ class CallsTest(Plugin):
                 executor.collective_rpc("finish_weight_update")
         # Rank 0 goes on; rank 1, which a step of the model needs, never takes it.
         executor.collective_rpc("execute_model", reply_rank=0, step=1)
-        self.assertTrue(executor.replies[1].full())
+        until(executor.replies[1].full, "rank 1 has filled its ring")
         self.assertEqual(self.workers[1].steps, [])
 
     def test_a_rank_that_cannot_write_has_the_others_take_theirs_back(self):

@@ -280,7 +280,7 @@ class TorchTest(unittest.TestCase):
             taken = mock.Mock()
             self.assertEqual(_writing.copy(taken, 0, a, rows, Place((1, 0), (2, 6), True), 3), 48)
             taken.write.assert_called_once_with(
-                0, rows.data_ptr(), 4, [2, 6], [4, 20], (1, 0), 3, 1, False)
+                0, rows.data_ptr(), 4, [2, 6], [4, 20], (1, 0), 3, 1)
             taken.mark_block.assert_not_called()
             stream.assert_called_once_with(torch.device("cuda", 1))
             stream.return_value.synchronize.assert_called_once_with()
