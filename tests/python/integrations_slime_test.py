@@ -5,6 +5,7 @@ real one.
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import sys
 import types
@@ -20,14 +21,16 @@ import deltawire  # noqa: E402
 from deltawire.integrations import slime  # noqa: E402
 from deltawire.integrations._directory import Expected  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 
 class RayStandIn:
-    """NOT Ray: its tasks run here at once, on the node that they are sent to by name."""
+    """NOT Ray: its tasks run here at once, on the node that they are sent to by name. `disks`: for a
+    node with a disk of its own, where a path of the test lies on it."""
 
-    def __init__(self, here: str, nodes: list[str], directories: dict[str, pathlib.Path]):
-        self.node, self.directories = here, directories
+    def __init__(self, here: str, nodes: list[str], directories: dict[str, pathlib.Path],
+                 disks: dict[str, tuple[str, str]] | None = None):
+        self.node, self.directories, self.disks = here, directories, disks or {}
         self.ran: list[tuple[str, str]] = []
         strategy = types.SimpleNamespace(
             NodeAffinitySchedulingStrategy=lambda node, soft: node)
@@ -56,7 +59,13 @@ class RayStandIn:
             # Each node sees its own disk.
             if function.__name__ == "has_directory":
                 return node in self.directories
-            return function(*arguments)
+            own, there = self.disks.get(node, ("", ""))
+            moved = [a.replace(own, there) if isinstance(a, str) and own else a for a in arguments]
+            if function.__name__ == "sizes":
+                moved = [[path.replace(own, there) if own else path for path in arguments[0]]]
+                return {path.replace(there, own) if own else path: size
+                        for path, size in function(*moved).items()}
+            return function(*moved)
         finally:
             self.node = here
 
@@ -120,6 +129,61 @@ class SlimeTest(Case):
         # The head has neither deltawire nor an engine.
         self.assertEqual({node for node, name in ray.ran if name == "follow"},
                          {"engine", "second", "trainer"})
+
+    def shares(self, version: int) -> tuple[pathlib.Path, pathlib.Path]:
+        """Two training nodes' disks with what slime has written: the first has the index."""
+        names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+        halves = dict(list(self.weights.items())[::2]), dict(list(self.weights.items())[1::2])
+        roots = [self.cluster.root / f"disk-{self.model}-{node}" for node in "ab"]
+        for root, name, half in zip(roots, names, halves):
+            folder = root / f"weight_v{version:06d}"
+            folder.mkdir(parents=True)
+            save_file(half, folder / name)
+        (roots[0] / f"weight_v{version:06d}" / "model.safetensors.index.json").write_text(json.dumps(
+            {"metadata": {}, "weight_map": {n: name for name, half in zip(names, halves)
+                                            for n in half}}))
+        return roots[0], roots[1]
+
+    def test_shares_on_two_training_nodes_are_one_version(self):
+        """Engines are on the training nodes, too: there the share gives way to a link."""
+        for version in (10, 11):  # beyond what an earlier run has left
+            self.weights = changed(self.weights, version)
+            mine, theirs = self.shares(version)
+            own = mine / f"weight_v{version:06d}"
+            ray = RayStandIn(here="a", nodes=["a", "b", "head"], directories={},
+                             disks={"b": (str(mine), str(theirs))})
+            engines = [ray.actor_on("a"), ray.actor_on("b")]
+            with unittest.mock.patch.dict(sys.modules, ray.modules), \
+                    unittest.mock.patch.object(slime, "_PIECE", 1000):
+                slime.publish(self.slime_args(), str(own), engines)
+            self.assert_receiver_has(self.weights, version)
+            there = theirs / own.name
+            self.assertEqual(there.resolve(), self.receiver.directory.resolve())
+            got = {}
+            for file in own.glob("*.safetensors"):
+                got |= load_file(file)
+            self.assertEqual(raw(got), raw(self.weights))
+
+    def test_a_share_that_no_node_or_two_nodes_have_is_refused(self):
+        mine, theirs = self.shares(10)
+        own = mine / "weight_v000010"
+        ray = RayStandIn(here="a", nodes=["a", "b", "c"], directories={},
+                         disks={"b": (str(mine), str(theirs)), "c": (str(mine), str(theirs))})
+        with unittest.mock.patch.dict(sys.modules, ray.modules):
+            with self.assertRaisesRegex(deltawire.Error, "is on 2 others: remove .*weight_v000010"):
+                slime.publish(self.slime_args(), str(own), [])
+            ray.disks = {}
+            with self.assertRaisesRegex(deltawire.Error, "no other of Ray's nodes.*mode bridge"):
+                slime.publish(self.slime_args(), str(own), [])
+
+    def test_an_empty_folder_of_a_training_node_gives_way_to_a_link(self):
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        published = Expected.of(publisher.publish(self.weights.items()))
+        path = self.cluster.root / f"disk-{self.model}" / "weight_v000001"
+        path.mkdir(parents=True)
+        slime.follow(False, slime.Settings.of(self.slime_args()), str(path), published)
+        self.assertEqual(path.resolve(), self.receiver.directory.resolve())
 
 
 if __name__ == "__main__":

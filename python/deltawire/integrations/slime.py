@@ -9,7 +9,9 @@ calls the hook on every training rank when all of them have written `version_dir
 engines load `version_dir` after it. The hook publishes that checkpoint. On the engines' nodes it
 waits until the receiver there has committed it, and makes `version_dir` a link to the receiver's
 directory; so it does on Ray's other nodes that have such a directory, for engines of several nodes.
-A real folder of that name is the trainer's on the hook's own node alone, and refused elsewhere.
+A real folder of that name is the trainer's on the hook's own node alone, and refused elsewhere. If
+training nodes have disks of their own, and each has written a share of the files, the hook first
+brings them to its node.
 Read against slime's sources of November 2026; the hook has run with Ray 2.60, slime has not.
 """
 
@@ -19,7 +21,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,7 @@ from deltawire.integrations._publisher import Publisher
 
 _PREFIX = "deltawire_"
 _VERSION = re.compile(r"weight_v(\d+)")
+_PIECE = 64 << 20  # bytes of a file in memory at a time, on its way from another node
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,67 @@ def publish(args: Any, version_dir: str, rollout_engines: Sequence[Any]) -> None
     if not match or not _checkpoint.weight_files(version_dir):
         raise Error(f"{version_dir} is no checkpoint of a full update (weight_vNNNNNN with "
                     "*.safetensors); use --update-weight-mode full")
+    version_dir = os.path.abspath(version_dir)
+    complete(version_dir)
     with contextlib.closing(Publisher(settings.endpoint, settings.model, version_dir,
                                       settings.timeout)) as publisher:
         # slime counts from 1 in each run, a sender goes on.
         version = max(int(match[1]), publisher.open() + 1)
         published = publisher.publish(_checkpoint.tensors(version_dir), version)
-    on_nodes(rollout_engines, settings, os.path.abspath(version_dir), Expected.of(published))
+    on_nodes(rollout_engines, settings, version_dir, Expected.of(published))
+
+
+def complete(version_dir: str) -> None:
+    """Brings the files that the index names and that other nodes have written to this one, and
+    removes the others' shares, so that `version_dir` can become a link there."""
+    missing = [p for p in _checkpoint.weight_files(version_dir) if not os.path.exists(p)]
+    if not missing:
+        return
+    ray, start = _tasks()
+    here = _node(None)
+    others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
+
+    # These go to their nodes by value, since a node without an engine need not have this package.
+    def sizes(paths: list[str]) -> dict[str, int]:
+        import os  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
+
+        return {path: os.path.getsize(path) for path in paths if os.path.exists(path)}
+
+    def piece(path: str, at: int, size: int) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(at)
+            return file.read(size)
+
+    def remove(folder: str) -> None:
+        import shutil  # pylint: disable=import-outside-toplevel
+
+        shutil.rmtree(folder)
+
+    shares = dict(zip(others, ray.get([start(sizes, node, missing) for node in others])))
+    for path in missing:
+        holders = [node for node in others if path in shares[node]]
+        if len(holders) != 1:
+            raise Error(f"{path} is named by the index, is not on this node, and is on "
+                        + (f"{len(holders)} others: remove {version_dir} where another run has "
+                           "left it" if holders else "no other of Ray's nodes: give "
+                           "--update-weight-disk-dir a disk that training nodes share, or use "
+                           "--megatron-to-hf-mode bridge, which writes all files on one node"))
+        whole = shares[holders[0]][path]
+        with open(f"{path}.part", "wb") as file:
+            for at in range(0, whole, _PIECE):
+                file.write(ray.get(start(piece, holders[0], path, at, min(_PIECE, whole - at))))
+            if file.tell() != whole:
+                raise Error(f"{path} shrank on another node while it was read from there")
+        os.replace(f"{path}.part", path)
+    ray.get([start(remove, node, version_dir) for node in others if shares[node]])
 
 
 def follow(is_trainers: bool, settings: Settings, version_dir: str, expected: Expected) -> str:
     """On one node: waits for that version and makes `version_dir` a link to the receiver's directory.
     `is_trainers`: the node is the one whose `version_dir` was published. Returns what was done."""
+    if not is_trainers:
+        with contextlib.suppress(OSError):
+            os.rmdir(version_dir)  # slime makes it on all training nodes, and may write on one
     is_folder = os.path.isdir(version_dir) and not os.path.islink(version_dir)
     if is_folder and not is_trainers:
         raise Error(f"{version_dir} is a folder on this node, and the trainer's is on another: "
@@ -102,14 +155,7 @@ def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, expec
              ) -> dict[str, str]:
     """Runs `follow` once on each of Ray's nodes with engines, and on each other one that has the
     receiver's directory. Returns what was done, by node; raises what one of them raises."""
-    try:
-        import ray  # pylint: disable=import-outside-toplevel
-        from ray.util.scheduling_strategies import (  # pylint: disable=import-outside-toplevel
-            NodeAffinitySchedulingStrategy,
-        )
-    except ImportError as error:
-        raise ImportError("the hook reaches the engines' nodes by Ray, which cannot be imported: "
-                          f"{error}") from error
+    ray, start = _tasks()
 
     def has_directory(directory: str) -> bool:
         # Within a function, so that it goes to the node by value: a node that is neither the
@@ -117,11 +163,6 @@ def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, expec
         import os  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
 
         return os.path.isdir(directory)
-
-    def start(function: Any, node: str, *arguments: Any) -> Any:
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return ray.remote(num_cpus=0)(function).options(
-            scheduling_strategy=there).remote(*arguments)
 
     wanted = set(ray.get([engine.__ray_call__.remote(_node) for engine in engines]))
     others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in wanted]
@@ -132,6 +173,25 @@ def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, expec
     done = ray.get([
         start(follow, node, node == here, settings, version_dir, expected) for node in nodes])
     return dict(zip(nodes, done))
+
+
+def _tasks() -> tuple[Any, Callable[..., Any]]:
+    """Returns Ray, and a function that starts `function(*arguments)` on a node."""
+    try:
+        import ray  # pylint: disable=import-outside-toplevel
+        from ray.util.scheduling_strategies import (  # pylint: disable=import-outside-toplevel
+            NodeAffinitySchedulingStrategy,
+        )
+    except ImportError as error:
+        raise ImportError("the hook reaches other nodes by Ray, which cannot be imported: "
+                          f"{error}") from error
+
+    def start(function: Any, node: str, *arguments: Any) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(num_cpus=0)(function).options(
+            scheduling_strategy=there).remote(*arguments)
+
+    return ray, start
 
 
 def _node(_: Any) -> str:
