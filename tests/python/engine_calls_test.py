@@ -387,6 +387,13 @@ class CallsTest(Plugin):
         self.assertIn("that it packs, as part", answer["reason"])
         self.assertTrue(answer["corrupts"])
 
+    def test_a_reload_that_one_replica_has_made_has_touched_the_server(self):
+        self.begin(2, replicas=2)
+        self.models[0].part = Experts()
+        answer = self.settled("reload", directory=self.directory)[0]
+        self.assertIn("that it packs, as part", answer["reason"])
+        self.assertEqual((answer["ok"], answer["corrupts"]), (False, False))
+
     def test_a_replica_that_cannot_be_reached_is_named(self):
         self.begin(2, replicas=2)
         del self.executors[1]

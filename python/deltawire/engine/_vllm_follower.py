@@ -405,7 +405,8 @@ class Follower:
         if self._done.nonce == of and self._done.ok:
             undo, self._undo = self._undo, lambda: None
             undo()
-        corrupts = any(done.corrupts for done in read.done)
+        # Nothing was touched only if every replica says so: another one may have reloaded.
+        corrupts = len(read.done) == replicas and all(done.corrupts for done in read.done)
         raise (Drifted if drifted else Corrupts if corrupts else Refused)("; ".join(reasons))
 
 
