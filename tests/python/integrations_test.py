@@ -405,6 +405,29 @@ except ImportError as error:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_modules_import_beside_a_framework_that_lacks_the_class(self):
+        """As an older or newer release may."""
+        code = """
+import sys, types
+for name in ("transformers", "lightning", "lightning.pytorch", "pytorch_lightning", "verl",
+             "verl.checkpoint_engine", "verl.checkpoint_engine.base", "nemo_rl", "nemo_rl.utils",
+             "nemo_rl.utils.checkpoint_engines", "nemo_rl.utils.checkpoint_engines.base"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["pytorch_lightning"].Callback = type("Callback", (), {})
+from deltawire.integrations import lightning, nemo_rl, transformers, verl
+assert lightning.Callback is sys.modules["pytorch_lightning"].Callback
+for kind, package in ((transformers.DeltawireCallback, "transformers,"),
+                      (verl.DeltawireCheckpointEngine, "verl,"),
+                      (nemo_rl.DeltawireCheckpointEngine, "nemo_rl,")):
+    try:
+        kind(1 << 20, directory="/d", hf_dir="/h")
+        raise SystemExit(f"{kind} does without its framework")
+    except ImportError as error:
+        assert f"needs {package}" in str(error), error
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -13,9 +13,9 @@ def framework_class(what: str, *places: str) -> Any:
         module, name = place.split(":")
         try:
             return getattr(importlib.import_module(module), name)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:  # an older release may lack the class
             missing = error
-    package = places[0].partition(".")[0]
+    package = places[0].partition(":")[0].partition(".")[0]
 
     class Missing:
         def __new__(cls, *_: Any, **__: Any) -> Any:

@@ -149,5 +149,6 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         return step + self._step_0
 
 
-if _VERL in sys.modules:
-    sys.modules[_VERL].CheckpointEngineRegistry.register("deltawire")(DeltawireCheckpointEngine)
+_registry = getattr(sys.modules.get(_VERL), "CheckpointEngineRegistry", None)
+if _registry is not None:
+    _registry.register("deltawire")(DeltawireCheckpointEngine)
