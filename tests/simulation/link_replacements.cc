@@ -207,8 +207,9 @@ Begun BeginAnyAttempt(deltawire::sender::OffloadSession* session,
                       const deltawire::Identity& published, uint64_t drawn,
                       deltawire::SteadyClock::time_point now) {
   deltawire::sender::OffloadRequest joins = request;
-  const bool plant = planted() == Plant::kAnyAttempt && session->version() == request.version;
-  if (plant) joins.attempt = session->attempt();
+  const bool plant =
+      planted() == Plant::kAnyAttempt && session->current().version == request.version;
+  if (plant) joins.attempt = session->current().attempt;
   return RealBegin(session, joins, published, drawn, now);
 }
 

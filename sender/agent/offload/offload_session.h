@@ -5,11 +5,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +17,10 @@
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
+#include "sender/agent/offload/ended_offloads.h"
+#include "sender/agent/offload/live_clients.h"
+#include "sender/agent/offload/offload_ranks.h"
+#include "sender/agent/offload/offload_request.h"
 #include "sender/agent/offload/written_tally.h"
 
 namespace deltawire::sender {
@@ -29,22 +30,6 @@ namespace deltawire::sender {
 ///   kDraining, kWriting, kPublishing -> kIdle  (failed or abandoned)
 ///   kIdle -> kPublishing                       (a rollback: the agent writes the half itself)
 enum class OffloadPhase : uint8_t { kIdle, kDraining, kWriting, kPublishing };
-
-/// A rank's request to write its part of a version.
-struct OffloadRequest {
-  uint64_t version = 0;
-  uint32_t rank = 0;
-  uint32_t world = 1;
-  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the job's earlier ranks
-  std::string publisher;  ///< the rank's process, for messages; empty: unknown
-  /// A random number of the trainer's client; 0: none, so it is never recognized.
-  uint64_t client = 0;
-  /// A text that only the ranks of one start of a job share; empty: none. Ranks without an attempt
-  /// need it to join one another.
-  std::string job;
-  /// Allows the published version's number, since its files have changed.
-  bool again = false;
-};
 
 class OffloadSession {
  public:
@@ -88,7 +73,7 @@ class OffloadSession {
   /// held.
   void CountWaiters(uint64_t lease, int change);
   /// Adds a stream by which a client shows that it is alive, until RemoveClient. 0 is no client.
-  void AddClient(uint64_t client);
+  void AddClient(uint64_t client) { clients_.Add(client); }
   /// Removes a client's stream. A client without one is dead: the offload that it was about to
   /// attend is abandoned, and ranks of later clients do not join one in which it was ready.
   void RemoveClient(uint64_t client, Time now);
@@ -108,9 +93,8 @@ class OffloadSession {
   void FailPublish(Status why);
   /// kIdle -> kPublishing, for a version that no rank writes.
   Status BeginRollback(uint64_t version, uint64_t attempt, Time now);
-  /// kFailedPrecondition while a rank holds an offload.
-  Status MayRollBack(Time now) const;
-  Status MayUnregister(Time now) const;
+  /// kFailedPrecondition, with `advice`, while a rank holds an offload.
+  Status CheckUndisturbed(Time now, std::string_view advice) const;
 
   /// Abandons the offload after its deadline. Returns whether it did.
   bool Expire(Time now);
@@ -123,72 +107,35 @@ class OffloadSession {
                                                uint64_t attempt = 0) const;
 
   OffloadPhase phase() const { return phase_; }
-  bool idle() const { return phase_ == OffloadPhase::kIdle; }
   bool writing(uint64_t lease) const {
-    return phase_ == OffloadPhase::kWriting && now_.lease == lease;
+    return phase_ == OffloadPhase::kWriting && now_.name.lease == lease;
   }
-  uint64_t version() const { return now_.version; }  ///< 0 when idle
-  uint64_t lease() const { return now_.lease; }      ///< 0 when idle, and for a rollback
-  uint64_t attempt() const { return now_.attempt; }
+  const OffloadName& current() const { return now_.name; }
+  /// The time that the ranks waited for the half.
   double waited_seconds() const { return now_.waited; }
   Time granted() const { return now_.granted; }
   uint64_t abandoned() const { return abandoned_; }  ///< offloads that were not published
 
  private:
-  struct Rank {
-    std::string publisher;
-    uint64_t client = 0;
-    Time begun;
-    bool ready = false;
-    uint32_t attending = 0;
-    bool attended = false;  // has attended before
-    bool gone = false;      // its client is dead
-  };
   struct Offload {
-    uint64_t version = 0;
-    uint64_t lease = 0;
-    uint64_t attempt = 0;
-    std::string job;
-    uint32_t world = 1;
-    std::map<uint32_t, Rank> ranks;  // that have begun
-    uint64_t died = 0;               // arrivals_ when the first ready rank died; 0: none did
-    uint32_t ready = 0;
-    uint32_t waiting = 0;
+    OffloadName name;
+    OffloadRanks ranks;
     std::unique_ptr<WrittenTally> tally;  // from kWriting on; a rollback has none
     double waited = 0;
     Time granted;
   };
-  struct Ended {
-    uint64_t version = 0, lease = 0;
-    Status why;  // OK: published
-    VersionInfo info;
-    uint64_t attempt = 0;
-    std::string job;
-    uint32_t world = 1;
-    std::set<uint32_t> ranks;  // that had begun it, or know of its end
-  };
 
-  /// "rank 0 of 2 (python train.py, process 4711 on node7)".
-  std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
-  bool CanJoin(const OffloadRequest& request) const;
-  /// Returns the end of an abandoned offload that the request would have joined, once for each
-  /// rank, which may then begin the version anew. OK if there is none.
-  Status MissedEnd(const OffloadRequest& request);
   /// Whether a ready rank of the current offload had died before the request's client came.
   bool OutlivedReadyRank(const OffloadRequest& request) const;
-  Status EndAsGone(const std::map<uint32_t, Rank>::value_type& rank, Time now);
-  /// The rank that holds the offload (docs/lifecycle.md, "Who may begin"); null if there is none.
-  const std::map<uint32_t, Rank>::value_type* Holder(Time now) const;
+  Status EndAsGone(const OffloadRanks::Entry& rank, Time now);
   /// Checks that a request that does not join may end the current offload.
   Status MayTakeOver(const OffloadRequest& request, Time now) const;
-  /// kFailedPrecondition, with `advice`, while a rank holds an offload.
-  Status CheckUndisturbed(Time now, std::string_view advice) const;
   Status WhyOver(uint64_t lease) const;
   /// Ends the offload as failed, and returns `why`.
   Status End(Status why);
-  void RecordEnd(Status why, const VersionInfo& info);
-  std::string LateRanks() const;
+  /// Ends the offload: `why` is OK if it was published as `info`.
+  void Leave(Status why, const VersionInfo& info);
 
   const Options options_;
   const Layout& layout_;
@@ -197,13 +144,8 @@ class OffloadSession {
   OffloadPhase phase_ = OffloadPhase::kIdle;
   uint64_t next_lease_;
   Offload now_;
-  struct Client {
-    uint64_t came = 0;  // arrivals_ after it came
-    uint32_t streams = 0;
-  };
-  std::map<uint64_t, Client> clients_;  // alive
-  uint64_t arrivals_ = 0;
-  std::deque<Ended> ended_;  // the newest at the back
+  LiveClients clients_;
+  EndedOffloads ended_;
   uint64_t abandoned_ = 0;
 };
 

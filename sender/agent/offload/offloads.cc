@@ -39,7 +39,7 @@ Identity Offloads::Newest() const {
 }
 
 void Offloads::TidyAfterSession() {
-  diff_.CancelUnless(session_.lease());
+  diff_.CancelUnless(session_.current().lease);
   cv_.notify_all();
 }
 
@@ -73,14 +73,14 @@ StatusOr<OffloadGrant> Offloads::Begin(const OffloadRequest& request, const Gone
     if (ready.ok()) {
       Identity incoming;
       if (diff_.MaySendEarly()) {
-        incoming = {states_.halves().lineage(), next, 0, session_.attempt()};
+        incoming = {states_.halves().lineage(), next, 0, session_.current().attempt};
       }
       diff_.Begin(half, begun.lease, incoming);
     }
     if (session_.writing(begun.lease)) {
       LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}",
               states_.name(), ToString(next), request.rank, request.world, HumanSeconds(waited),
-              ToString(TraceOf(request.version, session_.attempt())));
+              ToString(TraceOf(request.version, session_.current().attempt)));
     }
     TidyAfterSession();
     if (!ready.ok()) {
@@ -115,7 +115,7 @@ StatusOr<OffloadGrant> Offloads::Grant(const OffloadRequest& request, uint64_t l
                       .data_offset = halves.data_offset(),
                       .waited_seconds = session_.waited_seconds(),
                       .lease = lease,
-                      .attempt = session_.attempt(),
+                      .attempt = session_.current().attempt,
                       .published = Newest(),
                       .takes_payloads = diff_.TakesPayloads()};
 }
@@ -192,7 +192,7 @@ StatusOr<bool> Offloads::MarkReady(const ReadyNotice& notice) {
   StatusOr<bool> last;
   {
     MutexLock lock(mu_);
-    const TraceId trace = TraceOf(notice.version, session_.attempt());
+    const TraceId trace = TraceOf(notice.version, session_.current().attempt);
     const auto granted = session_.granted();
     last = session_.MarkReady(notice, Newest());
     if (last.ok() && *last) {
@@ -231,10 +231,10 @@ std::optional<WrittenHalf> Offloads::AwaitWritten(SteadyClock::time_point until)
   MutexLock lock(mu_);
   while (stopped_.ok()) {
     const auto now = SteadyClock::now();
-    if (session_.phase() == OffloadPhase::kPublishing && session_.lease() != 0) {
+    if (session_.phase() == OffloadPhase::kPublishing && session_.current().lease != 0) {
       return WrittenHalf{.half = states_.InactiveHalf(),
-                         .to = states_.NextState(session_.version()),
-                         .attempt = session_.attempt(),
+                         .to = states_.NextState(session_.current().version),
+                         .attempt = session_.current().attempt,
                          .offload_seconds = SecondsSince(session_.granted()),
                          .waited_seconds = session_.waited_seconds(),
                          .unchanged = session_.unchanged(),
@@ -246,7 +246,7 @@ std::optional<WrittenHalf> Offloads::AwaitWritten(SteadyClock::time_point until)
       lock.unlock();
       listeners_.Call();
       lock.lock();
-    } else if (const auto stale = diff_.incoming().Stale(session_.lease())) {
+    } else if (const auto stale = diff_.incoming().Stale(session_.current().lease)) {
       lock.unlock();
       diff_.incoming().Discard(stale);
       lock.lock();
@@ -268,7 +268,6 @@ StatusOr<WrittenHalf> Offloads::RollBack(uint64_t version) {
   WrittenHalf out{.half = states_.InactiveHalf(), .rollback = true};
   {
     MutexLock lock(mu_);
-    DW_RETURN_IF_ERROR(session_.MayRollBack(start));
     DW_ASSIGN_OR_RETURN(target, states_.store().Reach(version));
     out.to = {Newest().id.epoch + 1, version};
     out.attempt = RollbackAttempt(target, out.to.epoch);
@@ -330,17 +329,17 @@ bool Offloads::stopped() const {
 
 bool Offloads::idle() const {
   MutexLock lock(mu_);
-  return session_.idle();
+  return session_.phase() == OffloadPhase::kIdle;
 }
 
 std::shared_ptr<IncomingVersion> Offloads::incoming() const {
   MutexLock lock(mu_);
-  return diff_.incoming().Announced(session_.lease());
+  return diff_.incoming().Announced(session_.current().lease);
 }
 
 uint64_t Offloads::version() const {
   MutexLock lock(mu_);
-  return session_.version();
+  return session_.current().version;
 }
 
 uint64_t Offloads::abandoned() const {
@@ -361,7 +360,8 @@ void Offloads::Stop(const Status& why) {
 Status Offloads::StopIfFree(const Status& why) {
   {
     MutexLock lock(mu_);
-    DW_RETURN_IF_ERROR(session_.MayUnregister(SteadyClock::now()));
+    DW_RETURN_IF_ERROR(session_.CheckUndisturbed(SteadyClock::now(),
+                                                 "unregister when it is published or abandoned"));
     if (stopped_.ok()) stopped_ = why;
   }
   Stop(why);

@@ -55,7 +55,7 @@ class Fixture {
     return begun->lease;
   }
   StatusOr<bool> Ready(uint64_t lease, uint32_t rank = 0, uint32_t world = 1) {
-    ReadyNotice notice{session_.version(), rank, world, lease, true, {}, {}};
+    ReadyNotice notice{session_.current().version, rank, world, lease, true, {}, {}};
     return session_.MarkReady(notice, published_);
   }
   Status Count(uint64_t lease, uint32_t rank, std::vector<uint32_t> chunks,
@@ -213,7 +213,7 @@ TEST_CASE("a rank of the same world joins or goes on to a newer version, or is t
   const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
   SECTION("joins") { CHECK(f.Begin(Fixture::Request(5, 1, 2)) == lease); }
   SECTION("joins by the attempt that the first one drew") {
-    CHECK(f->attempt() == 77);
+    CHECK(f->current().attempt == 77);
     CHECK(f.Begin(Fixture::Request(5, 1, 2, "", 77)) == lease);
   }
   SECTION("another attempt does not join") {
@@ -260,7 +260,7 @@ TEST_CASE("a rank that comes after another has abandoned its offload is told so 
   const Status late = f.Ask(one).status();
   CHECK(absl::IsAborted(late));
   Says(late, "abandoned by rank 0 of 2: no memory");
-  CHECK(f->idle());
+  CHECK(f->phase() == Phase::kIdle);
   SECTION("and may begin it anew") {
     const uint64_t again = f.Begin(one);
     CHECK(f.Begin(zero) == again);
@@ -283,7 +283,7 @@ TEST_CASE("several ranks name a job or an attempt, so that they do not join a st
   Says(refused, "rank 0 of 2 names neither its job nor an attempt");
   request.job = std::string(257, 'j');
   CHECK(absl::IsInvalidArgument(f.Ask(request).status()));
-  CHECK(f->idle());
+  CHECK(f->phase() == Phase::kIdle);
   request.job = "";
   request.attempt = 7;
   const uint64_t lease = f.Begin(request);
@@ -321,10 +321,10 @@ TEST_CASE("a rank whose client dies between its grant and its attendance ends th
     REQUIRE(f.Ask(one)->lease == lease);
   }
   f->RemoveClient(one.client, f.now());
-  CHECK(f->lease() == lease);
+  CHECK(f->current().lease == lease);
   f->RemoveClient(one.client, f.now());
   if (draining) f->FinishDrain(lease, absl::OkStatus(), 0, f.now());
-  CHECK(f->idle());
+  CHECK(f->phase() == Phase::kIdle);
   Says(f->IsReady(lease, 0).status(), "rank 1 of 2 has gone before it was ready");
 }
 
@@ -337,7 +337,7 @@ TEST_CASE("a part needs an attempt, and may come again under another one") {
   Says(same, "this very attempt");
   CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(3, 0, 1, "", 41)).status()));
   const uint64_t lease = f.Begin(Fixture::Request(4, 0, 1, "", 41));
-  CHECK(f->attempt() == 41);
+  CHECK(f->current().attempt == 41);
   CHECK(*f.Ready(lease));
   // An agent that owns the whole model has no other agents that could have given the version up.
   Fixture whole;
@@ -398,7 +398,7 @@ TEST_CASE("a chunk is final when the ranks have counted all its bytes") {
     CHECK(absl::IsFailedPrecondition(over));
     Says(over, "tensor big");
     Says(over, "rank 1 and rank 0");
-    CHECK(f->idle());
+    CHECK(f->phase() == Phase::kIdle);
     CHECK(f->IsReady(lease, 0).status() == over);
   }
   SECTION("and it cannot be declared unchanged") {
@@ -425,7 +425,7 @@ TEST_CASE("what one rank claims alone, no other may count, in either order") {
   const Status second = count_first ? claim() : f.Count(lease, 1, {1}, {10});
   CHECK(absl::IsFailedPrecondition(second));
   Says(second, "tensor big");
-  CHECK(f->idle());
+  CHECK(f->phase() == Phase::kIdle);
 }
 
 TEST_CASE("counts for chunks that do not exist are refused and do not end the offload") {
@@ -487,7 +487,7 @@ TEST_CASE("an incomplete version ends, and names what nobody wrote") {
   CHECK(absl::IsFailedPrecondition(missing));
   Says(missing, "1 of 3 tensors");
   Says(missing, "small");
-  CHECK(f->idle());
+  CHECK(f->phase() == Phase::kIdle);
 }
 
 TEST_CASE("payloads are of bytes that the agent has, and count them") {
