@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,31 +22,22 @@
 #include "common/layout/diffed_chunk.h"
 #include "common/serving/version_store.h"
 #include "kernels/kernels.h"
+#include "sender/agent/diff/diff_base.h"
+#include "sender/agent/diff/given_payloads.h"
 #include "sender/agent/diff/gpu_diff.h"
 
 namespace deltawire::sender {
 
 class PublishJob : public std::enable_shared_from_this<PublishJob> {
  public:
-  struct Inputs {
-    const ChunkTable* chunks = nullptr;
+  struct Inputs : DiffHalves {
     const Layout* layout = nullptr;  ///< for tensors' names in messages; null: numbers
     /// Null: all chunks. Chunks of other agents are skipped and get digest 0.
     const Coverage* owned = nullptr;
-    const kernels::Backend* backend = nullptr;
-    const kernels::DigestKey* key = nullptr;
-    Bytes active;           ///< empty: nothing was published, every chunk is new
-    MutableBytes inactive;  ///< written only for unchanged tensors (carried over)
-    std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
-    uint64_t active_root = 0;                                     ///< over active_digests
+    uint64_t active_root = 0;  ///< over active_digests
     uint64_t payload_limit = 0;
-    /// The state in `active`; null when `active` is empty.
-    std::shared_ptr<const Published> published;
     GpuDiff* gpu = nullptr;  ///< null: the CPU diffs everything
     // The functions below are called from any thread, without a lock.
-    /// Called for each corrupt chunk of `active`. `whole`: this version sends the chunk whole;
-    /// otherwise the corrupt chunk was carried over.
-    std::function<void(uint32_t chunk, bool whole)> corrupt;
     /// Called for each changed chunk after `before`, its bytes in `active`, were checked.
     /// `undoable`: the delta has the change's payload.
     std::function<void(uint32_t chunk, Bytes before, bool undoable)> changing;
@@ -82,7 +72,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// block. REQUIRES: the bytes are final, the places disjoint, and their chunks not marked yet.
   void AddPayloads(std::span<const DiffedChunk> payloads);
   /// Whether a payload was wrong although its base was right.
-  bool payload_was_wrong() const { return payload_was_wrong_; }
+  bool payload_was_wrong() const { return payloads_.was_wrong(); }
 
   /// Diffs the remaining chunks, and copies those of `unchanged` tensors from the active half.
   /// kAborted after Abort, and when a payload failed.
@@ -105,18 +95,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   }
   /// Diffs the chunk, or applies its payload, unless another thread has taken it.
   void Diff(uint32_t chunk);
-  /// Replaces the payload in the chunk's place with the chunk's bytes.
-  void Apply(uint32_t chunk);
-  /// Does the same for the payloads of the chunk's runs. Returns false if the publish has failed.
-  bool ApplyRuns(uint32_t chunk);
-  bool ApplyRun(uint32_t chunk, const DiffedChunk& run);
-  bool HasRuns(uint32_t chunk);
-  /// Copies the chunk from the active half unless its bytes are there. Returns false if the active
-  /// half's are corrupt.
-  bool BringBase(uint32_t chunk, bool may_have_bytes);
-  /// Aborts the publish with a message about the chunk's payload.
+  /// Returns "chunk 3 of tensor w".
+  std::string Describe(uint32_t chunk) const;
+  /// Aborts the publish, since the chunk's payload cannot be applied.
   void Fail(uint32_t chunk, std::string_view why);
-  void CallDiffed(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload) const;
   /// Diffs on the GPU the chunks that no thread has taken. After an error, those without a result
   /// are free again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
@@ -130,32 +112,22 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   };
   /// Returns whether the CPU finds the same. Sets `claim.whole`.
   bool CpuAgrees(GpuResult& claim);
-  void Accept(const GpuResult& result);
   /// Stores the result of a chunk's diff. With an empty `payload` the chunk is sent whole.
   void Record(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload);
   void CarryOver(uint32_t chunk);
-  /// Copies the chunk from the active half. Returns the digest of the copy.
-  uint64_t CopyOver(const Chunk& chunk);
-  /// Whether the inactive half may still have the chunk's bytes, since the last version did not
-  /// change the chunk.
-  bool MayHaveBytes(uint32_t chunk) const;
-  /// Marks a chunk of the active half as corrupt.
-  void MarkCorrupt(uint32_t chunk, bool whole);
   /// Digests a chunk whose old bytes are corrupt, and has it sent whole.
-  void DigestAnew(uint32_t chunk, uint64_t digest_before);
+  void DigestAnew(uint32_t chunk);
   /// Stores a chunk's digest and updates the root.
   void SetDigest(uint32_t chunk, uint64_t digest);
   void Count(const Chunk& chunk, uint64_t changed, uint64_t delta_bytes, bool full);
-  bool ActiveDamaged(uint32_t chunk) const;
   void DiffMarked();
 
   const Inputs in_;
   const uint32_t n_;
+  DiffBase base_;
+  GivenPayloads payloads_;
   DeltaBuilder builder_;
   std::unique_ptr<std::atomic<Turn>[]> turns_;
-  std::vector<DiffedChunk> given_;  // by chunk, if it is kPayload; empty without a base
-  std::atomic<uint32_t> applied_{0};
-  std::atomic<bool> payload_was_wrong_{false};
   std::shared_ptr<std::vector<uint64_t>> digests_;
   struct Counts {
     std::atomic<uint64_t> changed{0}, delta_bytes{0}, full_bytes{0};
@@ -171,8 +143,6 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   size_t early_threads_ ABSL_GUARDED_BY(mu_) = 0;  // tasks in the pool that have not ended
   size_t running_ ABSL_GUARDED_BY(mu_) = 0;        // early threads that are diffing a chunk
   std::vector<uint32_t> damaged_ ABSL_GUARDED_BY(mu_);
-  // Payloads of runs, by chunk. They are applied before the chunk is diffed.
-  std::map<uint32_t, std::vector<DiffedChunk>> runs_ ABSL_GUARDED_BY(mu_);
   Status failure_ ABSL_GUARDED_BY(mu_);  // the first
 };
 
