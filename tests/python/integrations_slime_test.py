@@ -60,14 +60,19 @@ class RayStandIn:
             if function.__name__ == "has_directory":
                 return node in self.directories
             own, there = self.disks.get(node, ("", ""))
-            moved = [a.replace(own, there) if isinstance(a, str) and own else a for a in arguments]
-            if function.__name__ == "sizes":
-                moved = [[path.replace(own, there) if own else path for path in arguments[0]]]
-                return {path.replace(there, own) if own else path: size
-                        for path, size in function(*moved).items()}
-            return function(*moved)
+            if not own:
+                return function(*arguments)
+            result = function(*renamed(arguments, own, there))
+            return dict(renamed(list(result.items()), there, own)) if isinstance(result, dict) else result
         finally:
             self.node = here
+
+
+def renamed(value, old: str, new: str):
+    """The value with other paths, in lists and tuples, too."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    return type(value)(renamed(v, old, new) for v in value) if isinstance(value, (list, tuple)) else value
 
 
 class SlimeTest(Case):
@@ -163,6 +168,47 @@ class SlimeTest(Case):
             for file in own.glob("*.safetensors"):
                 got |= load_file(file)
             self.assertEqual(raw(got), raw(self.weights))
+
+    def two_nodes(self, mine: pathlib.Path, theirs: pathlib.Path) -> RayStandIn:
+        return RayStandIn(here="a", nodes=["a", "b"], directories={},
+                          disks={"b": (str(mine), str(theirs))})
+
+    def test_only_what_was_read_is_removed_from_another_node(self):
+        """Its folder has another job's file, and a share that changes while it is read."""
+        mine, theirs = self.shares(10)
+        own, other = mine / "weight_v000010", theirs / "weight_v000010"
+        share = other / "model-00002-of-00002.safetensors"
+        (other / "notes.txt").write_text("another job's")
+        (other / "sub").mkdir()
+        ray = self.two_nodes(mine, theirs)
+        with unittest.mock.patch.dict(sys.modules, ray.modules):
+            slime.complete(str(own))
+            self.assertEqual(sorted(p.name for p in other.iterdir()), ["notes.txt", "sub"])
+            there = share.name
+            (own / there).replace(share)  # once more, and this time it is replaced meanwhile
+            replace = slime.os.replace
+
+            def replaced(source, target):
+                share.with_suffix(".new").write_bytes(b"newer")
+                replace(share.with_suffix(".new"), share)
+                replace(source, target)
+
+            with unittest.mock.patch.object(slime.os, "replace", replaced):
+                slime.complete(str(own))
+        self.assertEqual(share.read_bytes(), b"newer")
+
+    def test_a_link_is_no_share_of_another_node(self):
+        """An earlier run has left a link to the receiver's directory under the same name."""
+        mine, theirs = self.shares(10)
+        own, other = mine / "weight_v000010", theirs / "weight_v000010"
+        kept = theirs / "receiver"
+        other.rename(kept)
+        other.symlink_to(kept)
+        ray = self.two_nodes(mine, theirs)
+        with unittest.mock.patch.dict(sys.modules, ray.modules), \
+                self.assertRaisesRegex(deltawire.Error, "no other of Ray's nodes"):
+            slime.complete(str(own))
+        self.assertTrue((kept / "model-00002-of-00002.safetensors").exists())
 
     def test_a_share_that_no_node_or_two_nodes_have_is_refused(self):
         mine, theirs = self.shares(10)

@@ -79,7 +79,8 @@ def publish(args: Any, version_dir: str, rollout_engines: Sequence[Any]) -> None
 
 def complete(version_dir: str) -> None:
     """Brings the files that the index names and that other nodes have written to this one, and
-    removes the others' shares, so that `version_dir` can become a link there."""
+    removes these files there, so that `version_dir` can become a link. Other files stay, and so does
+    a file that has changed since it was read."""
     missing = [p for p in _checkpoint.weight_files(version_dir) if not os.path.exists(p)]
     if not missing:
         return
@@ -88,22 +89,32 @@ def complete(version_dir: str) -> None:
     others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
 
     # These go to their nodes by value, since a node without an engine need not have this package.
-    def sizes(paths: list[str]) -> dict[str, int]:
+    def marks(paths: list[str]) -> dict[str, tuple[int, ...]]:
         import os  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
 
-        return {path: os.path.getsize(path) for path in paths if os.path.exists(path)}
+        # A link leads to a receiver's directory, which holds an earlier version.
+        found = [path for path in paths if os.path.exists(path)
+                 and not os.path.islink(path) and not os.path.islink(os.path.dirname(path))]
+        stats = {path: os.stat(path) for path in found}
+        return {path: (s.st_size, s.st_mtime_ns, s.st_dev, s.st_ino) for path, s in stats.items()}
 
     def piece(path: str, at: int, size: int) -> bytes:
         with open(path, "rb") as file:
             file.seek(at)
             return file.read(size)
 
-    def remove(folder: str) -> None:
-        import shutil  # pylint: disable=import-outside-toplevel
+    def remove(folder: str, read: list[tuple[str, tuple[int, ...]]]) -> None:
+        import contextlib  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
+        import os  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
 
-        shutil.rmtree(folder)
+        for path, mark in read:
+            s = os.lstat(path)
+            if mark == (s.st_size, s.st_mtime_ns, s.st_dev, s.st_ino):
+                os.unlink(path)
+        with contextlib.suppress(OSError):  # files of another owner are in it
+            os.rmdir(folder)
 
-    shares = dict(zip(others, ray.get([start(sizes, node, missing) for node in others])))
+    shares = dict(zip(others, ray.get([start(marks, node, missing) for node in others])))
     for path in missing:
         holders = [node for node in others if path in shares[node]]
         if len(holders) != 1:
@@ -112,14 +123,15 @@ def complete(version_dir: str) -> None:
                            "left it" if holders else "no other of Ray's nodes: give "
                            "--update-weight-disk-dir a disk that training nodes share, or use "
                            "--megatron-to-hf-mode bridge, which writes all files on one node"))
-        whole = shares[holders[0]][path]
+        whole = shares[holders[0]][path][0]
         with open(f"{path}.part", "wb") as file:
             for at in range(0, whole, _PIECE):
                 file.write(ray.get(start(piece, holders[0], path, at, min(_PIECE, whole - at))))
             if file.tell() != whole:
                 raise Error(f"{path} shrank on another node while it was read from there")
         os.replace(f"{path}.part", path)
-    ray.get([start(remove, node, version_dir) for node in others if shares[node]])
+    ray.get([start(remove, node, version_dir, list(shares[node].items()))
+             for node in others if shares[node]])
 
 
 def follow(is_trainers: bool, settings: Settings, version_dir: str, expected: Expected) -> str:
