@@ -17,10 +17,5 @@ std::string HumanRate(double bytes_per_second);
 inline double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
-/// Returns the time that `bytes` take at a rate. REQUIRES: bytes_per_s > 0.
-inline std::chrono::nanoseconds TimeAtRate(uint64_t bytes, uint64_t bytes_per_s) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::duration<double>(static_cast<double>(bytes) / static_cast<double>(bytes_per_s)));
-}
 
 }  // namespace deltawire

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
 
@@ -17,10 +16,6 @@ constexpr std::chrono::milliseconds kTogether{50};
 // The time after a commit at which a relay brings its hidden file up. Before that, served receivers
 // need its cores and memory, and the next version seldom comes earlier.
 constexpr std::chrono::milliseconds kServeFirst{100};
-// Chunks are scrubbed in batches, since each pause costs a wake-up. A pull may have to wait for a
-// batch, which takes about a millisecond.
-constexpr uint64_t kBatchBytes = 8 << 20;
-constexpr std::chrono::milliseconds kNothingToScrub{500};
 // Pause before the next attempt to update the hidden file, which a reader may have open.
 constexpr std::chrono::milliseconds kCatchUpPause{200};
 // The same after an error, such as no room for a fresh file, which may last.
@@ -152,20 +147,18 @@ void Upkeep::MakeSpare(Buffer& buffer, const std::function<bool()>& stop) {
 void Upkeep::Scrub(const Buffer& buffer) {
   // A scrub that comes before it is due keeps to the rate, too.
   const Time due = std::max(scrub_at_, SteadyClock::now());
-  const ChunkTable& chunks = buffer.chunks();
-  if (buffer.committed().empty() || chunks.size() == 0) {
-    scrub_at_ = due + kNothingToScrub;
+  if (buffer.committed().empty()) {
+    scrub_at_ = due + ScrubWalk::kShortest;
     return;
   }
   uint64_t bytes = 0;
-  for (uint32_t n = 0; n < chunks.size() && bytes < kBatchBytes; ++n) {
-    const uint32_t c = scrub_next_++ % chunks.size();
-    bytes += chunks[c].bytes;
-    if (!IsIntact(buffer, c)) AddCorrupt(buffer, c);
-  }
-  scrub_next_ %= chunks.size();
-  scrub_at_ = due + std::chrono::duration_cast<SteadyClock::duration>(
-                        TimeAtRate(bytes, options_.scrub_bytes_per_s));
+  const auto pause =
+      scrub_walk_.Next(buffer.chunks(), options_.scrub_bytes_per_s, [&](uint32_t c) -> uint64_t {
+        if (!IsIntact(buffer, c)) AddCorrupt(buffer, c);
+        bytes += buffer.chunks()[c].bytes;
+        return buffer.chunks()[c].bytes;
+      });
+  scrub_at_ = due + std::chrono::duration_cast<SteadyClock::duration>(pause);
   MutexLock lock(mu_);
   totals_.scrubbed_bytes += bytes;
 }

@@ -12,6 +12,7 @@
 #include "common/base/checked_mutex.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
+#include "common/layout/scrub_walk.h"
 #include "receiver/buffer/buffer.h"
 #include "receiver/buffer/buffer_gate.h"
 #include "receiver/buffer/catch_up.h"
@@ -87,7 +88,8 @@ class Upkeep {
   const Env env_;
   bool behind_ = false;  // the hidden one of two files is not at the committed version
   StatusCode catch_up_failed_ = StatusCode::kOk;  // the last attempt to bring it there
-  uint32_t scrub_next_ = 0;
+  // A pull may have to wait for a batch, which takes about a millisecond.
+  ScrubWalk scrub_walk_{8 << 20};
   Time check_at_{}, catch_up_at_{}, scrub_at_{};
   mutable CheckedMutex mu_;
   UpkeepTotals totals_ ABSL_GUARDED_BY(mu_);

@@ -6,13 +6,12 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
+#include "common/layout/scrub_walk.h"
 
 namespace deltawire::sender {
 namespace {
 
 using Clock = SteadyClock;
-
-constexpr std::chrono::milliseconds kNothingToScrub{500};
 
 }  // namespace
 
@@ -130,10 +129,10 @@ PublishTotals Publisher::totals() const {
 }
 
 std::chrono::nanoseconds Publisher::ScrubSome() {
-  if (!offloads_.idle()) return kNothingToScrub;
+  if (!offloads_.idle()) return ScrubWalk::kShortest;
   const LeasedState leased = states_.Lease();
-  if (leased.state == nullptr || states_.chunks().size() == 0) return kNothingToScrub;
-  return TimeAtRate(states_.scrubber().CheckNext(*leased.state), scrub_bytes_per_s_);
+  if (leased.state == nullptr) return ScrubWalk::kShortest;
+  return states_.scrubber().CheckNext(*leased.state, scrub_bytes_per_s_);
 }
 
 }  // namespace deltawire::sender

@@ -6,24 +6,13 @@
 #include "common/base/trace.h"
 
 namespace deltawire::sender {
-namespace {
 
-// Small chunks are compared in batches, since each pause costs a wake-up.
-constexpr uint64_t kBatchBytes = 256 << 10;
-
-}  // namespace
-
-uint64_t Scrubber::CheckNext(const Published& state) {
-  const uint32_t n = context_.chunks->size();
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < n && bytes < kBatchBytes; ++i) {
-    const uint32_t c = next_++ % n;
-    if (!context_.owned->contains(c)) continue;
-    bytes += (*context_.chunks)[c].bytes;
+std::chrono::nanoseconds Scrubber::CheckNext(const Published& state, uint64_t bytes_per_s) {
+  return walk_.Next(*context_.chunks, bytes_per_s, [&](uint32_t c) -> uint64_t {
+    if (!context_.owned->contains(c)) return 0;
     Check(state, c);
-  }
-  if (n > 0) next_ %= n;
-  return bytes;
+    return (*context_.chunks)[c].bytes;
+  });
 }
 
 void Scrubber::Check(const Published& state, uint32_t c) {

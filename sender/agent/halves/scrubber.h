@@ -4,9 +4,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #include "common/layout/coverage.h"
+#include "common/layout/scrub_walk.h"
 #include "common/serving/version_store.h"
 #include "sender/agent/halves/halves.h"
 
@@ -31,9 +33,9 @@ class Scrubber {
   };
   Scrubber(Context context, Halves& halves) : context_(std::move(context)), halves_(halves) {}
 
-  /// Compares the next few chunks in turn. Returns the number of bytes read.
-  /// REQUIRES (here and below): the caller holds a lease of state.half.
-  uint64_t CheckNext(const Published& state);
+  /// Compares the next few chunks in turn. Returns the pause that keeps the scrub at `bytes_per_s`,
+  /// which is > 0. REQUIRES (here and below): the caller holds a lease of state.half.
+  std::chrono::nanoseconds CheckNext(const Published& state, uint64_t bytes_per_s);
   /// Compares one chunk.
   void Check(const Published& state, uint32_t chunk);
 
@@ -49,7 +51,7 @@ class Scrubber {
 
   const Context context_;
   Halves& halves_;
-  uint32_t next_ = 0;
+  ScrubWalk walk_{256 << 10};
   std::atomic<uint64_t> bytes_{0}, mismatches_{0}, repaired_{0};
 };
 

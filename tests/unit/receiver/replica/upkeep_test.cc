@@ -63,6 +63,20 @@ TEST_CASE("upkeep: a scrub finds a chunk that has lost its digest") {
   CHECK(kept.corrupt.Take() == std::vector<uint32_t>{1});
 }
 
+TEST_CASE("upkeep: a small model is not scrubbed over and over") {
+  BufferRig rig({.buffers = 1, .huge_pages = false});
+  REQUIRE(rig.Update(1).ok());
+  UpkeepRig kept({.model = "m", .scrub_bytes_per_s = uint64_t{1} << 40});
+  const Upkeep::Situation idle{.committed = true};
+  const auto start = SteadyClock::now();
+  kept.upkeep.Run(Task::kCheck, *rig.buffer, nullptr, Never);
+  REQUIRE(kept.upkeep.Next(*rig.buffer, idle, start).task == Task::kScrub);
+  kept.upkeep.Run(Task::kScrub, *rig.buffer, nullptr, Never);
+  const Upkeep::Choice next = kept.upkeep.Next(*rig.buffer, idle, start);
+  CHECK(next.task == Task::kNothing);
+  CHECK(next.again >= start + ScrubWalk::kShortest);
+}
+
 TEST_CASE("upkeep: a check of the files goes on in a pause, and a copy does not begin") {
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());

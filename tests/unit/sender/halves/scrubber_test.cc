@@ -68,11 +68,12 @@ TEST_CASE("scrubber: turn by turn it compares every owned chunk and no other") {
   uint64_t bytes = 0;
   const auto turns = [&](uint64_t until) {
     while (bytes < until) {
-      const uint64_t now = f->CheckNext(*state);
+      const auto pause = f->CheckNext(*state, 1'000'000'000);
+      const uint64_t now = f->totals().bytes - bytes;
       REQUIRE(now > 0);
       REQUIRE(now < round);
+      CHECK(pause == std::chrono::nanoseconds(now));
       bytes += now;
-      CHECK(f->totals().bytes == bytes);
     }
   };
   turns(2 * round);
