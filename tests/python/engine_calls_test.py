@@ -64,6 +64,17 @@ def last_rank_cannot_write() -> contextlib.AbstractContextManager:
     return unittest.mock.patch.object(EngineClient, "apply", planted)
 
 
+def last_rank_has_no_memory() -> contextlib.AbstractContextManager:
+    real = EngineClient._prepare
+
+    def planted(client):
+        if stand_ins.here.groups["get_tp_group"].rank_in_group == 1:
+            raise MemoryError("a planted lack of memory")
+        return real(client)
+
+    return unittest.mock.patch.object(EngineClient, "_prepare", planted)
+
+
 class CallsTest(Plugin):
     def begin(self, world_size: int = 2, seed: int = 1, replicas: int = 1,
               draft: type[torch.nn.Module] | None = None) -> None:
@@ -207,7 +218,31 @@ class CallsTest(Plugin):
         self.next_version()
         self.done("prepare")
         self.refused("attach", "it loaded another version", directory=self.directory)
-        self.refused("apply", "attach comes first")
+        self.refused("apply", "no update is prepared")
+
+    def test_what_is_as_it_was_is_followed_on_after_a_refused_attach(self):
+        """As by a receiver after a rank that had no memory to prepare in."""
+        self.begin()
+        self.done("attach", directory=self.directory)
+        for directory in (self.directory, "/nowhere"):
+            self.next_version()
+            with last_rank_has_no_memory():
+                self.refused("prepare", "rank 1: a planted lack of memory")
+            answer = self.refused("attach", directory if directory == "/nowhere" else
+                                  "it loaded another version", directory=directory)
+            self.done("prove", **answer["held"])
+            self.done("prepare")
+            self.done("apply", check=True)
+            self.assert_newest()
+
+    def test_what_has_changed_is_not_followed_on_after_a_refused_attach(self):
+        self.begin()
+        self.done("attach", directory=self.directory)
+        self.next_version()
+        self.models[1].norm.data[3] += 1
+        answer = self.refused("attach", "it loaded another version", directory=self.directory)
+        self.assertIsNone(answer["held"])
+        self.refused("prepare", "attach comes first")
 
     def test_a_rank_that_cannot_take_its_share_back_is_attached_anew(self):
         self.begin()
@@ -375,6 +410,27 @@ class CallsTest(Plugin):
         answer = self.settled("check")[0]
         self.assertIn("o, which several replicas have parts of", answer["reason"])
         self.assertTrue(answer["drifted"])
+        self.assertTrue(self.settled("prepare")[0]["ok"])
+        self.assertTrue(self.settled("apply")[0]["ok"])
+        self.assert_newest()
+
+    def test_replicas_follow_on_after_a_refused_attach(self):
+        self.begin(2, replicas=2)
+        self.assertTrue(self.settled("attach", directory=self.directory)[0]["ok"])
+        # One of them cannot attach anew to what both have.
+        real = EngineClient.attach
+
+        def planted(client, model, *args, **options):
+            if model is self.models[1]:
+                raise MemoryError("a planted lack of memory")
+            return real(client, model, *args, **options)
+
+        with unittest.mock.patch.object(EngineClient, "attach", planted):
+            answer = self.settled("attach", directory=self.directory)[0]
+        self.assertEqual(answer["reason"], "replica 1: a planted lack of memory")
+        self.next_version()
+        answer = self.settled("attach", directory=self.directory)[0]
+        self.assertIn("it loaded another version", answer["reason"])
         self.assertTrue(self.settled("prepare")[0]["ok"])
         self.assertTrue(self.settled("apply")[0]["ok"])
         self.assert_newest()

@@ -56,6 +56,10 @@ class Followed:
     looks: Rounds = field(default_factory=lambda: Rounds(0))  # of `prove`
     drifted: bool = False  # found by a proof, and nothing was written since
 
+    @property
+    def held(self) -> Identity | None:
+        return self.client.held if self.client is not None and self.client.held else None
+
 
 class Follower:
     """A worker's models. Every rank of an engine gets the same calls in the same order."""
@@ -87,7 +91,7 @@ class Follower:
         refused = self._refusal(call, {**options, **(
             {"replicas": self._many} if call == "settle" else {})})
         reasons = everywhere((nonce, str(refused) if refused is not None else None, self._process,
-                              str(self._held() or "")), group)
+                              str(self._followed.held or "")), group)
         said = [reason for _, reason, _, _ in reasons]
         ok = all(reason is None for reason in said)
         if not ok:
@@ -101,7 +105,7 @@ class Follower:
             logger.error("deltawire: %s: %s", call, reason)
         else:
             reason = ""
-        held = self._held()
+        held = self._followed.held
         if len({text for *_, text in reasons}) > 1:
             held = None
         if call != "settle":
@@ -137,10 +141,6 @@ class Follower:
             return error if str(error) else RuntimeError(repr(error))
         return None
 
-    def _held(self) -> Identity | None:
-        client = self._followed.client
-        return client.held if client is not None and client.held else None
-
     def _require(self) -> EngineClient:
         if self._followed.client is None:
             raise Refused("attach comes first" + (
@@ -167,17 +167,45 @@ class Follower:
         self._together(refuse_nothing)
         options = {"loader_tensors": loader_tensors, "plans": plans, "threads": threads}
         if directory:
-            # The memory may have changed by now. After a refusal no older client may stay in use.
-            self._served = self._followed = Followed()
-            self._bind(self._served, self._engine.served(), directory, check_every,
-                       second_instance, options)
+            self._served = self._followed = self._follow(
+                self._served, self._engine.served, directory, check_every, second_instance, options)
         if draft_directory:
-            self._draft = Followed()
-            self._bind(self._draft, self._engine.draft(), draft_directory, check_every, False,
-                       options)
+            self._draft = self._follow(self._draft, self._engine.draft, draft_directory,
+                                       check_every, False, options)
 
-    def _bind(self, followed: Followed, model: Any, directory: str, check_every: int,
+    def _follow(self, older: Followed, model: Callable[[], Any], directory: str, *how: Any
+                ) -> Followed:
+        """Returns the model that is followed from now on. The memory may have changed since an
+        older attach, which stays after a refusal only where all of it is as it was."""
+        followed = Followed()
+        try:
+            self._bind(followed, model(), str(older.held or ""), directory, *how)
+        except Exception:
+            if not self._is_unchanged(older):
+                older.client = None
+            raise
+        return followed
+
+    def _is_unchanged(self, older: Followed) -> bool:
+        """Compares all memory, on every rank. A rank without memory to attach, say, thus costs no
+        reload of the directory, which some engines have to refuse."""
+
+        def client() -> EngineClient:
+            if older.client is None:
+                raise Refused("nothing was followed")
+            older.client.discard()
+            return older.client
+
+        older.prepared = older.before = None
+        try:
+            refuse_drift(client, self._engine.group)
+        except Refused:
+            return False
+        return True
+
+    def _bind(self, followed: Followed, model: Any, older: str, directory: str, check_every: int,
               second_instance: bool, options: dict[str, Any]) -> None:
+        """`older`: the version that the memory had for an older attach."""
         found: list[tuple[EngineClient, Attached]] = []
 
         def attach() -> Identity:
@@ -203,7 +231,7 @@ class Follower:
                 set_proven(model.module, before)  # not all ranks have attached
             raise
         client, attached = found[0]
-        if followed is self._served:
+        if model.is_served:
             self._half_loaded = False  # every byte was compared
         followed.client, followed.model = client, model.module
         followed.rounds, followed.looks = Rounds(check_every), Rounds(check_every or CHECK_EVERY)
@@ -221,7 +249,8 @@ class Follower:
             followed.client = None
             set_proven(model.module, before)
 
-        self._undo = undo
+        if str(client.held) != older:  # else the others find this replica as it was
+            self._undo = undo
 
     def _prepare(self, version: int | None = None) -> None:
         """Prepares and checks the update to the committed version; discards an earlier one."""
