@@ -18,7 +18,13 @@ from typing import Any
 
 from deltawire import _checkpoint
 from deltawire._conversion import Conversion, conversions_of, ignored_by
-from deltawire._errors import ExtraTensorError, MissingTensorError, ShapeError, TensorError
+from deltawire._errors import (
+    DTypeError,
+    ExtraTensorError,
+    MissingTensorError,
+    ShapeError,
+    TensorError,
+)
 from deltawire._tensors import TensorMeta, is_dtensor, shape_of, shape_text
 
 logger = logging.getLogger(__name__)
@@ -39,6 +45,7 @@ _SIDE_PARTS = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|mm_|projector|connector|aligner|merger"
     r"|talker|code2wav|token2wav|^mtp|nextn|eagle|medusa")
 _TIED = ("lm_head.weight", "embed_tokens.weight", "wte.weight", "shared.weight")
+_WIDE = ("F64", "F32", "F16", "BF16")
 _NAMED = 3  # names of each side in a message
 _COMPARED = 2000  # candidates for a nearest match
 
@@ -419,6 +426,7 @@ def reconcile(
                              TensorMeta(target, meta.dtype, there[target].shape))
             if name in said:
                 kept.add(target)
+    _refuse_unquantized([m for n, m in metas.items() if n not in kept], there, hf_dir)
     left: dict[str, str] = {}
     compared: list[str] = []
     extra: list[str] = []
@@ -479,6 +487,18 @@ def as_given(metas: Sequence[TensorMeta], tied: Mapping[str, str], said: Collect
             parts = way.revert({m: _without_memory(shapes[m]) for m in members})
             made |= {n: TensorMeta(n, dtypes[name], tuple(t.shape)) for n, t in parts.items()}
     return reconcile(metas, tied, said, list(made.values()), None, model)
+
+
+def _refuse_unquantized(metas: Iterable[TensorMeta], there: Mapping[str, TensorMeta],
+                        hf_dir: str | os.PathLike[str] | None) -> None:
+    """Raises DTypeError if the checkpoint has fp8 where the trainer has wider numbers: no cast finds
+    the scale that goes with them."""
+    for meta in metas:
+        if there[meta.name].dtype in ("F8_E4M3", "F8_E5M2") and meta.dtype in _WIDE:
+            raise DTypeError(
+                f'tensor "{meta.name}" is {there[meta.name].dtype} in {_where(hf_dir)}, and '
+                f"{meta.dtype} here: engines of that checkpoint want fp8 and its scale; give hf_dir the "
+                "checkpoint in bf16, or quantize the tensor and give its scale, too", meta.name)
 
 
 def _check_shape(name: str, shape: tuple[int, ...] | None, there: TensorMeta,
