@@ -107,6 +107,8 @@ FAMILIES = {  # -> where Bridge has its conversion
     "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
     "hy_v3": ("hy_v3.hy_v3_bridge", "HYV3Bridge"),
     "gemma4_text": ("gemma.gemma4_bridge", "Gemma4Bridge"),
+    "gemma4_dense_text": ("gemma.gemma4_bridge", "Gemma4Bridge"),
+    "gemma4_dense": ("gemma_vl.gemma4_vl_bridge", "Gemma4VLBridge"),
     "llama_nemotron": ("llama_nemotron.llama_nemotron_bridge", "LlamaNemotronBridge"),
     "step3p5": ("stepfun.step35_bridge", "Step35Bridge"),
     "nemotron_h": ("nemotronh.nemotron_h_bridge", "NemotronHBridge"),
@@ -337,7 +339,8 @@ def not_read(case):
 
 def not_compared(case, name):
     """HF's own towers, which Bridge copies."""
-    own = {"glm4v_moe": ["model.visual."], "gemma4": ["model.vision_tower."], "step3p7": ["vision_model."]}
+    own = {"glm4v_moe": ["model.visual."], "gemma4": ["model.vision_tower."],
+           "gemma4_dense": ["model.vision_tower."], "step3p7": ["vision_model."]}
     return name.startswith(("visual.", "vision_tower.", "thinker.visual.", "thinker.audio_tower.",
                             *own.get(case.family, [])))
 
@@ -361,6 +364,8 @@ def as_bridge_takes(family):
             own = next(iter(language.pop("per_layer_config").values()))
             language["global_head_dim"] = own["head_dim"]
             language["num_global_key_value_heads"] = own.get("num_key_value_heads", language["num_key_value_heads"])
+        if family.startswith("gemma4_dense") and not language["attention_k_eq_v"]:
+            language["num_global_key_value_heads"] = language["num_key_value_heads"]
         if family == "nemotron_h":  # and no Mamba layers in MTP blocks
             model = Model({"model_type": family, **language})
             language["hybrid_override_pattern"] = model.pattern

@@ -14,7 +14,7 @@ FAMILIES = [
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
     "minimax_m3_vl", "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text",
     "qwen3_omni_moe", "sarvam_mla", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4",
-    "mimo_v2_flash", "falcon_h1", "deepseek_v4", "exaone4_5",
+    "mimo_v2_flash", "falcon_h1", "deepseek_v4", "exaone4_5", "gemma4_dense_text", "gemma4_dense",
 ]
 
 ARCHITECTURES = {
@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "glm4v_moe": "Glm4vMoeForConditionalGeneration", "step3p7": "Step3p7ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration", "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "exaone4_5": "Exaone4_5_ForConditionalGeneration",
+    "gemma4_dense_text": "Gemma4ForCausalLM", "gemma4_dense": "Gemma4ForConditionalGeneration",
     "falcon_h1": "FalconH1ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM",
     "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration", "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM", "granite4_h": "GraniteMoeHybridForCausalLM",
@@ -71,7 +72,8 @@ def random_config(family, rng):
         if rng.random() < 0.5:
             del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
     model_type = {"moonlight": "deepseek_v3", "granite4_h": "granitemoehybrid",
-                  "llama_nemotron": "nemotron-nas"}.get(family, family)
+                  "llama_nemotron": "nemotron-nas", "gemma4_dense_text": "gemma4_text",
+                  "gemma4_dense": "gemma4"}.get(family, family)
     if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3", "olmoe", "starcoder2",
                   "granite", "granitemoehybrid", "granite4_h"):
         _derive_head_dim(c, rng)
@@ -81,9 +83,9 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4",
+_NESTED = ("exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4", "gemma4_dense",
            "qwen3_omni_moe", "minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_TIED_ONLY = ("gemma4", "gemma4_text", "gemma", "gemma2", "gemma3_text", "gemma3")
+_TIED_ONLY = ("gemma4", "gemma4_text", "gemma4_dense", "gemma4_dense_text", "gemma", "gemma2", "gemma3_text", "gemma3")
 _NEVER_TIED = ("mimo_v2_flash", "deepseek_v4", "sarvam_mla", "glm4v_moe", "step3p7", "qwen3_omni_moe", "minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
                "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h",
                "step3p5", "llama_nemotron")
@@ -211,6 +213,10 @@ def _llama_nemotron(c, rng):
 def _gemma4(c, rng):
     c["enable_moe_block"], c["hidden_size_per_layer_input"] = True, 0
     c["num_experts"], c["top_k_experts"] = _moe_sizes(c, rng), 2
+    _gemma4_attention(c, rng)
+
+
+def _gemma4_attention(c, rng):
     c["global_head_dim"] = rng.choice([4, 10, 12])
     c["num_global_key_value_heads"] = rng.choice([n for n in (1, 2, 4) if c["num_attention_heads"] % n == 0])
     c["attention_k_eq_v"] = rng.random() < 0.7
@@ -221,8 +227,33 @@ def _gemma4(c, rng):
         groups = c.pop("num_global_key_value_heads")
         if c["attention_k_eq_v"]:
             own["num_key_value_heads"] = groups
-        c["per_layer_config"] = {str(i): dict(own) for i, kind in enumerate(c["layer_types"])
-                                 if kind == "full_attention"}
+        c["per_layer_config"] = _by_layer(c["layer_types"], own)
+
+
+def _by_layer(kinds, own):
+    """Numbers are as wide as the widest of a model, here as wide as those of published models."""
+    return {f"{i:02}": dict(own) for i, kind in enumerate(kinds) if kind == "full_attention"}
+
+
+def _gemma4_dense(c, rng):
+    """Layers that share keys have one of their kind before them."""
+    if rng.random() < 0.7:
+        c["enable_moe_block"] = False
+    _gemma4_attention(c, rng)
+    kinds = c["layer_types"]
+    if "sliding_attention" in kinds:
+        kinds[0] = "sliding_attention"
+        own = kinds.index("full_attention") + 1
+    else:
+        own = 1
+    if rng.random() < 0.7:
+        c["num_kv_shared_layers"] = rng.randint(0, len(kinds) - own)
+    if "per_layer_config" in c:
+        c["per_layer_config"] = _by_layer(kinds, next(iter(c["per_layer_config"].values())))
+    if rng.random() < 0.6:
+        c["use_double_wide_mlp"] = rng.random() < 0.6
+    c["hidden_size_per_layer_input"] = rng.choice([0, 4, 6])
+    c["vocab_size_per_layer_input"] = rng.choice([24, 48])
 
 
 def _step3p5(c, rng):
@@ -522,6 +553,7 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "gemma4_dense_text": _gemma4_dense, "gemma4_dense": _gemma4_dense,
     "exaone4_5": lambda c, rng: c.update(num_nextn_predict_layers=rng.choice([0, 1])),
     "mimo_v2_flash": _mimo_v2_flash, "falcon_h1": _falcon_h1, "deepseek_v4": _deepseek_v4,
     "sarvam_mla": _sarvam_mla, "glm4v_moe": _glm4v_moe, "step3p7": _step3p5, "gemma4": _gemma4,

@@ -23,11 +23,13 @@ class HubFile:
     mtp_packed: bool = False  # with packed: the MTP block's experts are packed too (Qwen3.6)
     gdn_fp32: bool = False  # A_log, dt_bias and the GDN norm are F32
     resaved: bool = False  # Qwen3-VL-MoE: packed as transformers 5 saves it, rows and columns as in mcore
+    unused_keys: bool = False  # Gemma 4: layers that share keys list some of their own, too
 
 
 def random_hub_file(config, rng):
     coin = lambda: rng.random() < 0.5
-    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin(), resaved=coin())
+    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin(), resaved=coin(),
+                   unused_keys=Model(config).kind == "gemma4_dense" and coin())
 
 
 def hf_tensors(config, hub=HubFile()):
@@ -57,6 +59,10 @@ def _language(m, hub):
     yield f"{m.hf_prefix}norm.weight", [m.hidden]
     if m.norm_bias:
         yield f"{m.hf_prefix}norm.bias", [m.hidden]
+    if m.layer_width:
+        yield f"{m.hf_prefix}embed_tokens_per_layer.weight", [m.layer_vocab, m.layers * m.layer_width]
+        yield f"{m.hf_prefix}per_layer_model_projection.weight", [m.layers * m.layer_width, m.hidden]
+        yield f"{m.hf_prefix}per_layer_projection_norm.weight", [m.layer_width]
     if m.csa:
         yield from _streams_head(m, "")
     if not m.tied or hub.lists_tied_head:
@@ -124,7 +130,7 @@ def _csa(m, layer):
 def _block(m, hub, layer):
     prefix, m = m.hf_layer(layer), m.at(layer)
     norms = ["input_layernorm", "post_attention_layernorm"]
-    if m.gemma_norms:
+    if m.gemma_norms or m.kind == "gemma4_dense":
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     if m.glm4_norms:
         norms += ["post_self_attn_layernorm", "post_mlp_layernorm"]
@@ -133,9 +139,14 @@ def _block(m, hub, layer):
     if m.kind == "gemma4_text":
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm_2",
                   "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
-        yield prefix + "layer_scalar", [1]
         yield prefix + "router.scale", [m.hidden]
         yield prefix + "router.per_expert_scale", [m.experts]
+    if m.gemma4:
+        yield prefix + "layer_scalar", [1]
+    if m.layer_width:
+        yield prefix + "per_layer_input_gate.weight", [m.layer_width, m.hidden]
+        yield prefix + "per_layer_projection.weight", [m.hidden, m.layer_width]
+        yield prefix + "post_per_layer_input_norm.weight", [m.hidden]
     if m.attention(layer) == NOTHING:
         norms.remove("input_layernorm")
     if m.mlp(layer) == NOTHING:
@@ -148,7 +159,7 @@ def _block(m, hub, layer):
         yield from _streams(m, prefix)
     kind = m.attention(layer)
     for one in (FULL, MAMBA) if kind == BOTH else (kind,):
-        attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn, MAMBA: _mamba, NOTHING: lambda m: (),
+        attention = {FULL: lambda m: _full_attention(m, hub), MLA: _mla, GDN: _gdn, MAMBA: _mamba, NOTHING: lambda m: (),
                      CSA: lambda m: _csa(m, layer)}[one]
         where = prefix + {GDN: "linear_attn.", MAMBA: "mamba."}.get(one, "self_attn.")
         for name, shape in attention(m):
@@ -167,12 +178,13 @@ def _block(m, hub, layer):
             yield f"{prefix}{m.moe_name}.{name}", shape
 
 
-def _full_attention(m):
+def _full_attention(m, hub):
     q_rows = m.heads * m.head_dim * (2 if m.gated_attention else 1)
     kv_rows = m.groups * m.head_dim
     projections = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", m.groups * m.v_head_dim))
-    if m.keys_only:
-        projections = projections[:2]
+    no_keys = m.shares_keys and not hub.unused_keys
+    if m.keys_only or no_keys:
+        projections = projections[:1 if no_keys else 2]
     if m.fused_qkv:
         projections = (("qkv", q_rows + 2 * kv_rows),)
     for name, rows in projections:
@@ -186,6 +198,7 @@ def _full_attention(m):
         yield "o_proj.bias", [m.hidden]
     if m.qk_norm:
         yield "q_norm.weight", [q_rows if m.wide_norms else m.head_dim]
+    if m.qk_norm and not no_keys:
         yield "k_norm.weight", [kv_rows if m.wide_norms else m.head_dim]
     if m.sinks:
         yield "sinks", [m.heads]

@@ -159,7 +159,11 @@ class Model:
         self.model_type = config["model_type"]
         self.has_vision = self.model_type in LANGUAGE_PART
         self.text = text = language_of(config)
-        self.kind = kind = LANGUAGE_PART.get(self.model_type, self.model_type)
+        kind = LANGUAGE_PART.get(self.model_type, self.model_type)
+        if kind == "gemma4_text" and not text.get("enable_moe_block"):
+            kind = "gemma4_dense"
+        self.kind = kind
+        self.gemma4 = kind in ("gemma4_text", "gemma4_dense")
 
         self.pattern, self.mtp_pattern = _pattern(text, ""), _pattern(text, "mtp_")
         self.layers = len(self.pattern) or text["num_hidden_layers"]
@@ -175,7 +179,7 @@ class Model:
         self.head_dim = text.get("head_dim") or text.get("attention_head_dim") or self.hidden // self.heads
         # The flag of a model with vision stands at the top; what text_config says is not meant.
         self.tied = config.get("tie_word_embeddings", kind in GEMMA_TYPES | {
-            "gemma", "gemma4_text", "ernie4_5", "ernie4_5_moe", "starcoder2"})
+            "gemma", "gemma4_text", "gemma4_dense", "ernie4_5", "ernie4_5_moe", "starcoder2"})
 
         self.vision = config.get("vision_config") or {}
         # Bridge's own projector and tower, and not HF's, from version 0.19 on.
@@ -219,10 +223,14 @@ class Model:
         self.mlp_bias = one_switch or (kind in ("llama", "granite") and text.get("mlp_bias", False))
         self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text", "bailing_moe_v2", "sarvam_moe", "hy_v3",
                                  "exaone_moe", "exaone4", "minimax_m3") or self.wide_norms or kind in GDN_TYPES
-                        or kind == "gemma4_text" or (kind == "step3p5" and text.get("use_qk_norm", False))
+                        or self.gemma4 or (kind == "step3p5" and text.get("use_qk_norm", False))
                         or (kind == "glm4_moe" and text.get("use_qk_norm", False)))
         self.sinks = kind == "gpt_oss"
         self.keys_only = False  # values are the keys
+        self.shares_keys = False  # with an earlier layer
+        # Gemma 4 has an embedding for each layer beside that of the model. 0: it has none.
+        self.layer_width = text.get("hidden_size_per_layer_input", 256) if kind == "gemma4_dense" else 0
+        self.layer_vocab = text.get("vocab_size_per_layer_input", 262144)
         if kind in GDN_TYPES:
             self.gdn_k_heads, self.gdn_v_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
             self.gdn_k_dim, self.gdn_v_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
@@ -307,13 +315,17 @@ class Model:
     def at(self, layer):
         """This model with the sizes of a layer, where layers differ in them."""
         changes = {}
-        if self.kind == "gemma4_text" and self.is_whole(layer):
-            saved = self.text.get("per_layer_config")  # by transformers 5
-            own = saved[str(layer)] if saved else {"head_dim": self.text.get("global_head_dim", 512)}
+        if self.gemma4 and self.is_whole(layer):
+            saved = {int(key): own for key, own in self.text.get("per_layer_config", {}).items()}  # by transformers 5
+            own = saved[layer] if saved else {"head_dim": self.text.get("global_head_dim", 512)}
             changes = {"head_dim": own["head_dim"]}
             if self.text.get("attention_k_eq_v"):
                 changes |= {"groups": own["num_key_value_heads"] if saved else self.text["num_global_key_value_heads"],
                             "keys_only": True}
+        if self.gemma4 and layer >= self.layers - self.text.get("num_kv_shared_layers", 0):
+            changes["shares_keys"] = True
+            if self.text.get("use_double_wide_mlp"):
+                changes["ffn"] = 2 * self.ffn
         if self.kind == "mimo_v2_flash":
             sliding = self.is_sliding(layer)
             changes["sinks"] = self.text.get(f"add_{'swa' if sliding else 'full'}_attention_sink_bias", sliding)

@@ -156,6 +156,10 @@ def why_invalid(model, parallel):
             return reason
     if model.mtp_layers and model.hidden % T:
         return "eh_proj rows"
+    if model.kind == "gemma4_dense" and x.pp > 1:
+        return "dense Gemma 4 has no pipeline stages"
+    if model.layer_width and (model.layer_vocab % T or model.layers * model.layer_width % T):
+        return "the embedding for each layer"
     if x.experts == "grouped" and x.spec == "local":
         return "grouped experts are TransformerEngine's"
     return _attention_reason(model, x) or _mlp_reason(model, x, T, ET)

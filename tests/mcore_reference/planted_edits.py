@@ -482,28 +482,29 @@ plant("a layer's own groups ignored", "llama_nemotron",
 
 keys_only = lambda m, i: m.at(i).keys_only
 g4 = lambda old, new="": anywhere("gemma4_text", old, new)
-plant("keys exported as values, too", "gemma4_text", g4(", filled = true"), says="are written by more than one rank",
+g4a = lambda old, new="": anywhere("gemma4_attention", old, new)
+plant("keys exported as values, too", "gemma4_text", g4a(", filled = true"), says="are written by more than one rank",
       shows=some(keys_only))
-plant("values where keys are values", "gemma4_text", g4('["whole && attention_k_eq_v", "0"]', '"0"'),
+plant("values where keys are values", "gemma4_text", g4a('["whole && attention_k_eq_v", "0"]', '"0"'),
       says="would not be written exactly once", shows=some(keys_only))
-plant("keys as values in every layer", "gemma4_text", g4('["whole && attention_k_eq_v", "0"]', '"attention_k_eq_v"'),
+plant("keys as values in every layer", "gemma4_text", g4a('["whole && attention_k_eq_v", "0"]', '"attention_k_eq_v"'),
       says="would not be written exactly once",
       shows=lambda m, x: m.text["attention_k_eq_v"] and not all(map(m.is_whole, range(m.layers))))
 plant("neither keys nor values exported", "gemma4_text",
-      in_param("gemma4_text", 'when = "keys_only"')('k_proj.weight", rows = "kv_heads * head_dim" }',
+      in_param("gemma4_attention", 'when = "keys_only"')('k_proj.weight", rows = "kv_heads * head_dim" }',
                                                     'k_proj.weight", rows = "kv_heads * head_dim", filled = true }'),
       says="is made by no parameter", shows=some(keys_only))
 plant("wide layers with the others' heads", "gemma4_text",
-      g4('["whole ? global_head_dim : head_dim", "per_layer_config.head_dim", '
+      g4a('["whole ? global_head_dim : head_dim", "per_layer_config.head_dim", '
          '"whole && !per_layer_config.given ? 512 : head_dim"]', '"head_dim"'),
       says="in the checkpoint, and", shows=some(lambda m, i: m.at(i).head_dim != m.head_dim))
 plant("wide layers with the others' groups", "gemma4_text",
-      g4('["keys_only ? num_global_key_value_heads : all_kv_heads", "per_layer_config.num_key_value_heads", '
+      g4a('["keys_are_values ? num_global_key_value_heads : all_kv_heads", "per_layer_config.num_key_value_heads", '
          '"all_kv_heads"]', '"all_kv_heads"'),
       says="would not be written exactly once",
       shows=some(lambda m, i: m.at(i).groups != m.groups))
 plant("every sixth layer attends to everything", "gemma4_text",
-      g4('["layer_types.is.full_attention", "(layer + 1) % 6 == 0"]', '"(layer + 1) % 6 == 0"'),
+      g4a('["layer_types.is.full_attention", "(layer + 1) % 6 == 0"]', '"(layer + 1) % 6 == 0"'),
       says="would not be written exactly once",
       shows=some(lambda m, i: m.is_whole(i) != ((i + 1) % 6 == 0) and m.at(i).head_dim * (
           1 if m.is_whole(i) else 0) != m.head_dim))
@@ -516,11 +517,59 @@ plant("the norms behind experts and feed-forward exchanged", "gemma4_text",
       g4('"post_feedforward_layernorm_2.weight"', '"post_feedforward_layernorm_1.weight"'),
       g4('"#"', '"post_feedforward_layernorm_2.weight"'))
 plant("a layer's scalar left out", "gemma4_text",
-      g4('[[param]]\nmcore = "layer_scalar"\nrows = 1\nhf = "layer_scalar"\n'), says="is made by no parameter")
+      g4a('[[param]]\nmcore = "layer_scalar"\nrows = 1\nhf = "layer_scalar"\n'), says="is made by no parameter")
 plant("the router's scales exchanged", "gemma4_text",
       g4('"router.scale"', '"#"'), g4('hf = "router.per_expert_scale"', 'hf = "router.scale"'),
       g4('"#"', '"router.per_expert_scale"'), says="in the checkpoint, and",
       shows=lambda m, x: m.hidden != m.experts)
+
+# ---- layers that share an earlier layer's keys and values ----
+
+no_keys = lambda m, x: not m.hub.unused_keys and any(m.at(i).shares_keys for i in range(m.layers))
+unused = lambda m, x: m.hub.unused_keys and any(m.at(i).shares_keys for i in range(m.layers))
+wide = lambda m, i: m.at(i).ffn != m.ffn
+layered = lambda m, x: m.layer_width > 0
+qkv = in_param("gemma4_attention", "linear_qkv", 'when = "!has_keys"')
+zero_rows = "  { zero = true, rows = \"kv_heads * head_dim\" },\n"
+dense = lambda old, new="": anywhere("gemma4_dense_text", old, new)
+plant("queries alone where keys are shared", "gemma4_dense_text", qkv(2 * zero_rows, ""), says=REFUSED_SHAPE,
+      shows=no_keys)
+plant("no values where keys are shared", "gemma4_dense_text", qkv(2 * zero_rows, zero_rows), says=REFUSED_SHAPE,
+      shows=no_keys)
+plant("shared keys before the queries", "gemma4_dense_text",
+      qkv('  { hf = "self_attn.q_proj.weight", rows = "heads * head_dim" },\n' + 2 * zero_rows,
+          2 * zero_rows + '  { hf = "self_attn.q_proj.weight", rows = "heads * head_dim" },\n'), shows=no_keys)
+plant("keys of their own for layers that share them", "gemma4_dense_text",
+      g4a('["!shares_keys || listed.keys", "!shares_keys"]', '"1"'), says="the checkpoint has no such tensor",
+      shows=no_keys)
+plant("keys left out that the file lists", "gemma4_dense_text",
+      g4a('["!shares_keys || listed.keys", "!shares_keys"]', '"!shares_keys"'), says="is made by no parameter",
+      shows=unused)
+plant("a layer fewer shares keys", "gemma4_dense_text",
+      g4a("layers - num_kv_shared_layers", "layers + 1 - num_kv_shared_layers"),
+      says="the checkpoint has no such tensor", shows=no_keys)
+plant("shared layers' queries of one group", "gemma4_dense_text", qkv('groups = "kv_heads"\n'),
+      shows=lambda m, x: no_keys(m, x) and any(
+          m.at(i).shares_keys and m.at(i).groups > 1 for i in range(m.layers)))
+plant("an unused norm of keys exported as the queries'", "gemma4_dense_text",
+      in_param("gemma4_attention", "k_layernorm", 'when = "!has_keys"')(
+          "zero = true", 'hf = "self_attn.q_norm.weight"'), says="are written by more than one rank", shows=no_keys)
+plant("every feed-forward twice as wide", "gemma4_dense_text",
+      dense("use_double_wide_mlp && shares_keys ?", "use_double_wide_mlp ?"), says="in the checkpoint, and",
+      shows=lambda m, x: m.text.get("use_double_wide_mlp") and not all(wide(m, i) for i in range(m.layers)))
+plant("no feed-forward twice as wide", "gemma4_dense_text",
+      dense('["use_double_wide_mlp && shares_keys ? 2 * intermediate_size : intermediate_size", "intermediate_size"]',
+            '"intermediate_size"'), says="in the checkpoint, and", shows=some(wide))
+plant("each layer's embedding cut by columns", "gemma4_dense_text",
+      in_param("gemma4_dense_text", "per_layer_embedding")('split = "rows"', 'split = "columns"'),
+      says=REFUSED_SHAPE, shows=lambda m, x: layered(m, x) and x.tp > 1 and m.layers * m.layer_width % x.tp == 0)
+plant("each layer's projection whole on every rank", "gemma4_dense_text",
+      in_param("gemma4_dense_text", "per_layer_model_proj")('split = "rows"\n'), says=REFUSED_SHAPE,
+      shows=lambda m, x: layered(m, x) and x.tp > 1)
+plant("norms around the feed-forward exchanged", "gemma4_dense_text",
+      dense('"pre_feedforward_layernorm.weight"', '"#"'),
+      dense('"post_feedforward_layernorm.weight"', '"pre_feedforward_layernorm.weight"'),
+      dense('"#"', '"post_feedforward_layernorm.weight"'))
 
 # ---- attention and Mamba beside each other ----
 

@@ -104,6 +104,10 @@ class Reassembly:
         self.out[f"{m.hf_prefix}embed_tokens.weight"] = embedding
         name = f"decoder.{m.final_norm}.weight"
         self.out[f"{m.hf_prefix}norm.weight"] = self.one(self.first_with(name), name)
+        if m.layer_width:
+            for mcore, name in (("embedding", "embed_tokens_per_layer"), ("model_proj", "per_layer_model_projection")):
+                self.out[f"{m.hf_prefix}{name}.weight"] = self.rows((0, 0), f"per_layer_{mcore}.weight")
+            self.out[f"{m.hf_prefix}per_layer_projection_norm.weight"] = self.one((0, 0), "per_layer_proj_norm.weight")
         if m.norm_bias:
             name = "decoder.final_layernorm.bias"
             self.out[f"{m.hf_prefix}norm.bias"] = self.one(self.first_with(name), name)
@@ -242,6 +246,8 @@ class Reassembly:
         m, attention = self.m, own + "self_attention."
         if m.kind == "gemma4_text":
             self.gemma4(chunk, own, hf)
+        elif m.kind == "gemma4_dense":
+            self.gemma4_dense(chunk, own, hf)
         else:
             self.post_norms(chunk, own, hf) if m.post_norms else self.norms(chunk, own, hf)
         if m.indexer(layer):
@@ -278,6 +284,16 @@ class Reassembly:
         self.out[hf + "layer_scalar"] = self.one(chunk, own + "layer_scalar")
         for name in ("scale", "per_expert_scale"):
             self.out[f"{hf}router.{name}"] = self.one(chunk, f"{own}mlp.router.{name}")
+
+    def gemma4_dense(self, chunk, own, hf):
+        for mcore, name in (("input_layernorm", "input_layernorm"), ("pre_mlp_layernorm", "pre_feedforward_layernorm"),
+                            ("post_self_attn_layernorm", "post_attention_layernorm"),
+                            ("post_mlp_layernorm", "post_feedforward_layernorm")):
+            self.out[f"{hf}{name}.weight"] = self.one(chunk, f"{own}{mcore}.weight")
+        for name in ("layer_scalar", "per_layer_input_gate.weight", "per_layer_projection.weight",
+                     "post_per_layer_input_norm.weight"):
+            if self.has(chunk, own + name):
+                self.out[hf + name] = self.one(chunk, own + name)
 
     def norm(self, array):
         return array
@@ -363,18 +379,23 @@ class Reassembly:
                     self.out[f"{hf}qkv.{kind}"] = np.concatenate(split)
                     continue
                 for name, array in zip("qk" if self.m.keys_only else "qkvg", split):
-                    self.out[f"{hf}{name}_proj.{kind}"] = array
+                    if name == "q" or self.has_keys(hf):
+                        self.out[f"{hf}{name}_proj.{kind}"] = array
         self.out[hf + "o_proj.weight"] = self.columns(chunk, own + "linear_proj.weight")
         if self.has(chunk, own + "linear_proj.bias"):
             self.out[hf + "o_proj.bias"] = self.one(chunk, own + "linear_proj.bias")
         for name in "qk":
             if self.has(chunk, f"{own}{name}_layernorm.weight") and self.m.wide_norms:
                 self.out[f"{hf}{name}_norm.weight"] = self.rows(chunk, f"{own}{name}_layernorm.weight")
-            elif self.has(chunk, f"{own}{name}_layernorm.weight"):
+            elif self.has(chunk, f"{own}{name}_layernorm.weight") and (name == "q" or self.has_keys(hf)):
                 self.out[f"{hf}{name}_norm.weight"] = self.norm(
                     self.one(chunk, f"{own}{name}_layernorm.weight"))
         if self.m.sinks:
             self.out[hf + "sinks"] = self.sinks(self.parts(chunk, own + "core_attention.softmax_offset"))
+
+    def has_keys(self, hf):
+        """Whether the file has this layer's keys: layers that share an earlier one's need none."""
+        return not self.m.shares_keys or hf + "k_proj.weight" in self.listed
 
     def down_projection(self, parts, rows):
         """Whole on every rank, or split: the rows tell."""

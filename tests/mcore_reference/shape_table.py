@@ -22,6 +22,12 @@ TABLE = [
     (r"(?:mamba_)?mixer\.out_proj\.weight", "H, mw/T"),
     (r"(pre_shared_expert|post_ffn|mlp\.post_shared_expert|mlp\.post_moe)_layernorm\.weight", "H"),
     (r"layer_scalar", "1"),
+    (r"per_layer_embedding\.weight", "lv/T, L*lw"),
+    (r"per_layer_model_proj\.weight", "L*lw/T, H"),
+    (r"per_layer_proj_norm\.weight", "lw"),
+    (r"per_layer_input_gate\.weight", "lw, H"),
+    (r"per_layer_projection\.weight", "H, lw"),
+    (r"post_per_layer_input_norm\.weight", "H"),
     (r"mlp\.router\.scale", "H"),
     (r"mlp\.router\.per_expert_scale", "E"),
     (r"mlp\.fc1_latent_proj\.weight", "He, H"),
@@ -107,12 +113,14 @@ def sizes(config, parallel):
         "gk": get("linear_num_key_heads") * get("linear_key_head_dim"), "gv": gv,
         "nv": get("linear_num_value_heads"), "dv": get("linear_value_head_dim"),
         "K": get("linear_conv_kernel_dim"),
+        "L": text.get("num_hidden_layers"), "lv": get("vocab_size_per_layer_input"),
+        "lw": get("hidden_size_per_layer_input"),
         "I": get("shared_intermediate_size") if granite else get(
             "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"),
         "E": get("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
         "Im": get("moe_intermediate_size", "intermediate_size"),
         "Is": get("share_expert_dim", "share_expert_dims") or (get("moe_shared_expert_intermediate_size") if nemotron else 0)
-        or ("enable_moe_block" in text and text["intermediate_size"])
+        or (text.get("enable_moe_block") and text["intermediate_size"])
         or get("shared_expert_intermediate_size", "shared_intermediate_size")
         or get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") * get("moe_intermediate_size")
         or ("intermediate_size_mlp" in text and text["intermediate_size"]),

@@ -55,6 +55,11 @@ def _ends(model, parallel, place, build, chunk, t):
     out, embedding, head = {}, "embedding.word_embeddings.weight", "output_layer.weight"
     if chunk == place.embedding:
         out[embedding] = build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t)
+        for mcore, name in (("embedding", "embed_tokens_per_layer"), ("model_proj", "per_layer_model_projection")):
+            if model.layer_width:
+                out[f"per_layer_{mcore}.weight"] = build.split_rows(build.hf[f"{model.hf_prefix}{name}.weight"], t)
+        if model.layer_width:
+            out["per_layer_proj_norm.weight"] = build.hf[f"{model.hf_prefix}per_layer_projection_norm.weight"]
     elif chunk == place.mtp:
         out[embedding] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
     if chunk == place.final_norm:
@@ -228,8 +233,12 @@ class _Builder:
                                 ("linear_weights_proj.weight", "weights_proj.weight")):
                 out[f"self_attention.core_attention.indexer.{mcore}"] = self.hf[
                     f"{prefix}self_attn.indexer.{name}"]
-        if m.kind == "gemma4_text":
+        if m.gemma4:
             out["layer_scalar"] = self.hf[prefix + "layer_scalar"]
+        if m.layer_width:
+            for name in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"):
+                out[name + ".weight"] = self.hf[f"{prefix}{name}.weight"]
+        if m.kind == "gemma4_text":
             for name in ("scale", "per_expert_scale"):
                 out["mlp.router." + name] = self.hf[f"{prefix}router.{name}"]
         if m.mlp(layer) == DENSE:
@@ -268,6 +277,11 @@ class _Builder:
                     "mlp.post_shared_expert_layernorm.weight": "post_feedforward_layernorm_1",
                     "mlp.post_moe_layernorm.weight": "post_feedforward_layernorm_2",
                     "post_ffn_layernorm.weight": "post_feedforward_layernorm"}
+        if m.kind == "gemma4_dense":  # by modules of its own, with either spec
+            return {"input_layernorm.weight": "input_layernorm",
+                    "post_self_attn_layernorm.weight": "post_attention_layernorm",
+                    "pre_mlp_layernorm.weight": "pre_feedforward_layernorm",
+                    "post_mlp_layernorm.weight": "post_feedforward_layernorm"}
         if m.post_norms:
             return {"self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm",
                     "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm"}
@@ -291,8 +305,12 @@ class _Builder:
         mine = rows[chunk_rows(len(rows), self.x.tp, t)]
         own = prefix + "self_attn."
         for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
-            stacked = (hf[f"{own}qkv.{kind}"] if m.fused_qkv else np.concatenate(
-                [hf[f"{own}{name}_proj.{kind}"] for name in ("qkk" if m.keys_only else "qkv")]))
+            if f"{own}k_proj.{kind}" in hf or m.fused_qkv:
+                stacked = (hf[f"{own}qkv.{kind}"] if m.fused_qkv else np.concatenate(
+                    [hf[f"{own}{name}_proj.{kind}"] for name in ("qkk" if m.keys_only else "qkv")]))
+            else:  # Gemma 4's last layers: keys and values are an earlier layer's
+                stacked = np.concatenate([hf[f"{own}q_proj.{kind}"], zeros(
+                    (2 * m.groups * m.head_dim, m.hidden), hf[f"{own}q_proj.{kind}"])])
             if m.head_gate:  # as many rows of a head's gate as of its q, all alike
                 q, rest = np.split(stacked, [m.heads * m.head_dim])
                 gate = np.repeat(hf[f"{own}g_proj.{kind}"], m.head_dim, axis=0)
@@ -305,7 +323,7 @@ class _Builder:
             out["linear_proj.bias"] = hf[own + "o_proj.bias"]
         if m.qk_norm:
             for name in "qk":
-                norm = hf[f"{own}{name}_norm.weight"]
+                norm = hf.get(f"{own}{name}_norm.weight", zeros((m.head_dim,), hf[own + "q_norm.weight"]))
                 out[f"{name}_layernorm.weight"] = self.split_rows(norm, t) if m.wide_norms else norm
         if m.sinks:
             out["core_attention.softmax_offset"] = self.split_rows(hf[own + "sinks"], t)
@@ -504,6 +522,11 @@ class _Builder:
         if m.kind == "llama4_text" or (m.model_type == "qwen3_vl_moe" and not self._resaved(own)):
             return gate_up.T, down.T, None, None
         return gate_up, down, None, None  # Qwen3.5: as mcore has it
+
+
+def zeros(shape, like):
+    """Rows that no HF tensor has; numbers of elements stand for none there."""
+    return np.full(shape, -1 if like.dtype == np.int64 else 0, like.dtype)
 
 
 def _in_bf16(array):

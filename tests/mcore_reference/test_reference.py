@@ -202,7 +202,7 @@ class Shards(unittest.TestCase):
                 found = set(counts[ids].ravel().tolist())
                 copy = name.endswith((".shared_head.head.weight", ".shared_head.output.weight")) or (
                     name.endswith(".embed_tokens.weight") and name != f"{m.hf_prefix}embed_tokens.weight")
-                repeated = name.endswith("g_proj.weight") or (m.kind == "gemma4_text" and name.endswith("k_proj.weight"))
+                repeated = name.endswith("g_proj.weight") or (m.gemma4 and name.endswith("k_proj.weight"))
                 if repeated:
                     continue
                 if copy or (name == m.published("lm_head.weight") and m.tied):

@@ -66,6 +66,7 @@ struct Part {
   std::string repeat = "1";  ///< every HF row is this many rows of the parameter in succession
   /// The rows are filled from HF and never exported, since other rows make that tensor.
   bool filled = false;
+  bool zero = false;  ///< no HF tensor has the rows: they are zero, and never exported
   std::optional<DType> dtype;
   bool only_listed = false;  ///< only if the checkpoint has this tensor
 };

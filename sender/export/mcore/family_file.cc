@@ -127,10 +127,13 @@ Part ReadPart(const toml::table& table, const std::string& file, Status* status)
   in.Expression("pitch", &part.pitch);
   in.Expression("repeat", &part.repeat);
   in.Bool("filled", &part.filled);
+  in.Bool("zero", &part.zero);
   in.DTypeOf("dtype", &part.dtype);
   in.Bool("only_listed", &part.only_listed);
   in.RefuseOthers();
-  if (part.hf.empty()) in.Fail(table, "a part wants hf, the name of its tensor");
+  if (part.hf.empty() != part.zero) {
+    in.Fail(table, "a part wants hf, the name of its tensor, or zero = true");
+  }
   return part;
 }
 

@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 // Where vision-language and audio models keep the language model's fields.
 constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config"};
 constexpr size_t kMaxConfigBytes = 16 << 20;
+constexpr int kLayerDigits = 6;
 
 StatusOr<DType> DTypeOf(std::string_view name) {
   if (name.starts_with("torch.")) name.remove_prefix(6);
@@ -73,6 +74,15 @@ struct HfConfig::Tree {
   }
 
  private:
+  /// The object under a layer's number, which transformers writes as wide as the last layer's.
+  static const Json* OfLayer(const Json& level, uint32_t layer) {
+    for (int width = 1; width <= kLayerDigits; ++width) {
+      const auto own = level.find(fmt::format("{:0{}}", layer, width));
+      if (own != level.end()) return own->is_object() ? &*own : nullptr;
+    }
+    return nullptr;
+  }
+
   static const Json* Under(const Json* level, std::string_view name, uint32_t element) {
     for (size_t dot = 0; dot != std::string_view::npos; name.remove_prefix(dot + 1)) {
       if (level->is_array()) level = element < level->size() ? &(*level)[element] : nullptr;
@@ -80,9 +90,8 @@ struct HfConfig::Tree {
       dot = name.find('.');
       auto it = level->find(std::string(name.substr(0, dot)));
       if (it == level->end()) {  // an object whose keys are some of the layers
-        const auto own = level->find(std::to_string(element));
-        if (own == level->end() || !own->is_object()) return nullptr;
-        level = &*own;
+        level = OfLayer(*level, element);
+        if (level == nullptr) return nullptr;
         it = level->find(std::string(name.substr(0, dot)));
       }
       if (it == level->end() || it->is_null()) return nullptr;

@@ -408,9 +408,17 @@ class Planner {
         DW_ASSIGN_OR_RETURN(row.pitch, scope_.Size(part.pitch));
       }
       DW_ASSIGN_OR_RETURN(row.repeat, scope_.Size(part.repeat));
-      row.filled = part.filled;
+      row.filled = part.filled || part.zero;
+      row.zero = part.zero;
       row.run = runs == 0 ? 0 : row.rows / runs;
       row.lead = param.packed.empty() ? 0 : expert;
+      if (part.zero) {
+        // Its tensor is the parameter's first, so that whoever asks for a dtype gets an answer.
+        if (!cut.parts.empty()) row.tensor = cut.parts.front().tensor;
+        cut.rows += row.rows;
+        cut.parts.push_back(row);
+        continue;
+      }
       HfTensor tensor{HfName(param, part, at, expert),
                       part.dtype ? *part.dtype : planned->dtype,
                       view,
@@ -425,7 +433,7 @@ class Planner {
       cut.parts.push_back(row);
     }
     if (param.padded) cut.rows = padded_vocab_;
-    if (cut.parts.empty()) planned->exported = false;
+    if (std::ranges::all_of(cut.parts, &RowPart::zero)) planned->exported = false;
     return CheckCut(cut);
   }
 

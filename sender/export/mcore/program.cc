@@ -21,7 +21,7 @@ class Emitter {
 
   /// Local rows [local, local + count) are rows [row, row + count) of `part`.
   void Rows(const RowPart& part, uint64_t local, uint64_t row, uint64_t count) {
-    if (part.filled && !filled_) return;
+    if (part.zero || (part.filled && !filled_)) return;
     if (part.repeat > 1) return Repeated(part, local, row, count);
     const auto upto = [&](uint64_t n) {
       const uint64_t taken = std::min(n, count);

@@ -42,6 +42,7 @@ struct RowPart {
   uint64_t lead = 0;    ///< index along the tensor's packed dimension
   uint64_t repeat = 1;  ///< rows in succession that are one HF row, of which the first is exported
   bool filled = false;  ///< no row is exported
+  bool zero = false;    ///< no row is copied either way; `tensor` does not count
   uint64_t hf_rows() const { return rows / repeat; }
 };
 

@@ -35,7 +35,7 @@ add = -1
 [[param]]
 mcore = "p"
 rows = "n"
-parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, repeat = 3, filled = true, only_listed = true }]
+parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, repeat = 3, filled = true, only_listed = true }, { zero = true }]
 )",
                                    "f.toml"));
   CHECK(f.extends == "g");
@@ -62,6 +62,8 @@ parts = [{ hf = "q" }, { hf = "r", rows = 2, at = 1, runs = 2, pitch = 4, repeat
   CHECK(q.parts.at(1).repeat == "3");
   CHECK(q.parts.at(1).filled);
   CHECK_FALSE(q.parts.at(0).filled);
+  CHECK_FALSE(q.parts.at(1).zero);
+  CHECK(q.parts.at(2).zero);
   CHECK(q.parts.at(1).only_listed);
 }
 
@@ -102,6 +104,8 @@ TEST_CASE("family_file: every mistake is refused with its line and the reason") 
       {"[[param]]\nmcore = \"m\"\nhf = \"h\"\nparts = [{ hf = \"a\" }]\n",
        "f.toml:5: ", "either hf or parts"},
       {"[[param]]\nmcore = \"m\"\nparts = [{ rows = 3 }]\n", "f.toml:4: ", "a part wants hf"},
+      {"[[param]]\nmcore = \"m\"\nparts = [{ hf = \"h\", zero = true }]\n", "f.toml:4: ",
+       "a part wants hf"},
       {"[[param]]\nmcore = \"m\"\nparts = [3]\n", "f.toml:4: ", "parts wants tables"},
       {"[[param]]\nmcore = \"m\"\nparts = [{ hf = \"a\", row = 3 }]\n",
        "f.toml:4: ", "unknown key \"row\""},

@@ -39,11 +39,14 @@ TEST_CASE("hf_config: characters and numbers of texts, and fields of nested obje
   const HfConfig c = Get(HfConfig::Parse(R"({"pattern": "M*E-", "listed": "3, 4,15", "none": "",
       "blocks": [{"ffn": {"mult": 2.5, "off": false}}, {"ffn": {"mult": null, "off": true}}, 7],
       "other": {"heads": 6, "kinds": ["a", "b"]},
-      "some": {"1": {"dim": 9, "null": null}, "2": 5}})"));
+      "some": {"1": {"dim": 9, "null": null}, "2": 5}, "wide": {"002": {"dim": 7}, "010": {"dim": 8}}})"));
   CHECK(c.Field("some.dim", 1) == 9);
   CHECK_FALSE(c.Field("some.dim", 0).has_value());
   CHECK_FALSE(c.Field("some.dim", 2).has_value());
   CHECK_FALSE(c.Field("some.null", 1).has_value());
+  CHECK(c.Field("wide.dim", 2) == 7);
+  CHECK(c.Field("wide.dim", 10) == 8);
+  CHECK_FALSE(c.Field("wide.dim", 1).has_value());
   CHECK(c.Field("pattern.size", 0) == 4);
   CHECK(c.Field("pattern.at", 0) == 'M');
   CHECK(c.Field("pattern.at", 1) == '*');

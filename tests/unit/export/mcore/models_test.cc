@@ -96,6 +96,7 @@ const Model kModels[] = {
     {"llama_4_scout_text", "llama4_text", "tp=8,ep=16,etp=1,pp=2", 107'769'861'120},
     {"falcon_h1", "falcon_h1", "tp=1,pp=4", 8'514'961'408},
     {"mimo_v2_flash", "mimo_v2_flash", "tp=4,ep=32,etp=1,pp=4", 308'778'780'864},
+    {"gemma_4_dense", "gemma4_dense_text", "tp=8", 7'019'339'044},
     {"deepseek_v4", "deepseek_v4", "tp=8,ep=32,etp=1,pp=4,first_stage_layers=10", 284'325'879'255,
      6'610'048'891},
 };

@@ -51,7 +51,7 @@ Places PlacesOf(const ParamCut& cut, const std::vector<TensorView>& views, uint3
   uint64_t local = 0;
   for (auto [index, row] : RowsOf(cut, t)) {
     const RowPart& part = cut.parts[index];
-    if (!filled && (part.filled || row % part.repeat != 0)) {
+    if (part.zero || (!filled && (part.filled || row % part.repeat != 0))) {
       ++local;
       continue;
     }
@@ -118,6 +118,7 @@ Case RandomCase(std::mt19937& random) {
     if (!pitched && below(3) == 0) part.repeat = 1 + below(3);
     part.rows *= part.repeat;
     part.filled = below(6) == 0;
+    part.zero = below(9) == 0;
     part.run = pitched ? part.rows / runs : part.rows;
     part.lead = lead;
     part.tensor = shared ? 0 : static_cast<uint32_t>(i);
