@@ -111,6 +111,12 @@ enum class GpuMode : uint8_t {
   kResident,    ///< the old bytes stay on the device (a half's size); only new bytes are copied
 };
 
+/// The place of the base of live bytes.
+enum class GpuHome : uint8_t {
+  kDevice,
+  kHost,  ///< pinned host memory, from which each diff brings it, and to which it then goes back
+};
+
 struct GpuChunk {
   uint64_t offset = 0;  ///< in a half's data
   uint32_t bytes = 0;   ///< > 0, a multiple of width, <= kMaxChunkBytes
@@ -177,12 +183,13 @@ class GpuDiffer {
 
   /// Resident mode, for live bytes, which lie on the device and in no half, so that the chunks'
   /// offsets do not count. Add takes further chunks, numbered on from those before, and allocates
-  /// their base. Adopt makes live bytes the base: digests[i] is that of live[i]. DiffLive is a Diff
-  /// from the base to the live bytes, which become the base. It returns kArgument and does nothing
-  /// if a chunk's base was never adopted, or was lost in an error. REQUIRES: each chunk once a
-  /// call; destination strides are positive; all work on the live bytes is complete, and they do
-  /// not change until the call returns.
-  GpuStatus Add(std::span<const GpuChunk> chunks);
+  /// their base; of those with a base on the host, only the next two calls may name any. Adopt
+  /// makes live bytes the base: digests[i] is that of live[i]. DiffLive is a Diff from the base to
+  /// the live bytes, which become the base. It returns kArgument and does nothing if a chunk's base
+  /// was never adopted, or was lost in an error. REQUIRES: each chunk once a call; destination
+  /// strides are positive; all work on the live bytes is complete, and they do not change until the
+  /// call returns.
+  GpuStatus Add(std::span<const GpuChunk> chunks, GpuHome home = GpuHome::kDevice);
   GpuStatus Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests);
   GpuStatus DiffLive(std::span<const GpuLive> live, const GpuEncoded& encoded);
 

@@ -21,17 +21,20 @@ struct GpuDiffer::Impl {
   std::vector<std::unique_ptr<Slab>> slabs;
 
   // Resident mode: chunk i's base is at base_at[i] in one of `bases`, and has base_digest[i] if
-  // known[i].
+  // known[i]. Those of staged[i] are in one of `host_bases`, and pass through a slab's `before`.
   std::vector<gpu::DeviceArray<uint8_t>> bases;
+  std::vector<gpu::PinnedArray<uint8_t>> host_bases;
   std::vector<uint8_t*> base_at;
   std::vector<uint64_t> base_digest;
-  std::vector<uint8_t> known;
+  std::vector<uint8_t> known, staged;
 
   bool resident() const { return options.mode == GpuMode::kResident; }
 
   GpuStatus Make(const DigestKey& digest_key);
   /// Adds chunks, and in resident mode the memory of their base.
-  GpuStatus Add(std::span<const GpuChunk> added);
+  GpuStatus Add(std::span<const GpuChunk> added, GpuHome home);
+  /// Sets `at` to new memory for bases.
+  GpuStatus MakeBase(uint64_t bytes, GpuHome home, uint8_t** at);
   GpuStatus CheckCall(size_t half_bytes, uint32_t chunk) const;
   GpuStatus CheckLive(std::span<const GpuLive> live, bool with_base) const;
 
@@ -81,7 +84,26 @@ GpuStatus GpuDiffer::Impl::Make(const DigestKey& digest_key) {
   return {};
 }
 
-GpuStatus GpuDiffer::Impl::Add(std::span<const GpuChunk> added) {
+GpuStatus GpuDiffer::Impl::MakeBase(uint64_t bytes, GpuHome home, uint8_t** at) {
+  if (home == GpuHome::kDevice) {
+    gpu::DeviceArray<uint8_t> base;
+    DW_GPU_RETURN_IF_ERROR(base.Make(bytes));
+    *at = base.data();
+    bases.push_back(std::move(base));
+    return {};
+  }
+  for (const auto& slab : slabs) {
+    if (slab->before.size() > 0) continue;
+    DW_GPU_RETURN_IF_ERROR(slab->before.Make(options.slab_bytes + Slab::kSlack));
+  }
+  gpu::PinnedArray<uint8_t> base;
+  DW_GPU_RETURN_IF_ERROR(base.Make(bytes));
+  *at = base.data();
+  host_bases.push_back(std::move(base));
+  return {};
+}
+
+GpuStatus GpuDiffer::Impl::Add(std::span<const GpuChunk> added, GpuHome home) {
   for (const GpuChunk& chunk : added) {
     if (chunk.bytes == 0 || !SizesAllowed(chunk.bytes, chunk.width)) {
       return {GpuError::kArgument, "a chunk of " + std::to_string(chunk.bytes) +
@@ -91,18 +113,17 @@ GpuStatus GpuDiffer::Impl::Add(std::span<const GpuChunk> added) {
   if (resident()) {
     uint64_t bytes = Slab::kSlack;
     for (const GpuChunk& chunk : added) bytes += Aligned(chunk.bytes);
-    gpu::DeviceArray<uint8_t> base;
-    DW_GPU_RETURN_IF_ERROR(base.Make(bytes));
-    uint8_t* at = base.data();
+    uint8_t* at = nullptr;
+    DW_GPU_RETURN_IF_ERROR(MakeBase(bytes, home, &at));
     for (const GpuChunk& chunk : added) {
       base_at.push_back(at);
       at += Aligned(chunk.bytes);
     }
-    bases.push_back(std::move(base));
   }
   chunks.insert(chunks.end(), added.begin(), added.end());
   base_digest.resize(base_at.size());
   known.resize(base_at.size());
+  staged.resize(base_at.size(), home == GpuHome::kHost);
   return {};
 }
 
@@ -193,7 +214,8 @@ void GpuDiffer::Impl::DescribeChunks(Slab& slab) {
     const Piece& piece = slab.pieces[i];
     const GpuChunk& chunk = chunks[piece.chunk];
     gpu::DeviceChunk d;
-    d.before = resident() ? base_at[piece.chunk] : slab.before.data() + piece.at;
+    const bool on_device = resident() && !staged[piece.chunk];
+    d.before = on_device ? base_at[piece.chunk] : slab.before.data() + piece.at;
     d.after = slab.after.data() + piece.at;
     d.slot = reinterpret_cast<uint32_t*>(slab.slots.data() + piece.at);
     d.bytes = chunk.bytes;
@@ -208,14 +230,20 @@ void GpuDiffer::Impl::DescribeChunks(Slab& slab) {
 }
 
 GpuStatus GpuDiffer::Impl::BringBase(Slab& slab, Bytes before, std::span<const uint64_t> digests) {
-  std::vector<Piece> missing;
+  std::vector<Piece> missing, on_host;
   for (const Piece& piece : slab.pieces) {
-    if (!known[piece.chunk] || base_digest[piece.chunk] != digests[piece.chunk]) {
+    if (staged[piece.chunk]) {
+      on_host.push_back(piece);
+    } else if (!known[piece.chunk] || base_digest[piece.chunk] != digests[piece.chunk]) {
       missing.push_back(piece);
     }
   }
-  return ForEachStretch(missing, [&](uint64_t host, uint64_t, uint8_t* base, uint64_t bytes) {
-    return slab.stream.Copy(base, before.data() + host, bytes);
+  DW_GPU_RETURN_IF_ERROR(
+      ForEachStretch(missing, [&](uint64_t host, uint64_t, uint8_t* base, uint64_t bytes) {
+        return slab.stream.Copy(base, before.data() + host, bytes);
+      }));
+  return ForEachStretch(on_host, [&](uint64_t, uint64_t at, uint8_t* base, uint64_t bytes) {
+    return slab.stream.Copy(slab.before.data() + at, base, bytes);
   });
 }
 
@@ -451,7 +479,7 @@ GpuStatus GpuDiffer::Create(const GpuOptions& options, const DigestKey& key,
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   DW_GPU_RETURN_IF_ERROR(impl->Make(key));
-  DW_GPU_RETURN_IF_ERROR(impl->Add(chunks));
+  DW_GPU_RETURN_IF_ERROR(impl->Add(chunks, GpuHome::kDevice));
   for (size_t i = 0; i < options.slabs; ++i) {
     impl->slabs.push_back(std::make_unique<Slab>());
     DW_GPU_RETURN_IF_ERROR(impl->slabs.back()->Make(options.slab_bytes, !impl->resident()));
@@ -495,10 +523,10 @@ GpuStatus GpuDiffer::Digest(Bytes half, std::span<const uint32_t> which,
       });
 }
 
-GpuStatus GpuDiffer::Add(std::span<const GpuChunk> chunks) {
+GpuStatus GpuDiffer::Add(std::span<const GpuChunk> chunks, GpuHome home) {
   const gpu::OnDevice here(impl_->options.device);
   DW_GPU_RETURN_IF_ERROR(here.status());
-  return impl_->Add(chunks);
+  return impl_->Add(chunks, home);
 }
 
 GpuStatus GpuDiffer::Adopt(std::span<const GpuLive> live, std::span<uint64_t> digests) {

@@ -47,7 +47,7 @@ GpuStatus GpuDiffer::Diff(Bytes, Bytes, std::span<const uint32_t>, std::span<con
 GpuStatus GpuDiffer::Digest(Bytes, std::span<const uint32_t>, std::span<uint64_t>) {
   return NotBuilt();
 }
-GpuStatus GpuDiffer::Add(std::span<const GpuChunk>) { return NotBuilt(); }
+GpuStatus GpuDiffer::Add(std::span<const GpuChunk>, GpuHome) { return NotBuilt(); }
 GpuStatus GpuDiffer::Adopt(std::span<const GpuLive>, std::span<uint64_t>) { return NotBuilt(); }
 GpuStatus GpuDiffer::DiffLive(std::span<const GpuLive>, const GpuEncoded&) { return NotBuilt(); }
 GpuStatus GpuDiffer::Apply(MutableBytes, std::span<GpuApplyItem>) { return NotBuilt(); }

@@ -6,6 +6,7 @@ A GPU keeps a copy of what it has handed over, and then hands over changes alone
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from deltawire._tensors import TensorMeta, dtype_name, torch_dtype
 from deltawire._writing import copy_settled, settled, warn_once
 
 logger = logging.getLogger(__name__)
+
+_SIZE = re.compile(r"\d[\d.]* [kMGT]?B")
 
 #: A batch holds its tensors, and those that were cast for it.
 _BATCH_BYTES = 128 << 20
@@ -89,9 +92,8 @@ class DiffLog:
         self._said = ""
 
     def say(self, diffed_on: str) -> None:
-        """`diffed_on`: of an offload, with sizes and then the reason in parentheses; "": on no
-        GPU of this rank."""
-        way = diffed_on.partition(", ")[0] + diffed_on.partition(" (")[2]
+        """`diffed_on`: of an offload, with sizes, which vary; "": on no GPU of this rank."""
+        way = _SIZE.sub("", diffed_on)
         if way == self._said:
             return
         self._said = way

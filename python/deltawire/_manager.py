@@ -125,8 +125,8 @@ class WeightManager:
     shows a bar of tqdm on rank 0, or log lines where tqdm is not installed. Megatron has none.
     `gpu_base`: True makes a GPU keep a copy of what this rank writes from it, so that later versions
     are diffed there and only changes leave it. It takes the rank's bytes once more, in the
-    registered dtype, and stops where less than an eighth of the GPU's memory would stay free. A
-    chunk of 2 MiB of which other ranks write a part always leaves whole. Not run on a device.
+    registered dtype: on the GPU as long as an eighth of its memory stays free, and else in pinned
+    host memory. Not run on a device.
     """
 
     def __init__(

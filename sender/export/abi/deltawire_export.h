@@ -214,10 +214,10 @@ DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block
 DW_API int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
                                    int32_t device, int share);
 /* Does the same for several blocks, block i of tensors[i], and marks them; but the device hands
- * over only what has changed, in those chunks of which the blocks of one call have all bytes. For
- * that it keeps a copy of these chunks, where an eighth of its memory stays free. With
- * DW_SHARE_PART of several ranks it copies all. Each byte once an offload. dw_offload_tensor's
- * memory has no bytes to read then. Since DW_ABI_VERSION 12. */
+ * over only what has changed. For that it keeps a copy of the blocks, where an eighth of its memory
+ * stays free, and else in pinned host memory. With DW_SHARE_PART of several ranks it copies all.
+ * Each byte once an offload. dw_offload_tensor's memory has no bytes to read then. Since
+ * DW_ABI_VERSION 12. */
 DW_API int dw_offload_diff_device(dw_offload* offload, const uint32_t* tensors,
                                   const dw_block* blocks, size_t count, int32_t device, int share);
 /* Returns where this rank's bytes of the offload were diffed, and why most of the others went

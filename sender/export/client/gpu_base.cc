@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/human.h"
+#include "common/base/machine.h"
 #include "common/delta/delta.h"
 #include "kernels/place_pieces.h"
 #include "sender/export/client/written_bytes.h"
@@ -14,18 +15,37 @@ namespace deltawire {
 namespace {
 
 using kernels::GpuDiffer;
+using kernels::GpuError;
+using kernels::GpuHome;
 using kernels::GpuLive;
 using kernels::GpuPiece;
 using kernels::GpuStatus;
 
-// An eighth of a GPU stays free: the trainer's allocator takes memory when it needs it.
-constexpr uint64_t kFreeShare = 8;
+// An eighth of a GPU stays free, since the trainer's allocator takes memory when it needs it. What
+// every diff needs on the GPU, also with a base in host memory, may take most of that.
+constexpr uint64_t kFreeShare = 8, kFreeShareOfWork = 32;
 
 /// Slabs no larger than a small model needs. A multiple of 16, as GpuOptions wants it.
 size_t SlabBytes(const ChunkTable& chunks) {
   uint64_t bytes = 0;
   for (uint32_t c = 0; c < chunks.size(); ++c) bytes += (chunks[c].bytes + 15) / 16 * 16;
   return std::clamp<uint64_t>(bytes, kernels::kMaxChunkBytes, kernels::GpuOptions().slab_bytes);
+}
+
+/// Sets `room` to the free bytes of a GPU beyond a share of its memory.
+GpuStatus DeviceRoom(int number, uint64_t share, uint64_t* room) {
+  uint64_t free = 0, total = 0;
+  if (GpuStatus status = kernels::GpuMemory(number, &free, &total); !status.ok()) return status;
+  *room = free - std::min(free, total / share);
+  return {};
+}
+
+GpuStatus RoomForWork(int number, uint64_t needed) {
+  uint64_t room = 0;
+  if (GpuStatus status = DeviceRoom(number, kFreeShareOfWork, &room); !status.ok()) return status;
+  if (room >= needed) return {};
+  return {GpuError::kMemory, fmt::format("GPU {} has {} to spare, and diffs take {}", number,
+                                         HumanBytes(room), HumanBytes(needed))};
 }
 
 uint64_t OffsetInTensor(const ChunkTable& chunks, uint32_t c) {
@@ -63,7 +83,7 @@ void GpuBase::Begin(const std::optional<Identity>& from, uint64_t version, uint6
   from_ = from;
   version_ = version;
   attempt_ = attempt;
-  bytes_ = 0;
+  bytes_ = on_host_ = 0;
   whole_.clear();
 }
 
@@ -71,28 +91,15 @@ GpuBase::Device& GpuBase::DeviceOf(int number) {
   const auto [it, fresh] = devices_.try_emplace(number);
   Device& device = it->second;
   if (!fresh) return device;
-  uint64_t room = 0;
-  GpuStatus status = Room(number, &room);
+  kernels::GpuOptions options;
+  options.mode = kernels::GpuMode::kResident;
+  options.device = number;
+  options.slab_bytes = SlabBytes(chunks_);
+  GpuStatus status = RoomForWork(number, 4 * options.slabs * options.slab_bytes);
   if (status.ok()) status = kernels::GpuSelfTest(number);
-  if (status.ok()) {
-    kernels::GpuOptions options;
-    options.mode = kernels::GpuMode::kResident;
-    options.device = number;
-    options.slab_bytes = SlabBytes(chunks_);
-    status = GpuDiffer::Create(options, key_, {}, &device.differ);
-  }
+  if (status.ok()) status = GpuDiffer::Create(options, key_, {}, &device.differ);
   if (!status.ok()) device.refused = status.message;
   return device;
-}
-
-GpuStatus GpuBase::Room(int number, uint64_t* bytes) const {
-  uint64_t free = 0, total = 0;
-  if (GpuStatus status = kernels::GpuMemory(number, &free, &total); !status.ok()) return status;
-  *bytes = free - std::min(free, total / kFreeShare);
-  if (*bytes > 0) return {};
-  return {kernels::GpuError::kMemory,
-          fmt::format("GPU {} has {} of its {} free, and an eighth is left to the trainer", number,
-                      HumanBytes(free), HumanBytes(total))};
 }
 
 GpuBase::Slot* GpuBase::Find(const Span& span, int number) {
@@ -140,40 +147,80 @@ std::vector<GpuBase::Span> GpuBase::SpansOf(uint32_t t, std::span<const GpuPiece
 
 void GpuBase::AddSlots(int number, std::span<const Span> spans) {
   Device& device = devices_[number];
-  std::vector<kernels::GpuChunk> added;
-  std::vector<const Span*> which;
-  uint64_t room = 0, bytes = 0;
-  GpuStatus status;
+  std::vector<const Span*> left;
   for (const Span& span : spans) {
-    if (Find(span, number) != nullptr) continue;
-    if (added.empty()) status = Room(number, &room);
-    bytes += span.bytes;
-    if (!status.ok() || bytes > room) break;
-    added.push_back({0, span.bytes, chunks_[span.chunk].width});
-    which.push_back(&span);
+    if (Find(span, number) == nullptr && !TakeIdle(number, span)) left.push_back(&span);
   }
-  if (status.ok() && bytes > room) {
-    status = {kernels::GpuError::kMemory,
-              fmt::format("GPU {} has {} to spare, and an eighth is left to the trainer", number,
-                          HumanBytes(room))};
+  if (!left.empty() && device.full.empty()) {
+    const GpuStatus status = AddTo(number, GpuHome::kDevice, left);
+    if (!status.ok()) device.full = status.message;
+    if (!status.ok() && status.error != GpuError::kMemory) device.refused = status.message;
   }
-  if (!status.ok()) device.refused = status.message;
-  if (added.empty()) return;
-  status = device.differ->Add(added);
-  if (!status.ok()) {
-    device.refused = status.message;
-    return;
+  if (!left.empty() && device.refused.empty()) {
+    const GpuStatus status = AddTo(number, GpuHome::kHost, left);
+    if (!status.ok()) device.refused = device.full + ", and " + status.message;
   }
-  for (const Span* const span : which) {
-    // A base on another device, or of other bytes there, keeps its memory until its differ goes.
-    slots_[PlaceOf(*span)] = {.bytes = span->bytes, .device = number, .index = device.spans++};
+}
+
+bool GpuBase::TakeIdle(int number, const Span& span) {
+  auto& idle = devices_[number].idle;
+  const auto found = idle.find({span.bytes, chunks_[span.chunk].width});
+  if (found == idle.end()) return false;
+  const Slot slot = found->second.back();
+  found->second.pop_back();
+  if (found->second.empty()) idle.erase(found);
+  SetSlot(span, slot);
+  return true;
+}
+
+void GpuBase::SetSlot(const Span& span, Slot slot) {
+  slot.version = slot.attempt = slot.digest = 0;
+  Slot& place = slots_[PlaceOf(span)];
+  // A base on another device, or of other bytes there, makes room for one of its size.
+  if (place.device >= 0) devices_[place.device].idle[{place.bytes, place.width}].push_back(place);
+  place = slot;
+}
+
+GpuStatus GpuBase::AddTo(int number, GpuHome home, std::vector<const Span*>& left) {
+  uint64_t room = AvailableMemory().value_or(UINT64_MAX) / 2;
+  if (home == GpuHome::kDevice) {
+    if (GpuStatus status = DeviceRoom(number, kFreeShare, &room); !status.ok()) return status;
   }
+  std::vector<kernels::GpuChunk> added;
+  uint64_t bytes = 0;
+  for (const Span* const span : left) {
+    if (bytes + span->bytes > room) break;
+    added.push_back({bytes, span->bytes, chunks_[span->chunk].width});  // adjacent: one copy each
+    bytes += span->bytes;
+  }
+  GpuStatus status;
+  if (added.size() < left.size()) {
+    const std::string spare = HumanBytes(room);
+    status = {GpuError::kMemory,
+              home == GpuHome::kHost
+                  ? fmt::format("this machine has {} to spare, and as much stays free", spare)
+                  : fmt::format("GPU {} has {} to spare, and an eighth is left to the trainer",
+                                number, spare)};
+  }
+  if (added.empty()) return status;
+  Device& device = devices_[number];
+  if (GpuStatus made = device.differ->Add(added, home); !made.ok()) return made;
+  for (size_t i = 0; i < added.size(); ++i) {
+    SetSlot(*left[i], {.bytes = left[i]->bytes,
+                       .width = added[i].width,
+                       .device = number,
+                       .index = device.spans++,
+                       .on_host = home == GpuHome::kHost});
+  }
+  left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(added.size()));
+  return status;
 }
 
 void GpuBase::Drop(int number, const GpuStatus& status) {
   Device& device = devices_[number];
   device.refused = status.message;
   device.differ.reset();
+  device.idle.clear();
   std::erase_if(slots_, [&](const auto& s) { return s.second.device == number; });
 }
 
@@ -241,7 +288,7 @@ void GpuBase::WriteOn(int number, std::span<const Span> spans, MutableBytes data
   Device& device = DeviceOf(number);
   if (device.refused.empty()) AddSlots(number, spans);
   std::vector<Span> based, fresh;
-  uint64_t kept_bytes = 0;
+  uint64_t kept_bytes = 0, on_host = 0;
   for (const Span& span : spans) {
     const Slot* const slot = Find(span, number);
     if (slot == nullptr) {
@@ -249,6 +296,7 @@ void GpuBase::WriteOn(int number, std::span<const Span> spans, MutableBytes data
       continue;
     }
     kept_bytes += span.bytes;
+    if (slot->on_host) on_host += span.bytes;
     (HasPublished(*slot) ? based : fresh).push_back(span);
   }
   const auto whole = whole_;
@@ -258,6 +306,8 @@ void GpuBase::WriteOn(int number, std::span<const Span> spans, MutableBytes data
     whole_ = whole;
     return CountWhole(device.refused, kept_bytes);
   }
+  on_host_ += on_host;
+  if (on_host > 0) why_on_host_ = device.full;
   for (const std::vector<Span>* const kept : {&based, &fresh}) {
     for (const Span& span : *kept) {
       Slot& slot = slots_.at(PlaceOf(span));
@@ -304,12 +354,17 @@ void GpuBase::Carry(uint32_t t) {
 
 std::string GpuBase::Describe() const {
   if (bytes_ == 0) return "";
-  if (whole_.empty()) return "the trainer's GPU";
+  std::string where = "the trainer's GPU";
+  if (on_host_ > 0) {
+    where += fmt::format(", with the base of {} in host memory ({})", HumanBytes(on_host_),
+                         why_on_host_);
+  }
+  if (whole_.empty()) return where;
   uint64_t bytes = 0;
   for (const auto& [why, its] : whole_) bytes += its;
   const auto& most = *std::ranges::max_element(whole_, {}, [](const auto& w) { return w.second; });
-  return fmt::format("the trainer's GPU, except for {} of {} ({})", HumanBytes(bytes),
-                     HumanBytes(bytes_), most.first);
+  return where + fmt::format(", except for {} of {} ({})", HumanBytes(bytes), HumanBytes(bytes_),
+                             most.first);
 }
 
 }  // namespace deltawire

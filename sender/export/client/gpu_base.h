@@ -1,8 +1,8 @@
 // A copy, on the GPUs where a trainer's tensors lie, of what a rank's last offload handed over: the
-// base from which the next one is diffed there, so that changes alone cross the link. The unit is a
-// chunk, or where other ranks have a part of it, each run of its bytes that the rank has. The base
-// takes the rank's bytes and 0.4 GB on each GPU, and stops where less than an eighth of its memory
-// would stay free. One thread at a time. What cannot be diffed goes whole, and Describe says why.
+// base from which the next one is diffed there, so that changes alone cross the link. It takes the
+// rank's bytes and 0.4 GB on each GPU, or lies in pinned host memory where less than an eighth of a
+// GPU's memory would stay free. Its unit is a chunk, or each run of its bytes that the rank writes
+// among others. One thread at a time. What cannot be diffed goes whole, and Describe says why.
 #pragma once
 
 #include <map>
@@ -69,13 +69,18 @@ class GpuBase {
   /// A span's base, which holds the bytes that `attempt` offloaded as `version`.
   struct Slot {
     uint32_t bytes = 0;
+    uint32_t width = 0;  // of an element
     int device = -1;     // none
     uint32_t index = 0;  // among the device's spans
+    bool on_host = false;
     uint64_t version = 0, attempt = 0, digest = 0;
   };
   struct Device {
     std::unique_ptr<kernels::GpuDiffer> differ;
-    uint32_t spans = 0;   // that the differ has
+    uint32_t spans = 0;  // that the differ has
+    // Slots of spans that are gone, by the bytes and the width of their elements.
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<Slot>> idle;
+    std::string full;     // why further bases lie in host memory
     std::string refused;  // why no span gets a base there any more
   };
   uint64_t PlaceOf(const Span& span) const { return chunks_[span.chunk].offset + span.offset; }
@@ -84,10 +89,13 @@ class GpuBase {
   /// Returns the spans of tensor `t` of which the pieces have all bytes.
   std::vector<Span> SpansOf(uint32_t t, std::span<const kernels::GpuPiece> pieces) const;
   Device& DeviceOf(int number);
-  /// Returns how many bytes of bases the device may still get. An error says why there are none.
-  kernels::GpuStatus Room(int number, uint64_t* bytes) const;
   /// Gives those of the spans a slot that have none on the device, as many as there is room for.
   void AddSlots(int number, std::span<const Span> spans);
+  /// Gives the span an idle slot. False: there is none of its size.
+  bool TakeIdle(int number, const Span& span);
+  void SetSlot(const Span& span, Slot slot);
+  /// Gives slots to the first ones of `left`, and removes these. An error says why some are left.
+  kernels::GpuStatus AddTo(int number, kernels::GpuHome home, std::vector<const Span*>& left);
   void WriteOn(int number, std::span<const Span> spans, MutableBytes data,
                std::vector<DiffedChunk>* out);
   /// False: the device failed, and its bases are lost. REQUIRES: each span has a slot there.
@@ -104,8 +112,10 @@ class GpuBase {
   std::optional<Identity> from_;
   uint64_t version_ = 0, attempt_ = 0;
   std::map<int, Device> devices_;
-  std::map<uint64_t, Slot> slots_;         // by place in a half's data
-  uint64_t bytes_ = 0;                     // of this offload
+  std::map<uint64_t, Slot> slots_;  // by place in a half's data
+  uint64_t bytes_ = 0;              // of this offload
+  uint64_t on_host_ = 0;            // bytes of this offload whose base is in host memory
+  std::string why_on_host_;
   std::map<std::string, uint64_t> whole_;  // bytes of this offload that went whole, by reason
 };
 

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
+#include "common/base/human.h"
 #include "common/delta/delta.h"
 #include "kernels/place_pieces.h"
 #include "tests/unit/kernels/fake_cuda.h"
@@ -15,29 +16,35 @@ namespace deltawire::gpu_base_test {
 namespace {
 
 using kernels::test::FailCudaCallIn;
+using kernels::test::Lack;
+using kernels::test::LackCudaMemoryIn;
 using kernels::test::OnFakeDevice;
 using kernels::test::PretendFreeMemory;
 using kernels::test::Random;
 
-Layout RandomLayout(Random& random) {
+constexpr uint64_t kRows = 300;
+
+/// Tensors of at most so many rows. Of kRows: and sometimes a larger one.
+Layout RandomLayout(Random& random, uint64_t most) {
   static constexpr DType kTypes[] = {DType::kBF16, DType::kF32, DType::kF8E4M3, DType::kI64};
   std::vector<TensorMeta> tensors;
   const size_t count = 2 + random.Below(6);
   for (size_t t = 0; t < count; ++t) {
-    const uint64_t rows = 1 + random.Below(300), columns = 1 + random.Below(400);
+    const uint64_t rows = 1 + random.Below(most), columns = 1 + random.Below(400);
     tensors.push_back({fmt::format("t{}", t), kTypes[random.Below(4)], {rows, columns}});
   }
   // Several chunks, with a tail that is no multiple of anything.
-  if (random.Chance(0.3)) tensors.push_back({"large", DType::kI8, {(2 << 20) + 1001}});
+  if (most >= kRows && random.Chance(0.3))
+    tensors.push_back({"large", DType::kI8, {(2 << 20) + 1001}});
   return *Layout::Create(std::move(tensors));
 }
 
 /// A trainer with its tensors on two GPUs, and a sender of which only the published bytes matter.
 class Rig {
  public:
-  explicit Rig(Random& random)
+  explicit Rig(Random& random, uint64_t rows = kRows)
       : random_(random),
-        layout_(RandomLayout(random)),
+        layout_(RandomLayout(random, rows)),
         chunks_(*ChunkTable::Create(layout_)),
         key_(layout_.fingerprint().lo),
         base(chunks_, layout_.fingerprint().lo),
@@ -83,7 +90,14 @@ class Rig {
         std::ranges::copy(Live(t), place.begin());
       } else {
         REQUIRE(kernels::GpuCopy(memory_[t]->bytes(), Live(t)).ok());
-        AddPieces(static_cast<uint32_t>(t));
+        uint64_t first = 0;
+        if (by_halves) {
+          const uint64_t width = DTypeBytes(layout_.tensor(t).dtype);
+          first = layout_.bytes(t) / width / 2 * width;
+          AddPiece(t, 0, first);
+          Write(half, from.has_value(), handed);
+        }
+        AddPieces(t, first);
         if (random_.Chance(0.5)) Write(half, from.has_value(), handed);
       }
     }
@@ -96,25 +110,35 @@ class Rig {
     return handed;
   }
   void Restore() { live_ = published_; }
+  /// Flips a bit of tensor `t` wherever it lies but in the trainer's memory and on the host.
+  void Flip(size_t t) {
+    REQUIRE(Live(t).size() >= 64);  // none by chance
+    REQUIRE(kernels::test::FlipCudaCopies(Live(t).data(), Live(t).size(),
+                                          memory_[t]->bytes().data()) > 0);
+  }
   size_t tensors() const { return layout_.size(); }
   uint64_t bytes() const { return layout_.total_bytes(); }
+  uint64_t tensor_bytes(size_t t) const { return layout_.bytes(t); }
 
  private:
   MutableBytes Live(size_t t) {
     return MutableBytes(live_).subspan(layout_.offset(t), layout_.bytes(t));
   }
-  /// The tensor in up to three pieces, which may cut its chunks.
-  void AddPieces(uint32_t t) {
+  void AddPiece(size_t t, uint64_t at, uint64_t bytes) {
+    if (bytes == 0) return;
+    DevicePiece& piece =
+        pieces_.emplace_back(DevicePiece{static_cast<uint32_t>(t), devices_[t], {}});
+    piece.piece.copy.src_offset = piece.piece.copy.dst_offset = static_cast<int64_t>(at);
+    piece.piece.copy.run_bytes = bytes;
+    piece.piece.src = memory_[t]->bytes();
+  }
+  /// The tensor from a byte on, in up to three pieces, which may cut its chunks.
+  void AddPieces(size_t t, uint64_t at) {
     const uint64_t width = DTypeBytes(layout_.tensor(t).dtype);
-    uint64_t at = 0;
     for (uint64_t left = 1 + random_.Below(3); left > 0; --left) {
       const uint64_t rest = layout_.bytes(t) - at;
       const uint64_t bytes = left == 1 ? rest : random_.Below(rest / width + 1) * width;
-      if (bytes == 0) continue;
-      DevicePiece& piece = pieces_.emplace_back(DevicePiece{t, devices_[t], {}});
-      piece.piece.copy.src_offset = piece.piece.copy.dst_offset = static_cast<int64_t>(at);
-      piece.piece.copy.run_bytes = bytes;
-      piece.piece.src = memory_[t]->bytes();
+      AddPiece(t, at, bytes);
       at += bytes;
     }
   }
@@ -162,7 +186,8 @@ class Rig {
 
  public:
   GpuBase base;
-  bool faults = false;  // CUDA calls of `base` fail now and then
+  bool faults = false;     // CUDA calls of `base` fail now and then
+  bool by_halves = false;  // each tensor in two calls
 
  private:
   std::vector<std::byte> live_, published_;
@@ -252,13 +277,9 @@ TEST_CASE("GPU base: a device without room for it, or with a wrong result, sends
   Random random(seed);
   Rig rig(random);
   std::string why;
-  SECTION("no room") {
-    PretendFreeMemory((size_t{1} << 30) + 100);  // of 8 GiB, of which one stays free
-    why = "an eighth is left to the trainer";
-  }
   SECTION("no room at all") {
-    PretendFreeMemory(size_t{1} << 20);
-    why = "an eighth is left to the trainer";
+    PretendFreeMemory(size_t{1} << 28);
+    why = "GPU 0 has 0 B to spare, and diffs take ";
   }
   SECTION("a wrong result") {
     kernels::test::PlantWrong(kernels::test::Wrong::kPayload, 1);
@@ -272,23 +293,119 @@ TEST_CASE("GPU base: a device without room for it, or with a wrong result, sends
   kernels::test::PlantWrong(kernels::test::Wrong::kNothing, 0);
 }
 
-TEST_CASE("GPU base: its memory does not grow, and goes with it") {
-  const uint64_t seed = 24;
+TEST_CASE("GPU base: without memory on the GPU it lies in host memory, and diffs are the same") {
+  const uint64_t seed = GENERATE(25, 26);
   CAPTURE(seed);
   Random random(seed);
+  Rig rig(random);
+  const bool all = GENERATE(true, false);
+  PretendFreeMemory((size_t{1} << 30) + (all ? 0 : rig.bytes() / 4));  // of 8 GiB, one stays free
+  rig.Offload(true);
+  for (int i = 0; i < 3; ++i) {
+    rig.Step(0.005);
+    const Rig::Handed handed = rig.Offload(true);
+    CHECK(handed.payloads > 0);
+    CHECK(handed.whole_bytes == 0);
+    const std::string where = rig.base.Describe();
+    CHECK(where.find("the trainer's GPU, with the base of ") == 0);
+    CHECK(where.find(" in host memory (GPU ") != std::string::npos);
+    if (all) CHECK(where.find(HumanBytes(rig.bytes())) != std::string::npos);
+  }
+  rig.Flip(rig.tensors() - 1);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).whole_bytes > 0);
+  PretendFreeMemory(0);
+}
+
+TEST_CASE("GPU base: memory that is lacking at any allocation changes no byte of a version") {
+  const auto [lack, full] = GENERATE(table<Lack, bool>({{Lack::kOnce, false},
+                                                        {Lack::kDevice, false},
+                                                        {Lack::kAll, false},
+                                                        {Lack::kOnce, true},
+                                                        {Lack::kPinned, true}}));
+  CAPTURE(static_cast<int>(lack), full);
+  if (full) PretendFreeMemory(size_t{1} << 30);
+  int on_host = 0, whole = 0, at = 0;
+  for (;; ++at) {
+    CAPTURE(at);
+    Random random(32);
+    Rig rig(random, 40);
+    LackCudaMemoryIn(at, lack);
+    rig.Offload(true);
+    std::string where, before;
+    for (int i = 0; i < 3; ++i) {
+      rig.Step(0.005);
+      const Rig::Handed handed = rig.Offload(true);
+      before = std::exchange(where, rig.base.Describe());
+      CHECK((handed.whole_bytes > 0) == (where.find("except for") != std::string::npos));
+    }
+    const auto names_it = [](const std::string& text) {
+      return text.find("made to fail") != std::string::npos;
+    };
+    CHECK(names_it(where) == names_it(before));  // so that the log says it once
+    if (LackCudaMemoryIn(-1, Lack::kOnce) == 0) break;
+    REQUIRE((full || where != "the trainer's GPU"));
+    on_host += where.find("in host memory") != std::string::npos;
+    whole += where.find("except for") != std::string::npos;
+  }
+  CAPTURE(on_host, whole);
+  CHECK(at > 30);
+  CHECK(on_host + whole >= at);
+  CHECK((on_host > 0) == (full || lack == Lack::kOnce));  // which also takes memory on the GPU
+  CHECK(whole > 30);
+  PretendFreeMemory(0);
+}
+
+TEST_CASE("GPU base: a bit that flips in it is found by the next diff, and goes whole once") {
+  const uint64_t seed = 27;
+  CAPTURE(seed);
+  Random random(seed);
+  Rig rig(random);
+  rig.Offload(true);
+  for (size_t t = 0; t < rig.tensors(); ++t) {
+    CAPTURE(t);
+    rig.Flip(t);
+    if (t % 2 == 0) rig.Step(0.005);
+    const Rig::Handed handed = rig.Offload(true);
+    CHECK(handed.whole_bytes > 0);
+    CHECK(handed.whole_bytes <= std::min<uint64_t>(rig.tensor_bytes(t), kernels::kMaxChunkBytes));
+    CHECK(rig.base.Describe().find("a GPU's base was damaged in its memory") != std::string::npos);
+    rig.Step(0.005);
+    CHECK(rig.Offload(true).whole_bytes == 0);
+  }
+  // The base of a carried tensor is read, and found, when it is diffed next.
+  rig.Flip(0);
+  rig.Step(0.005, 1);
+  CHECK(rig.Offload(true, true, 1).whole_bytes == 0);
+  rig.Step(0.005);
+  CHECK(rig.Offload(true).whole_bytes > 0);
+  CHECK(rig.base.Describe().find("a GPU's base was damaged in its memory") != std::string::npos);
+}
+
+TEST_CASE("GPU base: in 1,000 versions its memory does not grow after two, and goes with it") {
+  const uint64_t seed = 24;
+  CAPTURE(seed);
+  if (GENERATE(false, true)) PretendFreeMemory((size_t{1} << 30) + 1000);
+  Random random(seed);
   {
-    Rig rig(random);
-    rig.Offload(true);
-    rig.Step(0.01);
-    rig.Offload(true);
-    const int allocations = kernels::test::CudaAllocations();
-    for (int i = 0; i < 50; ++i) {
+    Rig rig(random, 12);
+    size_t bytes = 0;
+    int allocations = 0;
+    for (int i = 0; i < 1000; ++i) {
+      CAPTURE(i);
       if (i % 3 != 0) rig.Step(0.01);
-      rig.Offload(i % 7 != 0);
+      rig.by_halves = i % 2 == 1;  // each tensor in two calls
+      rig.Offload(i == 0 || i % 7 != 0);
+      if (i == 1) {
+        bytes = kernels::test::CudaBytes();
+        allocations = kernels::test::CudaAllocations();
+      }
+      if (i > 1) REQUIRE(kernels::test::CudaBytes() == bytes);
     }
     CHECK(kernels::test::CudaAllocations() == allocations);
   }
   CHECK(kernels::test::CudaAllocations() == 0);
+  PretendFreeMemory(0);
 }
 
 }  // namespace

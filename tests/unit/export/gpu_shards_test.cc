@@ -284,9 +284,14 @@ class Job {
         }
       }
       if (random_.Chance(0.05)) kernels::test::FailCudaCallIn(static_cast<int>(random_.Below(80)));
+      if (random_.Chance(0.05)) {
+        kernels::test::LackCudaMemoryIn(static_cast<int>(random_.Below(120)),
+                                        static_cast<kernels::test::Lack>(random_.Below(4)));
+      }
       WrittenNotice notice{.rank = r};
       notice.payloads = rank.base->Write(pieces, half);
       kernels::test::FailCudaCallIn(-1);
+      kernels::test::LackCudaMemoryIn(-1, kernels::test::Lack::kOnce);
       payloads_ += notice.payloads.size();
       for (const Shard* const shard : shards) {
         const MutableBytes to =
@@ -414,9 +419,14 @@ void RunLayouts(uint64_t first) {
   for (uint64_t seed = 1 + first; seed <= kLayouts; seed += kCases) {
     CAPTURE(seed);
     Random random(seed);
+    // Of 8 GiB one stays free: bases may lie on the device, in part or not at all.
+    if (random.Chance(0.3)) {
+      kernels::test::PretendFreeMemory((size_t{1} << 30) + random.Below(size_t{6} << 20));
+    }
     Job job(random);
     job.Run(4);
     payloads += job.payloads();
+    kernels::test::PretendFreeMemory(0);
   }
   CHECK(payloads > kLayouts / kCases);  // and not all went whole
 }

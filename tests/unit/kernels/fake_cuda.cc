@@ -22,6 +22,7 @@
 #include <random>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/launch.h"
@@ -37,7 +38,8 @@ namespace deltawire::kernels::test {
 namespace {
 
 std::recursive_mutex mu;  // of all that follows
-int fail_in = -1, calls = 0;
+int fail_in = -1, calls = 0, lack_in = -1, lacked = 0;
+Lack lack = Lack::kOnce;
 bool sticks = false;
 cudaError_t stuck = cudaSuccess;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -199,6 +201,19 @@ cudaError_t AllocationOutcome() {
   return Say(cudaErrorMemoryAllocation);
 }
 
+/// Whether memory of that kind is lacking now.
+bool IsLacking(bool on_device) {
+  if (lack_in < 0) return false;
+  if (lack == (on_device ? Lack::kPinned : Lack::kDevice)) return false;
+  if (lack_in > 0) {
+    --lack_in;
+    return false;
+  }
+  ++lacked;
+  if (lack == Lack::kOnce) lack_in = -1;
+  return true;
+}
+
 /// A file full of rubbish, of which blocks of memory are private copies: only the pages that are
 /// touched cost anything.
 constexpr size_t kRubbish = size_t{4} << 20;
@@ -235,6 +250,7 @@ uint8_t* Map(size_t bytes, int protection) {
 cudaError_t Allocate(void** memory, size_t bytes, std::map<const uint8_t*, size_t>& blocks,
                      int protection) {
   if (const cudaError_t error = AllocationOutcome(); error != cudaSuccess) return error;
+  if (IsLacking(&blocks == &device_memory)) return Say(cudaErrorMemoryAllocation);
   constexpr size_t kAlignment = 256;
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const size_t pages = (bytes + kPage - 1) / kPage * kPage;
@@ -409,6 +425,38 @@ void ScatterBlocks(const gpu::ScatterBatch& batch, int device) {
 }  // namespace
 
 void FailCudaCallIn(int after) { fail_in = after; }
+int LackCudaMemoryIn(int after, Lack of) {
+  lack_in = after;
+  lack = of;
+  return std::exchange(lacked, 0);
+}
+int FlipCudaCopies(const void* bytes, size_t size, const void* keep) {
+  const std::lock_guard lock(mu);
+  RunEverything();
+  const OnTheDevice here;
+  int flipped = 0;
+  for (const auto* const blocks : {&device_memory, &pinned_memory}) {
+    for (const auto& [data, length] : *blocks) {
+      auto* const first = const_cast<uint8_t*>(data);
+      for (uint8_t* at = first;; at += size) {
+        at = static_cast<uint8_t*>(
+            memmem(at, length - static_cast<size_t>(at - first), bytes, size));
+        if (at == nullptr) break;
+        if (at == keep) continue;
+        at[size / 2] ^= 8;
+        ++flipped;
+      }
+    }
+  }
+  return flipped;
+}
+size_t CudaBytes() {
+  size_t bytes = 0;
+  for (const auto* const blocks : {&device_memory, &pinned_memory}) {
+    for (const auto& block : *blocks) bytes += block.second;
+  }
+  return bytes;
+}
 void StickCudaErrors(bool stick) {
   const std::lock_guard lock(mu);
   sticks = stick;

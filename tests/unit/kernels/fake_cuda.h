@@ -33,6 +33,16 @@ int CudaRegistrations();
 /// Whether any of these bytes is registered now.
 bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
+/// Lets so many allocations succeed, and the next one fail for lack of memory; with `lasting` all
+/// later ones too, of memory of that kind. Negative: none fails. Returns how many have failed since
+/// the last call.
+enum class Lack { kOnce, kDevice, kPinned, kAll };
+int LackCudaMemoryIn(int allocations, Lack lack);
+/// Flips a bit in every copy of these bytes in device or pinned memory but the one at `keep`.
+/// Returns how many there were.
+int FlipCudaCopies(const void* bytes, size_t size, const void* keep);
+/// How many bytes of device and of pinned memory are allocated.
+size_t CudaBytes();
 /// From now on so much of a device's 8 GiB is free; 0: 3 GiB, as at the start.
 void PretendFreeMemory(size_t bytes);
 /// How many blocks of device memory were allocated so far.

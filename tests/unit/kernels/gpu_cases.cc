@@ -128,7 +128,8 @@ TEST_CASE("GPU diffs from a base of its own to bytes that lie on the device") {
   const std::span chunks(model.chunks());
   for (size_t first = 0; first < chunks.size();) {
     const size_t count = std::min<size_t>(1 + random.Below(9), chunks.size() - first);
-    RequireOk(differ->Add(chunks.subspan(first, count)));
+    const GpuHome home = random.Chance(0.4) ? GpuHome::kHost : GpuHome::kDevice;
+    RequireOk(differ->Add(chunks.subspan(first, count), home));
     first += count;
   }
   CHECK(differ->DiffLive(early, ignore).error == GpuError::kArgument);  // it has no base
