@@ -190,13 +190,15 @@ grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
   notice.chunk_bytes.assign(request->chunk_bytes().begin(), request->chunk_bytes().end());
   const int payloads = request->payload_chunks_size();
   if (request->payload_bytes_size() != payloads || request->payload_digests_size() != payloads ||
-      request->payload_offsets_size() != payloads || request->payload_lengths_size() != payloads) {
+      request->payload_offsets_size() != payloads || request->payload_lengths_size() != payloads ||
+      request->payload_runs_size() != payloads || request->payload_steps_size() != payloads) {
     return ToGrpc(absl::InvalidArgumentError("payloads need one place, size and digest each"));
   }
   for (int i = 0; i < payloads; ++i) {
     notice.payloads.push_back({request->payload_chunks(i), request->payload_offsets(i),
                                request->payload_lengths(i), request->payload_bytes(i),
-                               request->payload_digests(i)});
+                               request->payload_digests(i), request->payload_runs(i),
+                               request->payload_steps(i)});
   }
   return ToGrpc((*model)->offloads().MarkWritten(request->lease(), notice));
 }

@@ -73,11 +73,12 @@ Status GivenPayloads::ApplyRuns(uint32_t i) {
 }
 
 Status GivenPayloads::ApplyRun(uint32_t i, const DiffedChunk& run) {
-  const MutableBytes now = base_.now(i).subspan(run.offset, run.length);
-  const std::vector<std::byte> payload(now.begin(), now.begin() + run.bytes);
-  std::memcpy(now.data(), base_.before(i).data() + run.offset, run.length);
-  if (Apply(payload, now, (*in_.chunks)[i].width, in_.backend->digest(*in_.key, now),
+  std::vector<std::byte> payload(run.bytes), bytes(run.length);
+  GatherRuns(run, base_.now(i), payload);
+  GatherRuns(run, base_.before(i), bytes);
+  if (Apply(payload, bytes, (*in_.chunks)[i].width, in_.backend->digest(*in_.key, bytes),
             run.digest_after, nullptr)) {
+    ScatterRuns(run, bytes, base_.now(i));
     ++applied_;
     return absl::OkStatus();
   }

@@ -12,6 +12,17 @@ constexpr uint8_t kUnchanged = 2;
 constexpr uint8_t kEarly = 4;        // parts may have been diffed already
 constexpr size_t kNamedTensors = 5;  // tensors that a message names
 
+/// Whether the runs lie in the chunk, behind one another, and the payload in the runs.
+bool Fits(const DiffedChunk& p, const Chunk& chunk) {
+  const auto whole = [&](uint32_t bytes) { return bytes % chunk.width == 0; };
+  if (!whole(p.offset) || !whole(p.length) || p.bytes >= p.length || p.length > chunk.bytes ||
+      p.offset > chunk.bytes - p.length) {
+    return false;
+  }
+  return p.run == 0 || (whole(p.run) && whole(p.step) && p.run <= p.step && p.length % p.run == 0 &&
+                        p.end() <= chunk.bytes);
+}
+
 }  // namespace
 
 WrittenTally::WrittenTally(Offload offload, const Layout& layout, const ChunkTable& chunks,
@@ -44,11 +55,7 @@ Status WrittenTally::Check(const WrittenNotice& n) const {
   }
   for (const DiffedChunk& p : n.payloads) {
     const bool known = p.chunk < chunks_.size() && owned_.contains(p.chunk);
-    const Chunk chunk = known ? chunks_[p.chunk] : Chunk();
-    if (known && p.offset % chunk.width == 0 && p.length % chunk.width == 0 &&
-        p.offset <= chunk.bytes && p.length <= chunk.bytes - p.offset && p.bytes < p.length) {
-      continue;
-    }
+    if (known && Fits(p, chunks_[p.chunk])) continue;
     return Errorf(
         StatusCode::kInvalidArgument,
         "model \"{}\", version {}: rank {} gives a payload of {} bytes for {} bytes at {} "

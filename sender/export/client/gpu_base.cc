@@ -1,7 +1,7 @@
 #include "sender/export/client/gpu_base.h"
 
 #include <algorithm>
-#include <cstring>
+#include <deque>
 #include <unordered_map>
 #include <utility>
 
@@ -67,9 +67,13 @@ std::vector<kernels::StridedCopy> OutsideOf(std::span<const DiffedChunk> diffed,
   };
   auto next = std::ranges::lower_bound(diffed, chunks.first_of_tensor(t), {}, &DiffedChunk::chunk);
   for (; next != diffed.end() && next->chunk < chunks.end_of_tensor(t); ++next) {
-    const uint64_t first = OffsetInTensor(chunks, next->chunk) + next->offset;
+    const uint64_t begin = OffsetInTensor(chunks, next->chunk), first = begin + next->offset;
+    // Several runs are of one copy, which has nothing else between them.
+    if (next->run != 0 && kernels::ClipCopy(copy, convert, first, first + next->run).empty()) {
+      continue;
+    }
     add(first);
-    at = first + next->length;
+    at = std::max(at, begin + next->end());
   }
   add(UINT64_MAX >> 1);
   return outside;
@@ -106,10 +110,13 @@ GpuBase::Slot* GpuBase::Find(const Span& span, int number) {
   const auto found = slots_.find(PlaceOf(span));
   if (found == slots_.end()) return nullptr;
   Slot& slot = found->second;
-  return slot.device == number && slot.bytes == span.bytes ? &slot : nullptr;
+  const DiffedChunk &a = slot.place, &b = span.place;
+  const bool same = a.length == b.length && a.run == b.run && a.step == b.step;
+  return slot.device == number && same ? &slot : nullptr;
 }
 
-std::vector<GpuBase::Span> GpuBase::SpansOf(uint32_t t, std::span<const GpuPiece> pieces) const {
+std::vector<GpuBase::Span> GpuBase::SpansOf(uint32_t t, std::span<const GpuPiece> pieces,
+                                            std::deque<GpuPiece>& packed) const {
   const uint32_t first = chunks_.first_of_tensor(t);
   std::vector<uint64_t> bytes(chunks_.end_of_tensor(t) - first);
   for (const GpuPiece& piece : pieces) {
@@ -120,26 +127,43 @@ std::vector<GpuBase::Span> GpuBase::SpansOf(uint32_t t, std::span<const GpuPiece
   std::vector<Span> spans;
   for (uint32_t c = first; c < chunks_.end_of_tensor(t); ++c) {
     if (bytes[c - first] == 0) continue;
+    const uint64_t begin = OffsetInTensor(chunks_, c);
     if (bytes[c - first] == chunks_[c].bytes) {
-      spans.push_back({c, 0, chunks_[c].bytes, pieces});
+      spans.push_back({{.chunk = c, .length = chunks_[c].bytes}, pieces, begin});
       continue;
     }
     // Other ranks have a part of the chunk: find the runs of this one.
-    const uint64_t begin = OffsetInTensor(chunks_, c);
     std::map<uint64_t, uint64_t> runs;  // the bytes at an offset in the chunk
     for (const GpuPiece& piece : pieces) {
       for (const auto& clip :
            kernels::ClipCopy(piece.copy, piece.convert, begin, begin + chunks_[c].bytes)) {
         const Destination to = Destination::Of(clip);  // adjacent rows are one run
         if (to.dims.empty()) runs[to.offset - begin] = to.run_bytes;
+        if (to.dims.size() != 1 || clip.dims != 1) continue;
+        // Columns: behind one another they are a chunk of their own.
+        GpuPiece& columns = packed.emplace_back(piece);
+        columns.copy = clip;
+        columns.copy.dst_offset = 0;
+        columns.copy.dst_strides[0] = static_cast<int64_t>(to.run_bytes);
+        const auto run = static_cast<uint32_t>(to.run_bytes);
+        spans.push_back({{.chunk = c,
+                          .offset = static_cast<uint32_t>(to.offset - begin),
+                          .length = static_cast<uint32_t>(to.dims[0].count) * run,
+                          .run = run,
+                          .step = static_cast<uint32_t>(to.dims[0].stride)},
+                         {&columns, 1},
+                         0});
       }
     }
     for (auto run = runs.begin(); run != runs.end();) {
       const uint64_t offset = run->first;
       uint64_t end = offset;
       for (; run != runs.end() && run->first == end; ++run) end += run->second;
-      spans.push_back(
-          {c, static_cast<uint32_t>(offset), static_cast<uint32_t>(end - offset), pieces});
+      spans.push_back({{.chunk = c,
+                        .offset = static_cast<uint32_t>(offset),
+                        .length = static_cast<uint32_t>(end - offset)},
+                       pieces,
+                       begin + offset});
     }
   }
   return spans;
@@ -164,7 +188,7 @@ void GpuBase::AddSlots(int number, std::span<const Span> spans) {
 
 bool GpuBase::TakeIdle(int number, const Span& span) {
   auto& idle = devices_[number].idle;
-  const auto found = idle.find({span.bytes, chunks_[span.chunk].width});
+  const auto found = idle.find({span.place.length, chunks_[span.place.chunk].width});
   if (found == idle.end()) return false;
   const Slot slot = found->second.back();
   found->second.pop_back();
@@ -177,7 +201,10 @@ void GpuBase::SetSlot(const Span& span, Slot slot) {
   slot.version = slot.attempt = slot.digest = 0;
   Slot& place = slots_[PlaceOf(span)];
   // A base on another device, or of other bytes there, makes room for one of its size.
-  if (place.device >= 0) devices_[place.device].idle[{place.bytes, place.width}].push_back(place);
+  if (place.device >= 0) {
+    devices_[place.device].idle[{place.place.length, place.width}].push_back(place);
+  }
+  slot.place = span.place;
   place = slot;
 }
 
@@ -189,9 +216,10 @@ GpuStatus GpuBase::AddTo(int number, GpuHome home, std::vector<const Span*>& lef
   std::vector<kernels::GpuChunk> added;
   uint64_t bytes = 0;
   for (const Span* const span : left) {
-    if (bytes + span->bytes > room) break;
-    added.push_back({bytes, span->bytes, chunks_[span->chunk].width});  // adjacent: one copy each
-    bytes += span->bytes;
+    if (bytes + span->place.length > room) break;
+    added.push_back(
+        {bytes, span->place.length, chunks_[span->place.chunk].width});  // adjacent: one copy each
+    bytes += span->place.length;
   }
   GpuStatus status;
   if (added.size() < left.size()) {
@@ -206,7 +234,7 @@ GpuStatus GpuBase::AddTo(int number, GpuHome home, std::vector<const Span*>& lef
   Device& device = devices_[number];
   if (GpuStatus made = device.differ->Add(added, home); !made.ok()) return made;
   for (size_t i = 0; i < added.size(); ++i) {
-    SetSlot(*left[i], {.bytes = left[i]->bytes,
+    SetSlot(*left[i], {.place = left[i]->place,
                        .width = added[i].width,
                        .device = number,
                        .index = device.spans++,
@@ -231,8 +259,7 @@ bool GpuBase::HasPublished(const Slot& slot) const {
 std::vector<GpuLive> GpuBase::LiveOf(std::span<const Span> spans) const {
   std::vector<GpuLive> live;
   for (const Span& span : spans) {
-    live.push_back({slots_.at(PlaceOf(span)).index, span.pieces,
-                    OffsetInTensor(chunks_, span.chunk) + span.offset});
+    live.push_back({slots_.at(PlaceOf(span)).index, span.pieces, span.at});
   }
   return live;
 }
@@ -248,16 +275,16 @@ bool GpuBase::Diff(int number, std::span<const Span> spans, MutableBytes data,
     const bool sound = found.digest_before == slot.digest;
     // The growth is right, whatever the base has become.
     slot.digest = found.digest_before + (found.digest_after - slot.digest);
-    if (sound && WorthSending(payload.size(), span.bytes)) {
-      if (!payload.empty()) {
-        std::memcpy(data.data() + PlaceOf(span), payload.data(), payload.size());
-      }
-      out->push_back({span.chunk, span.offset, span.bytes, static_cast<uint32_t>(payload.size()),
-                      found.digest_after});
+    if (sound && WorthSending(payload.size(), span.place.length)) {
+      const Chunk& chunk = chunks_[span.place.chunk];
+      ScatterRuns(span.place, payload, data.subspan(chunk.offset, chunk.bytes));
+      DiffedChunk& place = out->emplace_back(span.place);
+      place.bytes = static_cast<uint32_t>(payload.size());
+      place.digest_after = found.digest_after;
       return;
     }
     CountWhole(sound ? "it changed too densely" : "a GPU's base was damaged in its memory",
-               span.bytes);
+               span.place.length);
   };
   const GpuStatus status = devices_[number].differ->DiffLive(live, encoded);
   if (status.ok()) return true;
@@ -277,7 +304,7 @@ bool GpuBase::Adopt(int number, std::span<const Span> spans) {
     CountWhole(slot.attempt == 0 ? "it came for the first time"
                : from_           ? "the GPU has another version than the sender"
                                  : "the sender takes no deltas now; see its log",
-               spans[i].bytes);
+               spans[i].place.length);
     slot.digest = digests[i];
   }
   return true;
@@ -292,11 +319,11 @@ void GpuBase::WriteOn(int number, std::span<const Span> spans, MutableBytes data
   for (const Span& span : spans) {
     const Slot* const slot = Find(span, number);
     if (slot == nullptr) {
-      CountWhole(device.refused, span.bytes);
+      CountWhole(device.refused, span.place.length);
       continue;
     }
-    kept_bytes += span.bytes;
-    if (slot->on_host) on_host += span.bytes;
+    kept_bytes += span.place.length;
+    if (slot->on_host) on_host += span.place.length;
     (HasPublished(*slot) ? based : fresh).push_back(span);
   }
   const auto whole = whole_;
@@ -326,14 +353,15 @@ std::vector<DiffedChunk> GpuBase::Write(std::span<const DevicePiece> pieces, Mut
     scattered += kernels::CopiedBytes(p.piece.copy);
   }
   bytes_ += scattered;
+  std::deque<GpuPiece> packed;
   std::map<int, std::vector<Span>> spans;
   for (const auto& [place, its] : parts) {
-    for (const Span& span : SpansOf(place.first, its)) {
+    for (const Span& span : SpansOf(place.first, its, packed)) {
       spans[place.second].push_back(span);
-      scattered -= span.bytes;
+      scattered -= span.place.length;
     }
   }
-  if (scattered > 0) CountWhole("other ranks write columns of the same chunks", scattered);
+  if (scattered > 0) CountWhole("other ranks write elements between these", scattered);
   std::vector<DiffedChunk> diffed;
   for (const auto& [number, its] : spans) WriteOn(number, its, data, &diffed);
   std::ranges::sort(diffed, {}, [](const DiffedChunk& d) { return std::pair(d.chunk, d.offset); });

@@ -1,10 +1,11 @@
 // A copy, on the GPUs where a trainer's tensors lie, of what a rank's last offload handed over: the
 // base from which the next one is diffed there, so that changes alone cross the link. It takes the
 // rank's bytes and 0.4 GB on each GPU, or lies in pinned host memory where less than an eighth of a
-// GPU's memory would stay free. Its unit is a chunk, or each run of its bytes that the rank writes
+// GPU's memory would stay free. Its unit is a chunk, or the runs of its bytes that the rank writes
 // among others. One thread at a time. What cannot be diffed goes whole, and Describe says why.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,16 +60,15 @@ class GpuBase {
   std::string Describe() const;
 
  private:
-  /// A chunk, or a run of bytes within one, as the pieces write it.
+  /// A chunk, or runs of bytes within one, as the pieces write it from `at` on.
   struct Span {
-    uint32_t chunk = 0;
-    uint32_t offset = 0;  // in the chunk
-    uint32_t bytes = 0;
+    DiffedChunk place;
     std::span<const kernels::GpuPiece> pieces;
+    uint64_t at = 0;
   };
   /// A span's base, which holds the bytes that `attempt` offloaded as `version`.
   struct Slot {
-    uint32_t bytes = 0;
+    DiffedChunk place;
     uint32_t width = 0;  // of an element
     int device = -1;     // none
     uint32_t index = 0;  // among the device's spans
@@ -83,11 +83,15 @@ class GpuBase {
     std::string full;     // why further bases lie in host memory
     std::string refused;  // why no span gets a base there any more
   };
-  uint64_t PlaceOf(const Span& span) const { return chunks_[span.chunk].offset + span.offset; }
+  uint64_t PlaceOf(const Span& span) const {
+    return chunks_[span.place.chunk].offset + span.place.offset;
+  }
   /// Returns the span's slot on the device, or null.
   Slot* Find(const Span& span, int number);
-  /// Returns the spans of tensor `t` of which the pieces have all bytes.
-  std::vector<Span> SpansOf(uint32_t t, std::span<const kernels::GpuPiece> pieces) const;
+  /// Returns the spans of tensor `t` of which the pieces have all bytes. Some write with pieces of
+  /// `packed`.
+  std::vector<Span> SpansOf(uint32_t t, std::span<const kernels::GpuPiece> pieces,
+                            std::deque<kernels::GpuPiece>& packed) const;
   Device& DeviceOf(int number);
   /// Gives those of the spans a slot that have none on the device, as many as there is room for.
   void AddSlots(int number, std::span<const Span> spans);

@@ -83,6 +83,8 @@ void WrittenMarks::SendSome(bool all) {
     request.add_payload_lengths(p.length);
     request.add_payload_bytes(p.bytes);
     request.add_payload_digests(p.digest_after);
+    request.add_payload_runs(p.run);
+    request.add_payload_steps(p.step);
   }
   prepare_(call->context);
   payloads_.clear();

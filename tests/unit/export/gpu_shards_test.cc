@@ -328,6 +328,7 @@ class Job {
     const auto world = static_cast<uint32_t>(ranks_.size());
     for (uint32_t r = 0; r < world; ++r) {
       WriteShards(r, grants[r], half, unchanged);
+      CHECK(ranks_[r].base->Describe().find("other ranks") == std::string::npos);
       ReadyNotice ready{version_, r,  world, grants[r].lease,
                         false,    {}, {},    ranks_[r].base->Describe()};
       for (const Shard& shard : ranks_[r].shards) {
