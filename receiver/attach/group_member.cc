@@ -84,6 +84,9 @@ GroupReport GroupMember::report(const Situation& s) const {
   const bool asked = !word_.prepare.empty();
   if (s.paused && (asked || LacksDecision(s))) {
     report.refusal = "it is paused";
+  } else if (!obstacle_.empty() && prepared_ == word_.commit) {
+    report.prepared = true;  // so it is late, and has not given up
+    report.refusal = fmt::format("it cannot commit {}: {}", ToString(prepared_), obstacle_);
   } else if (asked && IsLater(s.committed, word_.prepare)) {
     report.refusal = fmt::format("it holds {}, which is later", ToString(s.committed));
   } else if (asked && refused()) {
@@ -116,8 +119,13 @@ void GroupMember::Prepared(const Identity& state, bool unasked) {
   failures_ = 0;
 }
 
-void GroupMember::Committed() {
+void GroupMember::NotPrepared() {
   prepared_ = {};
+  obstacle_.clear();
+}
+
+void GroupMember::Committed() {
+  NotPrepared();
   gone_.clear();
   failures_ = 0;
 }

@@ -48,7 +48,7 @@ class GroupMember {
   /// it any time.
   void Prepared(const Identity& state, bool unasked = false);
   /// The prepared state was discarded.
-  void NotPrepared() { prepared_ = {}; }
+  void NotPrepared();
   const Identity& prepared() const { return prepared_; }
   /// The state of the open round cannot be prepared here, so there is no second try.
   void Refuse(const std::string& why);
@@ -58,6 +58,9 @@ class GroupMember {
   void Failed(const Identity& goal, const Status& why, bool refused);
   /// A state was committed, prepared before or not.
   void Committed();
+  /// The prepared state, on which the group has decided, could not be committed. It is tried again.
+  /// Until then the group learns `why` and does not wait for this member.
+  void CannotCommit(const Status& why) { obstacle_ = MessageOf(why); }
 
  private:
   bool LacksDecision(const Situation& s) const;
@@ -69,6 +72,7 @@ class GroupMember {
   bool unasked_ = false;        // the group has not asked for prepared_ yet
   uint64_t refused_round_ = 0;  // the round whose state cannot be prepared here
   std::string refusal_;         // the reason; empty: no round was refused
+  std::string obstacle_;        // to the commit of prepared_; empty: none is known
   /// States that no upstream seems to have: the decided one, or the one that was held before chunks
   /// became corrupt.
   std::vector<Identity> gone_;

@@ -71,6 +71,9 @@ Planner::Plan Planner::NextUnder(Time now) const {
       plan.choice.why = std::move(group.why);
       break;
     case GroupMember::Do::kCommit:
+      plan.choice = follower_.Towards(group.goal, now);
+      if (!plan.choice.pull) plan.what = GroupMember::Do::kHold;  // after an attempt that failed
+      break;
     case GroupMember::Do::kDrop:
       plan.choice.why = std::move(group.why);
       break;
@@ -171,11 +174,16 @@ void Planner::NoteDiscarded() {
   member_.NotPrepared();
 }
 
-void Planner::NoteCommit(const Status& ended, bool paused) {
+void Planner::NoteCommit(const Status& ended, bool paused, bool kept) {
   MutexLock lock(mu_);
-  if (ended.ok()) member_.Committed();
-  member_.NotPrepared();
-  if (!ended.ok() && !paused) follower_.PullEnded(ended, true, SteadyClock::now());
+  if (ended.ok()) {
+    member_.Committed();
+  } else if (kept) {
+    member_.CannotCommit(ended);
+  } else {
+    member_.NotPrepared();
+  }
+  if (!paused) follower_.PullEnded(ended, true, SteadyClock::now());
 }
 
 void Planner::NotePart(size_t agent, const Identity& part) {

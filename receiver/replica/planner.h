@@ -93,9 +93,9 @@ class Planner {
   void NotePrepared(const Identity& version, bool unasked) ABSL_LOCKS_EXCLUDED(mu_);
   /// Notes that the prepared version is discarded.
   void NoteDiscarded() ABSL_LOCKS_EXCLUDED(mu_);
-  /// The commit of what was prepared has ended. If it failed, the group's state is pulled as by a
-  /// member that comes back.
-  void NoteCommit(const Status& ended, bool paused) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The commit of what was prepared has ended. If it failed, it is tried again after a pause.
+  /// `kept`: the version is still prepared. Otherwise it is pulled as by a member that comes back.
+  void NoteCommit(const Status& ended, bool paused, bool kept) ABSL_LOCKS_EXCLUDED(mu_);
   /// A pull has committed `part` of an agent.
   void NotePart(size_t agent, const Identity& part) ABSL_LOCKS_EXCLUDED(mu_);
 

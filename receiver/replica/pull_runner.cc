@@ -64,7 +64,7 @@ void PullRunner::CommitPrepared() {
   if (!env_.run.Begin(RunState::Use::kFollow)) return;
   const Status ended = puller_.Commit();
   const bool paused = IsPause(ended);
-  env_.planner.NoteCommit(ended, paused);
+  env_.planner.NoteCommit(ended, paused, puller_.prepared());
   NoteEnd(ended, paused, target);
   ReportEnd(ended.ok());
 }

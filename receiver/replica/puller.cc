@@ -174,7 +174,7 @@ void Puller::Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_poi
 }
 
 Status Puller::Commit() {
-  const Prepared prepared = *std::exchange(prepared_, std::nullopt);
+  Prepared prepared = *std::exchange(prepared_, std::nullopt);
   const Identity whole = prepared.round->whole();
   env_.gate.SetLimit(BufferGate::Limit::kNone);
   {
@@ -186,6 +186,8 @@ Status Puller::Commit() {
   ended = EndRound(*prepared.round, prepared.began, ended);
   // The commit may have pulled for corrupt chunks.
   env_.links.PullEnded(fault_);
+  const bool complete = prepared.round->step() == PullRound::Step::kCommit;
+  if (complete && absl::IsResourceExhausted(ended)) prepared_ = std::move(prepared);
   return ended;
 }
 

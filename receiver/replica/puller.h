@@ -86,7 +86,8 @@ class Puller {
   /// Pulls `target`. After OK it is committed, or prepared if `wish` says to hold it. REQUIRES:
   /// nothing is prepared.
   Status Pull(const Follower::Target& target, const Wish& wish) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Commits what is prepared. REQUIRES: prepared().
+  /// Commits what is prepared. It stays prepared if only a full file system has prevented the
+  /// commit. REQUIRES: prepared().
   Status Commit() ABSL_LOCKS_EXCLUDED(mu_);
   /// Discards what is prepared. Its chunks stay in the buffer, and staged, as after a pull that
   /// failed.

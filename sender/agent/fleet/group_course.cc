@@ -96,8 +96,9 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
   if (status_.phase == Phase::kDeciding || status_.decision.state.empty()) return;
   const bool has = committed == status_.decision.state;
   if (status_.phase == Phase::kIdle) {
-    // An orchestrator's group does not keep a member that cannot commit any more.
-    const bool let_go = refuses && !traits_.standing;
+    // An orchestrator's group does not keep a member that cannot commit any more. One that still
+    // has the state prepared tries again.
+    const bool let_go = refuses && !answer.prepared && !traits_.standing;
     if (has || let_go) roster_.Set(id, State::kCommitted);
     return;
   }

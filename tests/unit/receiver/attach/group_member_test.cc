@@ -215,6 +215,25 @@ TEST_CASE("a decided state that is not to be had does not keep a member from the
   CHECK(m.Next(at1).what == Do::kPull);
 }
 
+TEST_CASE("who cannot commit says so, and keeps what it has prepared for another attempt") {
+  GroupMember m;
+  const auto at1 = Holding(Version(1));
+  m.Told(Word(4, Version(2), Version(1)));
+  m.Prepared(Version(2));
+  m.Told(Word(4, kNone, Version(2)));
+  m.CannotCommit(absl::ResourceExhaustedError("no space"));
+  const std::string why = "it cannot commit version 2: no space";
+  CHECK(m.Next(at1).what == Do::kCommit);
+  CHECK(m.report(at1) == GroupReport{.round = 4, .prepared = true, .refusal = why});
+  // The next round learns it at once, too.
+  m.Told(Word(5, Version(3), Version(2)));
+  CHECK(m.Next(at1).what == Do::kCommit);
+  CHECK(m.report(at1) == GroupReport{.round = 5, .prepared = true, .refusal = why});
+  SECTION("it commits") { m.Committed(); }
+  SECTION("it loses what it had prepared") { m.NotPrepared(); }
+  CHECK(m.report(at1) == GroupReport{.round = 5});
+}
+
 TEST_CASE("who has lost its weights, and can get back neither them nor the group's, prepares") {
   GroupMember m;
   const GroupMember::Situation lost{.committed = {}, .last_whole = Version(1)};

@@ -1,8 +1,11 @@
 // A replica as a member of a group: what it makes ready, what a reader sees meanwhile, and what it
 // does on the word, in either number of buffers. Its sender is in memory.
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "receiver/buffer/buffer_names.h"
 #include "receiver/replica/replica.h"
@@ -18,10 +21,35 @@ using testing::Eventually;
 constexpr Hash128 kA{11, 12};
 const auto kStays = [] { return false; };
 
+/// A directory with a file system of its own, where that can be mounted.
+class SmallFileSystem {
+ public:
+  SmallFileSystem() {
+    mounted_ = ::mount("tmpfs", path().c_str(), "tmpfs", 0, "size=16m,mode=700") == 0;
+  }
+  ~SmallFileSystem() {
+    if (mounted_) ::umount2(path().c_str(), MNT_DETACH);
+  }
+  const std::filesystem::path& path() const { return dir_.path(); }
+  bool mounted() const { return mounted_; }
+  void Fill() const {
+    std::ofstream file(filler(), std::ios::binary);
+    const std::string page(4096, 'x');
+    while (file.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    }
+  }
+  void MakeRoom() const { std::filesystem::remove(filler()); }
+
+ private:
+  std::filesystem::path filler() const { return path() / "filler"; }
+  TempDir dir_;
+  bool mounted_ = false;
+};
+
 struct Member {
   explicit Member(ReplicaOptions o = {}) : options(std::move(o)) {
     options.model = "m";
-    options.directory = dir.path();
+    if (options.directory.empty()) options.directory = dir.path();
     options.huge_pages = false;
     Publish(1, FakeAgent::Make(agent.layout(), 1));
     Start();
@@ -65,10 +93,12 @@ struct Member {
     return Eventually([&] { return status().committed == Version(version) && Holds(version); });
   }
   /// The file that a loader finds is that version.
-  bool Holds(uint64_t version) const { return EndsIn(dir.path() / kWeights, contents.at(version)); }
+  bool Holds(uint64_t version) const {
+    return EndsIn(options.directory / kWeights, contents.at(version));
+  }
   ino_t inode() const {
     struct stat file;
-    return ::stat((dir.path() / kWeights).c_str(), &file) == 0 ? file.st_ino : 0;
+    return ::stat((options.directory / kWeights).c_str(), &file) == 0 ? file.st_ino : 0;
   }
 
   TempDir dir;
@@ -229,6 +259,36 @@ TEST_CASE("an engine that reads the directory delays the commit, and not the pre
   CHECK(m.Holds(1));
   m.replica->gate().Release("engine");
   CHECK(m.Reaches(2));
+}
+
+TEST_CASE("a full file system at the word makes a member late, until there is room") {
+  const SmallFileSystem files;
+  if (!files.mounted()) return (void)std::puts("SKIPPED: no file system can be mounted here");
+  Member m({.directory = files.path(), .buffers = 2});
+  m.contents[2] = FakeAgent::Step(m.contents[1], 2);
+  m.agent.Publish({1, 2}, m.contents[2], /*attempt=*/1, /*side_files=*/5);
+  m.ids[2] = m.agent.identity();
+  m.Tell(7, 2, 1);
+  REQUIRE(m.Answers(7, true));
+  files.Fill();
+  m.agent.Forget({1, 2});  // nobody is needed for the rest
+  m.Tell(7, 0, 2);
+  const auto says_why = [](const std::string& text) {
+    return text.find("No space left") != std::string::npos;
+  };
+  REQUIRE(Eventually([&] { return says_why(m.answer().refusal); }));
+  CHECK(m.answer().prepared);
+  CHECK(Eventually([&] { return says_why(m.status().message); }));
+  CHECK(m.status().committed == m.Version(1));
+  CHECK(m.Holds(1));
+  // The next round is not kept waiting, either.
+  m.Tell(8, 2, 2);
+  REQUIRE(Eventually([&] { return m.answer().round == 8 && says_why(m.answer().refusal); }));
+  const int opens = m.agent.counts().opens;
+  files.MakeRoom();
+  REQUIRE(m.Reaches(2));
+  CHECK(m.agent.counts().opens == opens);
+  CHECK(Eventually([&] { return m.answer().round == 8 && m.answer().refusal.empty(); }));
 }
 
 TEST_CASE("a sync at a member brings it to its group's version, and takes no newer one") {

@@ -219,6 +219,25 @@ TEST_CASE("one that does not commit in time is late, and the spread is of the ot
   CHECK(g.course.status().last.message == "late: c");
 }
 
+TEST_CASE("one that cannot commit for now is late at once, and its group keeps it") {
+  const bool standing = GENERATE(true, false);
+  const std::string why = "it cannot commit version 2: no space";
+  Group g({.standing = standing});
+  g.Open();
+  g.Decide();
+  g.course.Written(g.Now());
+  g.Says("a", Version(2));
+  g.Says("b", Version(1), true, why);
+  REQUIRE(g.course.status().phase == Phase::kIdle);
+  CHECK(g.course.status().last.committed);
+  CHECK(g.course.status().last.message == "late: b (" + why + ")");
+  g.Says("b", Version(1), true, why);
+  CHECK_FALSE(g.course.over());
+  CHECK(g.course.word().commit == Version(2));
+  g.Says("b", Version(2));
+  CHECK(g.course.over() == !standing);
+}
+
 TEST_CASE("a rollback aborts a round for what was rolled back, and so does a new lineage") {
   const bool rollback = GENERATE(true, false);
   Group g;
