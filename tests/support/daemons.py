@@ -222,6 +222,10 @@ class Daemons:
         child.kill()
         child.wait()
 
+    def end_last(self) -> None:
+        """Ends the daemon that was started last, as if it had never been."""
+        end(self._children.pop())
+
     def pids(self) -> list[int]:
         return [child.pid for child in self._children]
 
