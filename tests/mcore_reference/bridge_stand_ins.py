@@ -79,6 +79,9 @@ def use_bridge():
     sys.meta_path.append(_Finder())  # last: what is installed is taken
     _package("megatron.bridge", root)
     _package("megatron.bridge.models", root / "models")
+    mappings = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    for name in ("ColumnParallelMapping", "RowParallelMapping"):  # asked of the package by some
+        setattr(sys.modules["megatron.bridge.models"], name, getattr(mappings, name))
 
 
 def bridge(module, name):

@@ -111,6 +111,7 @@ FAMILIES = {  # -> where Bridge has its conversion
     "gemma4_dense": ("gemma_vl.gemma4_vl_bridge", "Gemma4VLBridge"),
     "llama_nemotron": ("llama_nemotron.llama_nemotron_bridge", "LlamaNemotronBridge"),
     "step3p5": ("stepfun.step35_bridge", "Step35Bridge"),
+    "nemotron_vl": ("nemotron_omni.nemotron_omni_bridge", "NemotronOmniBridge"),
     "nemotron_h": ("nemotronh.nemotron_h_bridge", "NemotronHBridge"),
 }
 
@@ -171,7 +172,7 @@ def tree(held, whole, config_at, first_layer):
                                {n: whole(full(n)) for n in own}) if own else None
                 part = (KINDS[kind] if kind else Part)(config_at(path))
                 if step.isdigit():
-                    language_layers = path.removeprefix("thinker.").startswith(
+                    language_layers = path.removeprefix("thinker.").removeprefix("llava_model.").startswith(
                         ("decoder.layers.", "language_model.decoder.layers."))
                     part.layer_number = int(step) + 1 + (first_layer if language_layers else 0)
                 at.add_module(step, part)
@@ -204,7 +205,7 @@ def config_of(model, x):
 
 def layer_config(model, config, path):
     """The same of a module of a layer with sizes of its own."""
-    found = re.match(r"(?:language_model\.)?(decoder|mtp)\.layers\.(\d+)\.", path)
+    found = re.match(r"(?:llava_model\.)?(?:language_model\.)?(decoder|mtp)\.layers\.(\d+)\.", path)
     if not found:
         return config
     own = model.at(int(found[2]) + (model.layers if found[1] == "mtp" else config.first_layer))
@@ -366,6 +367,10 @@ def as_bridge_takes(family):
             language["num_global_key_value_heads"] = own.get("num_key_value_heads", language["num_key_value_heads"])
         if family.startswith("gemma4_dense") and not language["attention_k_eq_v"]:
             language["num_global_key_value_heads"] = language["num_key_value_heads"]
+        if family == "nemotron_vl":  # and no latent experts
+            model = Model({"model_type": "nemotron_h", **language})
+            language["hybrid_override_pattern"], language["moe_latent_size"] = model.pattern, None
+            language["vocab_size"] = 48
         if family == "nemotron_h":  # and no Mamba layers in MTP blocks
             model = Model({"model_type": family, **language})
             language["hybrid_override_pattern"] = model.pattern

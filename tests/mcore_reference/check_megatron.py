@@ -69,7 +69,7 @@ NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4", "exaone4", "olmo2", "olm
 # the indexer of sparse attention are other options than transformer_config() below gives, and other models
 # than GPTModel, or layers that differ in size.
 NOT_BUILT |= {"minimax_m2", "olmoe", "starcoder2", "seed_oss", "nemotron", "deepseek_v32", "glm_moe_dsa",
-              "granite4_h", "llama_nemotron", "step3p5", "step3p7", "gemma4_text", "gemma4", "gemma4_dense_text", "gemma4_dense", "mimo_v2_flash",
+              "granite4_h", "llama_nemotron", "step3p5", "step3p7", "gemma4_text", "gemma4", "gemma4_dense_text", "gemma4_dense", "nemotron_vl", "mimo_v2_flash",
               "falcon_h1", "deepseek_v4", "exaone4_5"}
 
 

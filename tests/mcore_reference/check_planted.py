@@ -114,7 +114,7 @@ def one_more(case, shards):
 
 
 def stripped(name):
-    return name.removeprefix("thinker.").removeprefix("language_model.")
+    return name.removeprefix("thinker.").removeprefix("llava_model.").removeprefix("language_model.")
 
 
 def another(shards, end):

@@ -23,7 +23,7 @@ from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 # Models of others' code, or of a class that wants a vision part's every size; and DeepSeek-V4, whose names
 # it saves are neither its own nor the published ones.
 NOT_SAVED = ("sarvam_mla", "deepseek_v4", "exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe",
-             "step3p7", "gemma4", "gemma4_dense", "qwen3_omni_moe", "llama_nemotron", "step3p5", "mimo", "bailing_moe_v2",
+             "step3p7", "gemma4", "gemma4_dense", "nemotron_vl", "qwen3_omni_moe", "llama_nemotron", "step3p5", "mimo", "bailing_moe_v2",
              "kimi_k25", "sarvam_moe")
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,

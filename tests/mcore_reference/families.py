@@ -14,7 +14,7 @@ FAMILIES = [
     "granitemoehybrid", "llama4_text", "llama4", "mimo",
     "minimax_m3_vl", "nemotron_h", "granite4_h", "llama_nemotron", "step3p5", "gemma4_text",
     "qwen3_omni_moe", "sarvam_mla", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4",
-    "mimo_v2_flash", "falcon_h1", "deepseek_v4", "exaone4_5", "gemma4_dense_text", "gemma4_dense",
+    "mimo_v2_flash", "falcon_h1", "deepseek_v4", "exaone4_5", "gemma4_dense_text", "gemma4_dense", "nemotron_vl",
 ]
 
 ARCHITECTURES = {
@@ -47,7 +47,7 @@ ARCHITECTURES = {
     "glm4v_moe": "Glm4vMoeForConditionalGeneration", "step3p7": "Step3p7ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration", "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "exaone4_5": "Exaone4_5_ForConditionalGeneration",
-    "gemma4_dense_text": "Gemma4ForCausalLM", "gemma4_dense": "Gemma4ForConditionalGeneration",
+    "nemotron_vl": "NemotronH_Nano_VL_V2", "gemma4_dense_text": "Gemma4ForCausalLM", "gemma4_dense": "Gemma4ForConditionalGeneration",
     "falcon_h1": "FalconH1ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM",
     "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration", "gemma4_text": "Gemma4ForCausalLM", "llama_nemotron": "DeciLMForCausalLM", "step3p5": "Step3p5ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM", "granite4_h": "GraniteMoeHybridForCausalLM",
@@ -73,7 +73,7 @@ def random_config(family, rng):
             del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
     model_type = {"moonlight": "deepseek_v3", "granite4_h": "granitemoehybrid",
                   "llama_nemotron": "nemotron-nas", "gemma4_dense_text": "gemma4_text",
-                  "gemma4_dense": "gemma4"}.get(family, family)
+                  "gemma4_dense": "gemma4", "nemotron_vl": "NemotronH_Nano_VL_V2"}.get(family, family)
     if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl", "phi3", "olmo2", "olmo3", "olmoe", "starcoder2",
                   "granite", "granitemoehybrid", "granite4_h"):
         _derive_head_dim(c, rng)
@@ -83,11 +83,11 @@ def random_config(family, rng):
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
-_NESTED = ("exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4", "gemma4_dense",
+_NESTED = ("nemotron_vl", "exaone4_5", "qwen2_audio", "qwen2_5_omni", "qwen3_asr", "glm4v_moe", "step3p7", "gemma4", "gemma4_dense",
            "qwen3_omni_moe", "minimax_m3_vl", "mistral3", "llama4", "gemma3", "kimi_k25", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _TIED_ONLY = ("gemma4", "gemma4_text", "gemma4_dense", "gemma4_dense_text", "gemma", "gemma2", "gemma3_text", "gemma3")
 _NEVER_TIED = ("mimo_v2_flash", "deepseek_v4", "sarvam_mla", "glm4v_moe", "step3p7", "qwen3_omni_moe", "minimax_m3_vl", "llama4_text", "llama4", "mistral3", "deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss", "glm4_moe_lite", "deepseek_v32",
-               "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h",
+               "glm_moe_dsa", "kimi_k25", "minimax_m2", "bailing_moe_v2", "sarvam_moe", "hy_v3", "exaone_moe", "nemotron_h", "nemotron_vl",
                "step3p5", "llama_nemotron")
 
 
@@ -117,6 +117,8 @@ def _nest(family, c, rng):
     if family.startswith("qwen3") and rng.random() < 0.5:
         c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
     vision = {}
+    if family == "nemotron_vl":
+        return {**top, "llm_config": {"model_type": "nemotron_h", **c}}
     if family in ("qwen3_omni_moe", "qwen2_5_omni", "qwen3_asr"):
         return {**top, "thinker_config": {"text_config": c}}
     if family.startswith("qwen3"):
@@ -303,6 +305,14 @@ def _nemotron_h(c, rng):
         del c["num_hidden_layers"]
     if rng.random() < 0.3:
         c["attention_head_dim"] = c.pop("head_dim")
+
+
+def _nemotron_vl(c, rng):
+    """No MTP layers; Omni has experts."""
+    _nemotron_h(c, rng)
+    for key in ("num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
+                "mtp_use_repeated_layer"):
+        c.pop(key, None)
 
 
 def _llama4(c, rng):
@@ -553,6 +563,7 @@ def _qwen3_5_moe(c, rng):
 
 
 _BY_FAMILY = {
+    "nemotron_vl": _nemotron_vl,
     "gemma4_dense_text": _gemma4_dense, "gemma4_dense": _gemma4_dense,
     "exaone4_5": lambda c, rng: c.update(num_nextn_predict_layers=rng.choice([0, 1])),
     "mimo_v2_flash": _mimo_v2_flash, "falcon_h1": _falcon_h1, "deepseek_v4": _deepseek_v4,

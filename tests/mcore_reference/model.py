@@ -76,9 +76,13 @@ PUBLISHED = {
     "gemma4_text": ((".mlp.gate.", ".router.proj."), (".mlp.experts.", ".experts."), (".mlp.shared_experts.", ".mlp.")),
     "ernie4_5_moe": ((".mlp.gate.e_score_correction_bias", ".mlp.moe_statics.e_score_correction_bias"),),
 }
+PUBLISHED["NemotronH_Nano_VL_V2"] = tuple(
+    (own, theirs.replace("backbone.", "language_model.backbone.")) for own, theirs in PUBLISHED["nemotron_h"]) + (
+        ("lm_head.", "language_model.lm_head."),)
 PUBLISHED |= {"step3p7": PUBLISHED["step3p5"], "gemma4": PUBLISHED["gemma4_text"]}
 # A model with a vision part -> the model_type of its language part.
 LANGUAGE_PART = {
+    "NemotronH_Nano_VL_V2": "nemotron_h",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "exaone4_5": "exaone4",
@@ -190,6 +194,8 @@ class Model:
         self.mcore_prefix = "language_model." if self.has_vision else ""
         if "thinker_config" in config:
             self.mcore_prefix = "thinker." + self.mcore_prefix
+        if "llm_config" in config:
+            self.mcore_prefix = "llava_model." + self.mcore_prefix
 
         # Attention.
         self.mla = kind in MLA_TYPES
@@ -485,7 +491,7 @@ class Model:
 def language_of(config):
     """The language part of a config."""
     outer = config.get("thinker_config", config)
-    return outer.get("text_config", outer)
+    return outer.get("text_config") or outer.get("llm_config", outer)
 
 
 def _pattern(text, which):

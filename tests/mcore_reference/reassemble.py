@@ -52,7 +52,7 @@ class Reassembly:
     def decoder_layers(self):
         """(chunk, layer within it, global layer), counted from the names that the chunks hold."""
         done = 0
-        pattern = re.compile(r"(?:thinker\.)?(?:language_model\.)?decoder\.layers\.(\d+)\.")
+        pattern = re.compile(r"(?:thinker\.|llava_model\.)?(?:language_model\.)?decoder\.layers\.(\d+)\.")
         for chunk in self.chunk_order():
             found = {int(x.group(1)) for x in map(pattern.match, self.local_names(chunk)) if x}
             assert found == set(range(len(found)))

@@ -88,7 +88,7 @@ def sizes(config, parallel):
     H, nh = text["hidden_size"], text["num_attention_heads"]
     hd, mh = get("head_dim", "attention_head_dim") or H // nh, get("mamba_num_heads", "mamba_n_heads")
     mw = get("mamba_d_ssm") or mh * get("mamba_head_dim") or get("mamba_expand") * H
-    nemotron, granite = config["model_type"] == "nemotron_h", config["model_type"] == "granitemoehybrid"
+    nemotron, granite = "ssm_state_size" in text, config["model_type"] == "granitemoehybrid"
     gated = "linear_num_key_heads" in text or (
         config["model_type"] in ("step3p5", "step3p7") and text.get("use_head_wise_attn_gate", True))
     unit = parallel.vocab_divisor * parallel.tp
@@ -105,7 +105,7 @@ def sizes(config, parallel):
         "kn": get("num_key_value_heads") * hd // parallel.tp if wide else hd,
         "hc": get("hc_mult"), "og": get("o_groups"), "ol": get("o_lora_rank"),
         "xh": get("index_n_heads"), "xd": get("index_head_dim"),
-        "glu": 1 if config["model_type"] in ("nemotron", "starcoder2", "nemotron_h") else 2,
+        "glu": 1 if nemotron or config["model_type"] in ("nemotron", "starcoder2") else 2,
         "mh": mh, "mw": mw, "ms": get("n_groups", "mamba_n_groups") * get("ssm_state_size", "mamba_d_state"),
         "mk": get("conv_kernel", "mamba_d_conv"), "He": get("moe_latent_size") or H,
         "kvl": get("kv_lora_rank"), "kvd": get("kv_lora_rank") + get("qk_rope_head_dim"),
@@ -135,7 +135,7 @@ def expected_shape(name, numbers):
         return None
     if ".core_attention.compressor." in name or ".indexer.compressor." in name:
         return None
-    name = name.removeprefix("thinker.").removeprefix("language_model.")
+    name = name.removeprefix("thinker.").removeprefix("llava_model.").removeprefix("language_model.")
     name = re.sub(r"^decoder\.layers\.\d+\.", "", name)
     name = re.sub(r"^mtp\.layers\.\d+\.(transformer_layer|mtp_model_layer)\.(layers\.\d+\.)?", "", name)
     name = re.sub(r"^mtp\.layers\.\d+\.", "mtp.", name)
