@@ -10,9 +10,7 @@ namespace {
 using kernels::GpuDiffer;
 using kernels::GpuMode;
 
-constexpr double kDigestOfCopy = 0.6, kDiffOfCopy = 0.5;
-/// The oracle makes one payload in this many, too.
-constexpr size_t kByOracle = 16;
+constexpr double kDigestOfCopy = 0.6;
 
 /// The operations of one differ. Each leads from the old version to the new one.
 class Codec {

@@ -13,7 +13,6 @@ using kernels::StridedCopy;
 
 /// The goal: 10 ms for 16 GB with 1% changed.
 constexpr double kWantedSecondsPerByte = 0.010 / 16e9;
-constexpr double kWantedUpToDensity = 0.011;
 
 /// The parameters of an engine: all tensors whole, or those of the first of two ranks, which halve
 /// every second matrix by its columns.

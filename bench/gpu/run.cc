@@ -78,6 +78,7 @@ Status Run(const Options& options, Bench& bench) {
     }
     DW_ASSIGN_OR_RETURN(const Workload pair, source.make(pool));
     GpuSuite suite(pair, dir->path(), pool, bench, findings);
+    TrainerCases(suite);
     CodecCases(suite);
     EngineCases(suite);
     if (&source != &sources.front()) continue;

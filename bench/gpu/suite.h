@@ -17,6 +17,13 @@
 
 namespace deltawire::bench {
 
+/// The goal for diffs of bytes on the device: half of a copy's speed there.
+inline constexpr double kDiffOfCopy = 0.5;
+/// Goals in seconds are for a share of changed elements up to this.
+inline constexpr double kWantedUpToDensity = 0.011;
+/// The oracle makes one payload in this many, too.
+inline constexpr size_t kByOracle = 16;
+
 /// Returns OK, or kInternal with CUDA's message.
 Status FromGpu(const kernels::GpuStatus& status);
 StatusOr<double> TimedOnGpu(const std::function<kernels::GpuStatus()>& call);
@@ -115,6 +122,8 @@ void LinkCases(GpuSuite& suite, const std::filesystem::path& dir);
 void PlaceCases(GpuSuite& suite);
 void CodecCases(GpuSuite& suite);
 void EngineCases(GpuSuite& suite);
+/// Runs a rank's diff of its shards in the trainer's process.
+void TrainerCases(GpuSuite& suite);
 
 int RunGpuSuite(int argc, char** argv);
 

@@ -19,7 +19,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIBRARY = "libdeltawire_export.so.2"
-HOST, PART_WHOLE = -1, 2
+HOST, WHOLE, BLOCK = -1, 2, 3
 COLUMNS = 1024
 
 
@@ -67,6 +67,9 @@ class HostTensor:
         for at in range(0, len(self.data), 200):
             self.data[at] ^= 1
 
+    def strides(self) -> list[int]:
+        return [2 * COLUMNS, 2]
+
     def is_in(self, address: int) -> bool:
         return ctypes.string_at(address, len(self.data)) == bytes(self.data)
 
@@ -111,20 +114,29 @@ def make_tensors(mib: int) -> list:
 
 
 class Trainer:
-    def __init__(self, data_dir: pathlib.Path, tensors: list) -> None:
+    """One rank that has all of each tensor, or two ranks in this process: with half of each
+    tensor's rows, as FSDP2 cuts them, or of its columns, as Megatron cuts every second one."""
+
+    def __init__(self, data_dir: pathlib.Path, tensors: list, cut: str = "whole") -> None:
         self.library = ctypes.CDLL(str(HERE / "bin" / LIBRARY))
         self.library.dw_last_error.restype = ctypes.c_char_p
-        self.client = ctypes.c_void_p()
-        options = Options(ctypes.sizeof(Options), str(data_dir).encode(), b"model", 0, 1, 20_000, 0,
-                          None)
-        self.must(self.library.dw_client_create(ctypes.byref(options), ctypes.byref(self.client)))
-        self.tensors = tensors
+        self.library.dw_offload_diffed_on.restype = ctypes.c_char_p
+        self.library.dw_draw_attempt.restype = ctypes.c_uint64
+        self.tensors, self.cut = tensors, cut
+        self.world = 1 if cut == "whole" else 2
         self.shape = (ctypes.c_uint64 * 2)(self.rows(), COLUMNS)
         metas = (Meta * len(tensors))(*[
             Meta(ctypes.sizeof(Meta), b"model.layers.%d.weight" % i, b"BF16", self.shape, 2)
             for i in range(len(tensors))])
         register = Register(ctypes.sizeof(Register), metas, len(tensors))
-        self.must(self.library.dw_client_register(self.client, ctypes.byref(register), None))
+        self.clients = []
+        for rank in range(self.world):
+            options = Options(ctypes.sizeof(Options), str(data_dir).encode(), cut.encode(), rank,
+                              self.world, 20_000, 0, None)
+            client = ctypes.c_void_p()
+            self.must(self.library.dw_client_create(ctypes.byref(options), ctypes.byref(client)))
+            self.must(self.library.dw_client_register(client, ctypes.byref(register), None))
+            self.clients.append(client)
 
     def rows(self) -> int:
         first = self.tensors[0]
@@ -134,39 +146,62 @@ class Trainer:
         if code != 0:
             raise SystemExit(f"FAILED: {self.library.dw_last_error().decode()}")
 
-    def offload(self, version: int, diff: bool) -> float:
-        """Seconds from the first byte to the last. The half is compared before it is ready, or with
-        `diff`, where the device hands over what has changed, when it is published."""
-        begun = ctypes.c_void_p()
-        self.must(self.library.dw_offload_begin(self.client, ctypes.c_uint64(version),
-                                                ctypes.byref(begun)))
+    def block(self, tensor, rank: int) -> Block:
+        """The rank's shard of a tensor, and where it lies in it."""
+        start, shape = [0, 0], [self.rows(), COLUMNS]
+        if self.world > 1:
+            dim = 0 if self.cut == "rows" else 1
+            start[dim] = shape[dim] * rank // 2
+            shape[dim] = shape[dim] * (rank + 1) // 2 - start[dim]
+        strides = tensor.strides()
+        address = tensor.address() + start[0] * strides[0] + start[1] * strides[1]
+        return Block(ctypes.sizeof(Block), address, 2, 2, (ctypes.c_uint64 * 2)(*shape),
+                     (ctypes.c_int64 * 2)(*strides), (ctypes.c_uint64 * 2)(*start))
+
+    def write(self, begun: ctypes.c_void_p, rank: int, diff: bool) -> None:
         count, device = len(self.tensors), self.tensors[0].device
-        blocks = (Block * count)(*[
-            Block(ctypes.sizeof(Block), tensor.address(), 2, 2, self.shape)
-            for tensor in self.tensors])
-        if device != HOST:
-            self.tensors[0].torch.cuda.synchronize()
-            for block, tensor in zip(blocks, self.tensors):
-                block.strides = (ctypes.c_int64 * 2)(*tensor.strides())
-        start = time.perf_counter()
+        share = WHOLE if self.world == 1 else BLOCK
+        blocks = (Block * count)(*[self.block(tensor, rank) for tensor in self.tensors])
         if diff and device != HOST:
             indices = (ctypes.c_uint32 * count)(*range(count))
             self.must(self.library.dw_offload_diff_device(
-                begun, indices, blocks, ctypes.c_size_t(count), device, PART_WHOLE))
-        for i, block in enumerate(() if diff and device != HOST else blocks):
-            self.must(
-                self.library.dw_offload_write(begun, i, ctypes.byref(block), PART_WHOLE)
-                if device == HOST else self.library.dw_offload_write_device(
-                    begun, i, ctypes.byref(block), device, PART_WHOLE))
+                begun, indices, blocks, ctypes.c_size_t(count), device, share))
+            return
+        for i, block in enumerate(blocks):
+            self.must(self.library.dw_offload_write(begun, i, ctypes.byref(block), share)
+                      if device == HOST else self.library.dw_offload_write_device(
+                          begun, i, ctypes.byref(block), device, share))
+
+    def offload(self, version: int, diff: bool) -> None:
+        """Times from the first byte to the last. The half is compared before it is ready, or with
+        `diff`, where the device hands over what has changed, when it is published."""
+        attempt = ctypes.c_uint64(self.library.dw_draw_attempt())
+        begun = [ctypes.c_void_p() for _ in self.clients]
+        for client, offload in zip(self.clients, begun):
+            self.must(self.library.dw_offload_begin_attempt(
+                client, ctypes.c_uint64(version), attempt, ctypes.byref(offload)))
+        if self.tensors[0].device != HOST:
+            self.tensors[0].torch.cuda.synchronize()
+        start = time.perf_counter()
+        for rank, offload in enumerate(begun):
+            self.write(offload, rank, diff)
         seconds = time.perf_counter() - start
+        said = self.library.dw_offload_diffed_on(begun[0]).decode()
         if not diff:
-            self.compare(begun, version)
-        self.must(self.library.dw_offload_ready(begun))
-        self.must(self.library.dw_wait_published(self.client, ctypes.c_uint64(version), 0, None))
+            self.compare(begun[0], version)
+        for offload in begun:
+            self.must(self.library.dw_offload_ready(offload))
+        self.must(self.library.dw_wait_published(self.clients[0], ctypes.c_uint64(version), 0, None))
         if diff:
-            self.compare(begun, version)
-        self.library.dw_offload_destroy(begun)
-        return seconds
+            self.compare(begun[0], version)
+        for offload in begun:
+            self.library.dw_offload_destroy(offload)
+        size = self.rows() * COLUMNS * 2 * len(self.tensors) / 1e9
+        print(f"{self.cut}, version {version}{', diffed' * diff}: {size:.3f} GB in "
+              f"{seconds * 1e3:.1f} ms, {size / seconds:.2f} GB/s, and compared"
+              f"{'; by ' * bool(said)}{said}", flush=True)
+        for tensor in self.tensors:
+            tensor.step()
 
     def compare(self, begun: ctypes.c_void_p, version: int) -> None:
         for i, tensor in enumerate(self.tensors):
@@ -174,10 +209,12 @@ class Trainer:
             self.must(self.library.dw_offload_tensor(begun, i, ctypes.byref(data),
                                                      ctypes.byref(size)))
             if not tensor.is_in(data.value):
-                raise SystemExit(f"WRONG: tensor {i} of version {version} in the sender's half")
+                raise SystemExit(f"WRONG: tensor {i} of {self.cut}, version {version}, in the "
+                                 "sender's half")
 
     def close(self) -> None:
-        self.library.dw_client_destroy(self.client)
+        for client in self.clients:
+            self.library.dw_client_destroy(client)
 
 
 def main() -> int:
@@ -195,17 +232,12 @@ def main() -> int:
             stdout=out, stderr=out)
     try:
         tensors = make_tensors(args.mib)
-        trainer = Trainer(data_dir, tensors)
-        size = trainer.rows() * COLUMNS * 2 * len(tensors)
-        for version in range(1, 9):
-            diff = version > 4  # of the first of these all bytes go, and the base is made
-            seconds = trainer.offload(version, diff)
-            print(f"version {version}{', diffed' * diff}: {size / 1e9:.3f} GB in "
-                  f"{seconds * 1e3:.1f} ms, {size / 1e9 / seconds:.2f} GB/s, and compared",
-                  flush=True)
-            for tensor in tensors:
-                tensor.step()
-        trainer.close()
+        for cut in ("whole", "rows", "columns"):
+            trainer = Trainer(data_dir, tensors if cut == "whole" else tensors[:2], cut)
+            for version in range(1, 9):
+                # Of the first version that is diffed all bytes go, and the base is made.
+                trainer.offload(version, diff=version > 4 if cut == "whole" else version > 1)
+            trainer.close()
         said = [line for line in log.read_text().splitlines() if "diffs run on" in line]
         print(said[0] if said else "the sender did not say where its diffs run")
         if tensors[0].device != HOST and not any("diffs run on the CPU" not in s for s in said):

@@ -59,7 +59,7 @@ class Pretended(KitTest):
         self.pretend()
         status, printed, steps = self.run_kit()
         self.assertEqual(status, 0, printed)
-        self.assertEqual(list(steps), ["machine", "gpu_test", "bench", "densities", "torch",
+        self.assertEqual(list(steps), ["machine", "gpu_test", "bench", "torch", "densities",
                                        "memcheck", "racecheck", "profile"], printed)
         for name in ("gpu_test", "bench", "densities", "torch"):
             self.assertEqual(steps[name], "ok", printed)
@@ -68,12 +68,14 @@ class Pretended(KitTest):
             self.assertRegex(steps[name], f"ok|skipped: .*{why}", printed)
         self.assertEqual(sum(self.counts(printed)), len(steps))
         table = (self.kit / "out" / "bench-table.txt").read_text()
-        for case in ("diff_encode/on-device", "diff_encode/live", "decode_apply/resident",
+        for case in ("trainer/fsdp2", "trainer/megatron", "diff_encode/on-device", "diff_encode/live", "decode_apply/resident",
                      "digest/on-device", "engine/apply", "engine-columns/apply", "pin/eighths",
                      "link/to-host", "place/tensors", "place/columns", "place/transposed"):
             self.assertRegex(table, rf"(?m)^{case}/", printed)
         # Version 1 in full, and then deltas, of which each byte of the half was compared.
-        self.assertIn("version 8, diffed: ", (self.kit / "out" / "torch.txt").read_text())
+        torch = (self.kit / "out" / "torch.txt").read_text()
+        for cut in ("whole", "rows", "columns"):
+            self.assertIn(f"{cut}, version 8, diffed: ", torch)
 
     def test_no_step_starts_when_the_time_is_up(self) -> None:
         self.pretend()
