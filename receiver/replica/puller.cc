@@ -186,7 +186,9 @@ Status Puller::Commit() {
   ended = EndRound(*prepared.round, prepared.began, ended);
   // The commit may have pulled for corrupt chunks.
   env_.links.PullEnded(fault_);
-  const bool complete = prepared.round->step() == PullRound::Step::kCommit;
+  // A fresh file may have replaced the one that had the chunks.
+  const bool complete =
+      prepared.round->step() == PullRound::Step::kCommit && buffer().bases().DigestsOf(whole).ok();
   if (complete && absl::IsResourceExhausted(ended)) prepared_ = std::move(prepared);
   return ended;
 }
