@@ -59,6 +59,7 @@ struct EngineAttempt {
   bool was_paused = false;  ///< before the call under way
   bool unasked = false;     ///< the next call was not made when it was due
   bool repeating = false;   ///< the next call was made before, and has failed
+  bool waited = false;      ///< such a call, and no rank has named its process since
   bool attach_tried = false;
   bool reloaded = false;
   bool reading = false;         ///< kReload was made, and since then only kAttach and kPrepare

@@ -108,8 +108,9 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     return Lost(answer.gone, now);
   }
   if (std::exchange(unreachable_, false)) pause_.Reset();
-  const bool repeated = std::exchange(attempt_.repeating, false);
+  attempt_.waited = std::exchange(attempt_.repeating, false) || attempt_.waited;
   if (!IsTheSame(answer, now)) return;
+  if (!answer.process.empty()) attempt_.waited = false;
   if (answer.result == Result::kAsleep) {
     // A pause that was not asked for has paused nothing.
     if (call == EngineCall::kPause && !attempt_.Aims(Aim::kCondemn)) {
@@ -141,14 +142,14 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     return EndAttempt(false, now);
   }
   const std::optional<EngineCall> next =
-      answer.done() ? Succeeded(call, answer, repeated, now) : Refused(call, answer, now);
+      answer.done() ? Succeeded(call, answer, now) : Refused(call, answer, now);
   if (!next) return;
   if (next == EngineCall::kResume) known.weights = attempt_.goal();
   attempt_.step = next;
 }
 
 std::optional<EngineCall> EngineCourse::Succeeded(EngineCall call, const EngineAnswer& answer,
-                                                  bool repeated, Time now) {
+                                                  Time now) {
   EngineFacts::Known& known = facts_.known;
   facts_.Learn(call, answer);
   attempt_.Done(call);
@@ -156,7 +157,7 @@ std::optional<EngineCall> EngineCourse::Succeeded(EngineCall call, const EngineA
     facts_.process.paused = false;
     totals_.last_pause_seconds = std::chrono::duration<double>(now - pause_began_).count();
     totals_.pause_seconds += totals_.last_pause_seconds;
-    const bool failed = repeated || (attempt_.Aims(Aim::kUndo) && attempt_.repeats);
+    const bool failed = attempt_.waited || (attempt_.Aims(Aim::kUndo) && attempt_.repeats);
     // While an answer was awaited, another process may have taken the place of the one before.
     attempt_.confirms = failed && traits_.asks;
     if (attempt_.confirms) return EngineCall::kAsk;

@@ -103,9 +103,8 @@ class EngineCourse {
   using Aim = EngineAttempt::Aim;
 
   /// Handles a call of an attempt that was done. Returns the next one; none: all that follows was
-  /// done. `repeated`: an earlier try of the call had failed.
-  std::optional<EngineCall> Succeeded(EngineCall call, const EngineAnswer& answer, bool repeated,
-                                      Time now);
+  /// done.
+  std::optional<EngineCall> Succeeded(EngineCall call, const EngineAnswer& answer, Time now);
   /// The same for a call that was not done.
   std::optional<EngineCall> Refused(EngineCall call, const EngineAnswer& answer, Time now);
   /// Returns the call that takes the place of `call`, which was refused; none: that is a failure.

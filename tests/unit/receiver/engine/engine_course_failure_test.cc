@@ -338,6 +338,7 @@ TEST_CASE(
 TEST_CASE("a proof that is not had keeps a version from being served") {
   const EngineFailure failure = GENERATE(EngineFailure::kRetry, EngineFailure::kRollback);
   Walk walk(EngineKind::kVllm, {.failure = failure});
+  walk.process = "one";
   walk.Serve(1);
   walk.answers[EngineCall::kSample] = {kRefused};
   walk.course.Ready(Version(2));
@@ -543,6 +544,7 @@ TEST_CASE("rollback: what is not sure to be taken back stays paused") {
 
 TEST_CASE("rollback: vLLM, which has refused the load, proves what it holds") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.process = "one";
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};
   walk.answers[EngineCall::kRollback] = {kRefused};
@@ -569,6 +571,7 @@ TEST_CASE("rollback: vLLM, which has refused the load, proves what it holds") {
 
 TEST_CASE("rollback: vLLM is told again where the answer to it was lost") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.process = "one";
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};
   walk.answers[EngineCall::kRollback] = {kUnsure};
@@ -588,8 +591,23 @@ TEST_CASE("rollback: the version before is named again, until the engine has hea
   const auto action = walk.course.Next(walk.now + std::chrono::hours(1));
   CHECK(action.call == EngineCall::kName);
   CHECK(action.to == Version(1));
-  CHECK(walk.Later() == Calls{"name", "resume", "clear"});
+  // Another process may have started in between.
+  CHECK(walk.Later() == Calls{"name", "resume", "ask", "clear"});
   CHECK(walk.served() == Version(1));
+}
+
+TEST_CASE("rollback: an engine that has started anew before it named the version serves it not") {
+  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
+  walk.process = "one";
+  walk.Serve(1);
+  walk.answers[EngineCall::kName] = {kRefused, kUnsure};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run().back() == "name");
+  walk.process = "two";
+  walk.held = {};
+  const Calls calls = walk.Later();
+  CHECK(Calls(calls.begin(), calls.begin() + 3) == Calls{"name", "resume", "ask"});
+  CHECK(walk.served() == Version(2));
 }
 
 TEST_CASE("a vLLM that an earlier receiver has left paused in a reload is not resumed unproven") {

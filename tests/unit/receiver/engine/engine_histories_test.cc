@@ -416,7 +416,7 @@ constexpr EngineFailure kFailures[] = {EngineFailure::kRetry, EngineFailure::kRo
 
 /// The history of this seed; what it comes to, or "".
 std::string One(uint64_t seed, Plant plant) {
-  const EngineFailure failure = kFailures[seed / 3 % 4];
+  const EngineFailure failure = kFailures[seed / 6 % 4];
   try {
     if (seed % 3 == 0) {
       LostAnswers(seed, failure, plant);
