@@ -88,6 +88,8 @@ Json PluginBody(EngineCall call, const Identity& to, const EngineOptions& option
       kwargs["directory"] = model.directory.native();
       break;
     case EngineCall::kPrepare:
+      kwargs["directory"] = model.directory.native();
+      [[fallthrough]];
     case EngineCall::kLoad:
     case EngineCall::kRollback:
       kwargs["version"] = to.id.version;

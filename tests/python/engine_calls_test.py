@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import unittest
 import unittest.mock
 
@@ -243,6 +244,31 @@ class CallsTest(Plugin):
         answer = self.refused("attach", "it loaded another version", directory=self.directory)
         self.assertIsNone(answer["held"])
         self.refused("prepare", "attach comes first")
+
+    def test_a_receiver_with_another_directory_is_followed_from_the_same_version_on(self):
+        """The one before commits nothing more."""
+        self.begin()
+        self.done("attach", directory=self.directory)
+        self.cluster.kill("deltawire-receiver")
+        model = self.id().rsplit(".", 1)[-1]
+        elsewhere = self.cluster.root / f"elsewhere-{model}"
+        self.receiver = self.cluster.start_receiver([self.cluster.control], model, elsewhere)
+        self.receiver.await_version(1)
+        for version in (1, 2, 3):
+            if version > 1:
+                self.next_version()
+            self.done("prepare", version=version, directory=str(elsewhere))
+            self.done("apply", version=version, check=True)
+            self.assert_newest()
+        self.cluster.kill("deltawire-receiver")
+        shutil.rmtree(elsewhere)  # and made anew
+        self.receiver = self.cluster.start_receiver([self.cluster.control], model, elsewhere)
+        self.receiver.await_version(3)
+        self.done("prepare", version=3, directory=str(elsewhere))
+        self.next_version()
+        self.done("prepare", version=4, directory=str(elsewhere))
+        self.done("apply", version=4, check=True)
+        self.assert_newest()
 
     def test_a_rank_that_cannot_take_its_share_back_is_attached_anew(self):
         self.begin()

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from deltawire import Error, UnavailableError
+from deltawire import DeadlineError, Error, RefusedError, UnavailableError
 from deltawire.engine import _core
 from deltawire.engine._outcome import DRIFTED, Attached, Outcome, some
 from deltawire.engine._served import Record
@@ -102,6 +102,16 @@ class EngineClient:
         moved them, it computes with other memory than this client writes: then every step is
         refused."""
         return self._model is None or self._addresses == _addresses(self._model)
+
+    def is_current(self) -> bool:
+        """Returns whether the receiver still writes to the opened files; it may have begun anew."""
+        try:
+            self.wait(self.held, 0)
+        except DeadlineError:
+            pass
+        except RefusedError:
+            return False
+        return True
 
     def prepare(self) -> Outcome:
         """Prepares the update from `held` to the committed version, and checks all of it. Writes

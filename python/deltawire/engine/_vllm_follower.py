@@ -48,6 +48,8 @@ class Corrupts(Refused):
 class Followed:
     """One model of a worker, and the known state of its memory."""
 
+    directory: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # of its attach
     client: EngineClient | None = None
     model: torch.nn.Module | None = None
     prepared: Identity | None = None
@@ -169,6 +171,9 @@ class Follower:
         if directory:
             self._served = self._followed = self._follow(
                 self._served, self._engine.served, directory, check_every, second_instance, options)
+            self._served.directory = directory
+            self._served.options = {"check_every": check_every, "second_instance": second_instance,
+                                    **options}
         if draft_directory:
             self._draft = self._follow(self._draft, self._engine.draft, draft_directory,
                                        check_every, False, options)
@@ -252,8 +257,26 @@ class Follower:
         if str(client.held) != older:  # else the others find this replica as it was
             self._undo = undo
 
-    def _prepare(self, version: int | None = None) -> None:
-        """Prepares and checks the update to the committed version; discards an earlier one."""
+    def _move(self, version: int | None, directory: str) -> None:
+        """Follows another receiver's directory from now on, if that has the version of the memory.
+        A receiver that has ended, or lost its directory, commits nothing more in the followed one.
+        """
+        followed, client = self._followed, self._followed.client
+        moved = (client is not None and client.held and client.held.version == version
+                 and not (followed.directory == directory and client.is_current()))
+        if not all(everywhere(bool(moved), self._engine.group)):
+            return
+        try:
+            self._attach(directory, **followed.options)
+        except Refused as refused:
+            logger.info("deltawire: %s is not followed yet: %s", directory, refused)
+        self._done = Done(nonce=self._done.nonce)  # what an attach has found is none of this call's
+
+    def _prepare(self, version: int | None = None, directory: str = "") -> None:
+        """Prepares and checks the update to the committed version; discards an earlier one.
+        `directory`: of the receiver that asks."""
+        if directory and self._followed is self._served:
+            self._move(version, directory)
         followed = self._followed
         followed.prepared = followed.before = None
         self._done.shares = followed.rounds.look(self._require, self._engine.group)

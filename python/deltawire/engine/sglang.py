@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
-from deltawire import DeadlineError, Error, RefusedError
+from deltawire import Error
 from deltawire.engine import EngineClient, Identity, Outcome
 from deltawire.engine._outcome import ANEW
 from deltawire.engine._ranks import (
@@ -178,16 +178,6 @@ class Follower:
         self.news: Held | None = attached.held  # until all ranks have compared it
         logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
-    def is_current(self) -> bool:
-        """Returns whether the receiver still writes to the opened files; it may have begun anew."""
-        try:
-            self.client.wait(self.client.held, 0)
-        except DeadlineError:
-            pass
-        except RefusedError:
-            return False
-        return True
-
     def prepare(self, order: Order) -> UpdateInfo | None:
         """Prepares the update to the order's version; returns None if the memory holds it
         already."""
@@ -262,7 +252,7 @@ def _follower(runner: Any, order: Order) -> Follower:
         # It no longer writes, so it must not claim the server's version either.
         found = None
         del _followers[runner.model]
-    if found is not None and found.directory == order.directory and found.is_current():
+    if found is not None and found.directory == order.directory and found.client.is_current():
         if order.threads not in (None, found.threads):
             raise Refused(f"threads={order.threads} was asked for, and the first order has "
                           f"attached with {found.threads}, which stays; leave the option out")

@@ -409,6 +409,12 @@ TEST_CASE("the word of an engine's ranks is theirs, whole, and to this call, or 
   CHECK(no->drifted);
 }
 
+TEST_CASE("a plug-in is told whose directory the update is in") {
+  const Json kwargs = PluginBody(EngineCall::kPrepare, kSeven, *ParseEngine("vllm=http://a:1"),
+                                 {"m", "/m"}, "abc", 1)["kwargs"];
+  CHECK(kwargs == Json{{"call", "prepare"}, {"nonce", "abc"}, {"directory", "/m"}, {"version", 7}});
+}
+
 TEST_CASE("a proof names the version's number and root") {
   const EngineOptions options = *ParseEngine("vllm=http://a:1");
   for (const EngineCall call : {EngineCall::kSample, EngineCall::kProve}) {
