@@ -180,7 +180,7 @@ std::optional<EngineCall> EngineCourse::Succeeded(EngineCall call, const EngineA
     Condemn(now);
     return std::nullopt;
   }
-  const auto next = attempt_.After(call, traits_, !known.reload_only, facts_.process.doubtful);
+  const auto next = attempt_.After(call, traits_, facts_.MayFollow(), facts_.process.doubtful);
   if (next == EngineCall::kPrepare && call == EngineCall::kAsk && answer.held.empty()) {
     attempt_.attach_tried = true;
     return EngineCall::kAttach;
@@ -213,7 +213,7 @@ std::optional<EngineCall> EngineCourse::Refused(EngineCall call, const EngineAns
   if (call == EngineCall::kAttach || call == EngineCall::kPrepare || answer.only_anew) {
     known.only_anew = answer.only_anew;
   }
-  if (const auto next = refused ? Instead(call, answer.why) : std::nullopt) return next;
+  if (const auto next = refused ? Instead(call, answer) : std::nullopt) return next;
   const bool of_both =
       call == EngineCall::kPrepare || (call == EngineCall::kAttach && !answer.only_anew);
   const bool both = of_both && !attempt_.refusal.empty() && attempt_.refusal != answer.why;
@@ -226,21 +226,30 @@ std::optional<EngineCall> EngineCourse::Refused(EngineCall call, const EngineAns
   return std::nullopt;
 }
 
-std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::string& why) {
+std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const EngineAnswer& answer) {
   EngineFacts::Known& known = facts_.known;
   EngineFacts::Process& process = facts_.process;
   if (attempt_.Aims(Aim::kCheck)) return std::nullopt;
   if (call == EngineCall::kRollback && traits_.proves) return EngineCall::kProve;
+  // The first refusal may be a passing failure, unless no other attempt could show that.
+  const bool may_pass =
+      known.refusals == 0 && known.attempts < policy_.retries && !known.reload_only;
   if (call == EngineCall::kPrepare && traits_.asks) {
-    if (attempt_.reloaded || std::exchange(attempt_.attach_tried, true)) return std::nullopt;
-    attempt_.refusal = why;
+    if (attempt_.reloaded || attempt_.attach_tried) return std::nullopt;
+    // It follows, and may have had no memory for the update.
+    if (!answer.held.empty() && may_pass) {
+      ++known.refusals;
+      return std::nullopt;
+    }
+    attempt_.attach_tried = true;
+    attempt_.refusal = answer.why;
     return EngineCall::kAttach;
   }
   const bool of_place = call == EngineCall::kPrepare || call == EngineCall::kAttach;
   if (!of_place || !facts_.MayReload()) return std::nullopt;
-  // It holds another version, or cannot be followed. The first refusal may be a passing failure,
-  // unless there is no other attempt that could show it.
-  if (known.refusals++ == 0 && known.attempts < policy_.retries) return std::nullopt;
+  // It holds another version, or cannot be followed.
+  ++known.refusals;
+  if (may_pass) return std::nullopt;
   if (!attempt_.reloaded) {
     attempt_.reloading = true;
     return EngineCall::kPause;
@@ -249,7 +258,8 @@ std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::stri
   process.spoiled = process.spoiled || process.doubted;
   if (process.spoiled) return std::nullopt;
   known.reload_only = true;
-  known.why_reload = fmt::format("cannot be updated in place, so it reads the directory: {}", why);
+  known.why_reload =
+      fmt::format("cannot be updated in place, so it reads the directory: {}", answer.why);
   return attempt_.After(EngineCall::kLoad, traits_, /*follows=*/false, process.doubtful);
 }
 

@@ -108,7 +108,7 @@ class EngineCourse {
   /// The same for a call that was not done.
   std::optional<EngineCall> Refused(EngineCall call, const EngineAnswer& answer, Time now);
   /// Returns the call that takes the place of `call`, which was refused; none: that is a failure.
-  std::optional<EngineCall> Instead(EngineCall call, const std::string& why);
+  std::optional<EngineCall> Instead(EngineCall call, const EngineAnswer& answer);
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
   /// Returns false if the answer is not this process's to give, after doing all that follows.
   bool IsTheSame(const EngineAnswer& answer, Time now);

@@ -31,7 +31,12 @@ void EngineFacts::Learn(EngineCall call, const EngineAnswer& answer) {
   if (call == EngineCall::kLoad) process.unproven = true;
   if (call == EngineCall::kPause) process.pause_lost = false;
   if (attached) process.spoiled = process.doubted = dropped = false;
-  if (attached || call == EngineCall::kPrepare) known.only_anew = false;
+  if (call == EngineCall::kReload && known.reload_only) ++known.reloads;
+  if (attached || call == EngineCall::kPrepare) known.only_anew = known.reload_only = false;
+  if (!known.reload_only) {
+    known.why_reload.clear();
+    known.reloads = 0;
+  }
   if (call == EngineCall::kAsk) {
     known.unknown = false;
     if (!answer.held.empty() && !(answer.held == known.served)) known.served = {};

@@ -2,6 +2,7 @@
 // the state of its process. Its owner synchronizes.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -27,6 +28,7 @@ class EngineFacts {
     bool closing = false;      ///< the version was given up, and its update is to be closed
     bool reload_only = false;  ///< it cannot be followed, so it reads the directory each time
     std::string why_reload;    ///< why reload_only is set
+    uint32_t reloads = 0;      ///< since reload_only is set
     /// Its last refusal says that no reload would help, as for another model's shapes.
     bool only_anew = false;
     bool verified = false;  ///< all of its memory was compared, and loaded well since
@@ -58,6 +60,9 @@ class EngineFacts {
   bool MayReload() const { return !process.spoiled && !known.only_anew && !process.corrupts; }
   /// Returns true if it cannot be updated in place, and may be told to read the directory.
   bool ReadsAlways() const { return known.reload_only && MayReload(); }
+  /// Returns true if an engine that has read the directory is expected to follow. One that could
+  /// not is tried again after 1, 2, 4, ... reloads: it may have lacked memory.
+  bool MayFollow() const { return !known.reload_only || std::has_single_bit(known.reloads); }
   /// Returns true if it is to read the directory since its weights are gone: a prepare would add to
   /// the bytes that its memory has now.
   bool ReadsAnew() const { return dropped && traits_.asks && MayReload(); }

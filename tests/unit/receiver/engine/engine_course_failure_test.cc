@@ -295,6 +295,28 @@ TEST_CASE("an engine that reads each version whole, and whose answer was lost, s
   CHECK(walk.served() == Identity{});
 }
 
+TEST_CASE("an engine that follows, and has no memory to prepare, is asked again before all else") {
+  EngineAnswer no_memory = kRefused;
+  no_memory.held = Version(1);
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);
+  walk.answers[EngineCall::kPrepare] = {no_memory};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"prepare*"});
+  CHECK(walk.state() == EngineState::kRetrying);
+  CHECK(walk.served() == Version(1));
+  CHECK(walk.Later() == kVllmFirst);
+  CHECK(walk.served() == Version(2));
+  // The second refusal in a row may have another reason.
+  walk.held = no_memory.held = Version(2);
+  walk.answers[EngineCall::kPrepare] = {no_memory, no_memory};
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run() == Calls{"prepare*"});
+  CHECK(walk.Later() == Calls{"ask", "prepare*", "attach*", "prepare*", "pause", "load", "flush",
+                              "sample", "name", "resume"});
+  CHECK(walk.served() == Version(3));
+}
+
 TEST_CASE("what an engine's own reload would corrupt is not read, and it goes on as it was") {
   Walk walk(EngineKind::kVllm, {.retries = 0});
   walk.Serve(1);

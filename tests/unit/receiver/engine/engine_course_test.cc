@@ -252,7 +252,8 @@ TEST_CASE("the last attempt reads the directory, though it is the first that was
 TEST_CASE("an engine that cannot be followed at all reads the directory, and says why") {
   Walk walk(EngineKind::kVllm, {.retries = 0});
   walk.answers[EngineCall::kPrepare] = {kRefused};
-  walk.answers[EngineCall::kAttach] = {kRefused, {Result::kRefused, "400: it quantises", {}}};
+  const EngineAnswer no{Result::kRefused, "400: it quantises", {}};
+  walk.answers[EngineCall::kAttach] = {kRefused, no};
   walk.course.Ready(Version(1));
   CHECK(walk.Run() == Calls{"ask", "prepare*", "attach*", "pause*", "reload*", "attach*", "flush",
                             "name", "resume"});
@@ -262,9 +263,16 @@ TEST_CASE("an engine that cannot be followed at all reads the directory, and say
   const uint64_t number = walk.course.AskCheck();
   CHECK(walk.course.view().last_check().number == number);
   CHECK(walk.course.view().last_check().error.find("it quantises") != std::string::npos);
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"pause*", "reload*", "flush", "name", "resume"});
-  CHECK(walk.course.view().error.find("it quantises") != std::string::npos);
+  // It is tried again, ever more seldom.
+  for (uint64_t version = 2; version <= 9; ++version) {
+    CAPTURE(version);
+    const bool tries = version == 2 || version == 3 || version == 5 || version == 9;
+    if (tries) walk.answers[EngineCall::kAttach] = {no};
+    walk.course.Ready(Version(version));
+    CHECK(walk.Run() == (tries ? Calls{"pause*", "reload*", "attach*", "flush", "name", "resume"}
+                               : Calls{"pause*", "reload*", "flush", "name", "resume"}));
+    CHECK(walk.course.view().error.find("it quantises") != std::string::npos);
+  }
   // Another process may be one that can be followed.
   walk.answers[EngineCall::kProbe] = {kUnreachable};
   walk.Later();
@@ -277,6 +285,23 @@ TEST_CASE("an engine that cannot be followed at all reads the directory, and say
   sglang.course.Ready(Version(1));
   CHECK(sglang.Run() == Calls{"prepare*", "pause*", "reload*", "prepare*", "resume"});
   CHECK(sglang.served() == Version(1));
+  // It had no memory then, and has some now.
+  sglang.course.Ready(Version(2));
+  CHECK(sglang.Run() == Calls{"pause*", "reload*", "prepare*", "load", "resume", "check*"});
+  CHECK(sglang.course.view().error.empty());
+  sglang.course.Ready(Version(3));
+  CHECK(sglang.Run() == Calls{"prepare*", "pause", "load", "resume"});
+
+  // Another refusal is no failure, and the pause is not repeated for it.
+  Walk patient(EngineKind::kVllm);
+  patient.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+  patient.answers[EngineCall::kAttach] = {kRefused, kRefused, no, no};
+  patient.course.Ready(Version(1));
+  patient.Run();
+  REQUIRE(patient.Later().back() == "resume");
+  patient.course.Ready(Version(2));
+  CHECK(patient.Run() == Calls{"pause*", "reload*", "attach*", "flush", "name", "resume"});
+  CHECK(patient.served() == Version(2));
 }
 
 TEST_CASE("while the receiver changes the directory no call is made, and none has failed") {

@@ -46,6 +46,7 @@ struct Climate {
   unsigned transport = 0;  ///< percent of calls whose answer is lost, late or of two calls
   unsigned trouble = 0;    ///< percent of calls that a rank refuses, or worse
   unsigned events = 0;     ///< percent of calls before which something else happens
+  bool refusals = false;   ///< all trouble is a refusal
 };
 
 struct History {
@@ -188,7 +189,8 @@ struct History {
     }
     RanksStandIn::Trouble trouble;
     if (Chance(climate.trouble)) {
-      trouble = {random() % engine->ranks(), static_cast<What>(1 + random() % 3)};
+      const unsigned kinds = climate.refusals ? 1 : 3;
+      trouble = {random() % engine->ranks(), static_cast<What>(1 + random() % kinds)};
       // A plain reload has nothing by which a lie would be found.
       if (!plugin() && trouble.what == What::kLies) trouble.what = What::kTears;
     }
@@ -411,6 +413,29 @@ void LostAnswers(uint64_t seed, EngineFailure failure, Plant plant) {
   }
 }
 
+/// A history of an engine that must not be told to read the directory: refusals pass, and lost
+/// answers and receivers that end with them, without another process.
+void PassingRefusals(uint64_t seed, EngineFailure failure, Plant plant) {
+  History h(seed, EngineKind::kVllm, failure, plant, static_cast<uint32_t>(seed % 4));
+  h.engine->corrupts = true;
+  h.Run({}, 100);
+  for (int version = 0; version < 6; ++version) {
+    while (h.holding) h.Run({}, 1);
+    if (h.Chance(20)) h.NewReceiver();
+    h.Publish();
+    h.Run({.transport = 10, .trouble = 25, .refusals = true}, static_cast<int>(h.random() % 50));
+  }
+  h.late.clear();
+  h.Run({}, 150);
+  h.Publish();
+  h.Run({}, 150);
+  const auto view = h.course->view();
+  const std::string last = fmt::format("{} ({})", ToString(view.state), view.error);
+  if (view.state == EngineState::kOut) return;  // as the policy has it
+  Expect(view.served == VersionOf(h.engine->directory), "it does not serve the newest: " + last);
+  Expect(!h.engine->paused, "it stays paused: " + last);
+}
+
 constexpr EngineFailure kFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                        EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 
@@ -418,7 +443,9 @@ constexpr EngineFailure kFailures[] = {EngineFailure::kRetry, EngineFailure::kRo
 std::string One(uint64_t seed, Plant plant) {
   const EngineFailure failure = kFailures[seed / 6 % 4];
   try {
-    if (seed % 3 == 0) {
+    if (seed % 6 == 0) {
+      PassingRefusals(seed, failure, plant);
+    } else if (seed % 3 == 0) {
       LostAnswers(seed, failure, plant);
     } else {
       Anything(seed, seed % 3 == 1 ? EngineKind::kVllm : EngineKind::kVllmReload, failure, plant);

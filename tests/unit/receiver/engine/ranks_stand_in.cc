@@ -118,9 +118,17 @@ RanksStandIn::Word RanksStandIn::Step(const Json& kwargs, const Trouble& trouble
     return {};
   }
   Forbid(asleep, call + " on memory that was given back");
+  if (call == "reload" && corrupts) {
+    return {.reason = "it would leave wrong weights; else start the engine anew", .corrupts = true};
+  }
   if (trouble.what == What::kRefuses) return {"out of memory", false};
   if (call == "attach") {
-    for (Rank& rank : ranks_) rank.held = rank.prepared = rank.before = kNothing;
+    // What is as it was is followed on after a refusal.
+    const uint64_t before = whole() == first.held ? first.held : kNothing;
+    for (Rank& rank : ranks_) {
+      rank.held = before;
+      rank.prepared = rank.before = kNothing;
+    }
     heals_ = false;
     if (spoiled) return {"start the engine anew: parameters have no memory", false};
     if (whole() != directory) return {"it loaded another version", false};
@@ -201,8 +209,8 @@ std::optional<RanksStandIn::Reply> RanksStandIn::CallPlugin(const Json& kwargs,
                        {"ok", word.reason.empty()},
                        {"reason", word.reason},
                        {"drifted", word.drifted},
-                       {"anew", word.reason.find("start the engine anew") == 0},
-                       {"corrupts", false},
+                       {"anew", word.reason.find("start the engine anew") != std::string::npos},
+                       {"corrupts", word.corrupts},
                        {"held", held},
                        {"untaken", Json::array()}});
   }

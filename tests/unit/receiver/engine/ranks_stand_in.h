@@ -72,8 +72,9 @@ class RanksStandIn {
 
   uint64_t directory = kNothing;  ///< the version that a load reads
   bool paused = false, asleep = false, dropped = false;
-  bool drifted = false;  ///< a bit has flipped, and nobody was told
-  bool spoiled = false;  ///< a reload of vLLM's own has raised: no later one is right
+  bool drifted = false;   ///< a bit has flipped, and nobody was told
+  bool spoiled = false;   ///< a reload of vLLM's own has raised: no later one is right
+  bool corrupts = false;  ///< vLLM's own reload would leave wrong weights, and is refused
   std::string named = "default";
   std::vector<std::string> wrong;
   uint64_t refused_order = 0;  ///< calls that came before another one that has to come first
@@ -81,7 +82,7 @@ class RanksStandIn {
  private:
   struct Word {
     std::string reason;
-    bool drifted = false;
+    bool drifted = false, corrupts = false;
   };
   Word Step(const Json& kwargs, const Trouble& trouble);
   Word Compare();
