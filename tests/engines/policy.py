@@ -192,7 +192,7 @@ class Policy:
 
     def __init__(self, make):
         """`make`: one of MODELS, `draft` or `Adapter`."""
-        self._make = make
+        self.make = make
         self.version = 0
         self.receiver_options: list[str] = []  # of the next one that is started
 
@@ -205,7 +205,7 @@ class Policy:
         self.sender = self.daemons.start_sender(self.root / "sender")
         self.start_receiver()
         self._trainer = deltawire.WeightManager(self.root / "sender", model="policy")
-        self._register(self._make, self.root / "hf")
+        self._register(self.make, self.root / "hf")
         return self
 
     def __exit__(self, *error) -> None:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A receiver drives a real vLLM of several ranks, and is killed again and again.
+"""A receiver drives a real vLLM or SGLang of several ranks, and is killed again and again.
 
 Requests run beside it, and none may fail. After each step the status must say that the engine
 serves the committed version, without a failed call, and every rank's memory must have its digests.
 At the end logprobs equal those of a server that was started on the last version. With --breaks
 answers of the engine are lost, its calls come twice, one rank is slow, has no memory, and is killed,
-two receivers drive the engine at once, and one is started anew 20 times in a row.
+two receivers drive the engine at once, one is started anew 20 times in a row, and the engine sleeps.
 
-Usage: ranks_test.py one|tp|pp|dp [--async-scheduling] [--versions N] [--restarts N] [--skew SECONDS]
-                     [--breaks]
+Usage: ranks_test.py one|tp|pp|dp|sglang [--async-scheduling] [--versions N] [--restarts N]
+                     [--skew SECONDS] [--breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -17,13 +17,16 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sys
 import time
 
 import engine_python
 
-engine_python.require("torch", "vllm")
+ENGINE = "sglang" if "sglang" in sys.argv[1:2] else "vllm"
+engine_python.require("torch", ENGINE)
 
-from daemons import DEADLINE_S  # noqa: E402
+from daemons import DEADLINE_S, until  # noqa: E402
+from engine_server import EngineServer  # noqa: E402
 from policy import (  # noqa: E402
     PROMPT,
     SEED,
@@ -35,21 +38,24 @@ from policy import (  # noqa: E402
     report_pauses,
     report_times,
 )
+from sglang_server import SglangServer  # noqa: E402
 from unkind_gateway import Gateway  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
 
-#: The model and the server's options.
+#: The model and the server's options. SGLang: two ranks of tensor parallelism.
 TOPOLOGIES = {
     "one": (dense, []),
     "tp": (dense, ["--tensor-parallel-size", "2"]),
     "pp": (dense, ["--pipeline-parallel-size", "2"]),
     "dp": (experts, ["--data-parallel-size", "2"]),
+    "sglang": (dense, []),
 }
 
 
 #: The calls of an update, by words that no other request has.
 CALLS = ("/pause", '"call":"prepare"', '"call":"apply"', "/reset_prefix_cache", '"call":"prove"',
-         "/update_weight_version", "/resume")
+         "/update_weight_version", "/resume") if ENGINE == "vllm" else (
+             "&prepare", "/pause_generation", "/update_weights_from_disk", "/continue_generation")
 #: A receiver's life, at most, in a row of restarts.
 SHORT_LIFE_S = 1.0
 IN_A_ROW = 20
@@ -60,11 +66,12 @@ QUIET = 20
 class Fleet:
     """A receiver and the vLLM that it drives, through a gateway."""
 
-    def __init__(self, policy: Policy, server: VllmServer, gateway: Gateway):
+    def __init__(self, policy: Policy, server: EngineServer, gateway: Gateway):
         self.policy, self.server, self.gateway = policy, server, gateway
-        policy.receiver_options = ["--engine", f"vllm=http://127.0.0.1:{gateway.port}",
+        policy.receiver_options = ["--engine", f"{ENGINE}=http://127.0.0.1:{gateway.port}",
                                    "--engine-timeout-ms", str(1000 * DEADLINE_S)]
         self.pauses: list[float] = []  # seconds, of each version that was awaited
+        self.may_reload = policy.make is not experts  # vLLM packs experts once, at its first load
 
     def status(self) -> dict:
         return (self.policy.receiver.status().get("engines") or [{}])[0]
@@ -100,7 +107,13 @@ class Fleet:
                    for line in log.read_text().splitlines())
 
 
-def quiet(server: VllmServer) -> list[float]:
+def make_server(policy: Policy, log: str, options: list[str]) -> EngineServer:
+    if ENGINE == "sglang":
+        return SglangServer(policy.directory, policy.root / log, ranks=2)
+    return VllmServer(policy.directory, policy.root / log, *options)
+
+
+def quiet(server: EngineServer) -> list[float]:
     """Returns the seconds that requests take without updates."""
     took = []
     for _ in range(QUIET):
@@ -157,14 +170,28 @@ def slow_rank(fleet: Fleet) -> None:
 
 
 def no_memory(fleet: Fleet) -> None:
+    """A server whose own reload would leave wrong weights goes on with the version before."""
     fleet.server.plant.write_text("memory")
-    since = fleet.log_lines("a planted lack of memory")
+    since, old = fleet.log_lines("a planted lack of memory"), fleet.policy.version
     fleet.policy.publish()
-    fleet.recovers("one rank has no memory to prepare in, so the engine has read the directory")
+    if ENGINE == "sglang":  # it attaches by a prepare, so nothing can be compared
+        fleet.policy.receiver.await_served(fleet.policy.version)
+        check(not fleet.status()["paused"] and bool(fleet.server.logprobs(PROMPT)),
+              f"one rank has no memory to prepare in: {fleet.status()['error']}")
+    elif fleet.may_reload:
+        fleet.recovers("one rank has no memory to prepare in, so the engine has read the directory")
+    else:
+        until(lambda: fleet.status()["state"] == "behind", "the engine is behind")
+        status = fleet.status()
+        check(int(status["served"]["version"]) == old and not status["paused"]
+              and fleet.server.version() == str(old) and bool(fleet.server.logprobs(PROMPT)),
+              f"one replica has no memory to prepare in, and all go on with version {old}: "
+              f"{status['error']}")
     check(fleet.log_lines("a planted lack of memory") > since, "the receiver's log says why")
     fleet.server.plant.unlink()
     fleet.policy.publish()
     fleet.recovers("it has memory again")
+    check(not fleet.status()["error"], "and it is updated in place")
 
 
 def two_receivers(fleet: Fleet) -> None:
@@ -181,6 +208,17 @@ def two_receivers(fleet: Fleet) -> None:
     policy.start_receiver()
     policy.publish()
     fleet.recovers("one of them is left")
+
+
+def sleeps(fleet: Fleet) -> None:
+    """Of the workers' share there is a stand-in (topology_aids.py)."""
+    for level in (1, 2) if fleet.may_reload else (1,):
+        fleet.server.post(f"/sleep?level={level}&mode=keep")
+        fleet.policy.publish()
+        until(lambda: fleet.status()["state"] == "asleep", "the status says that it sleeps")
+        check(not int(fleet.status()["served"]["epoch"]), "it sleeps, and nothing is served")
+        fleet.server.post("/wake_up")
+        fleet.recovers(f"it slept at level {level}, and is awake")
 
 
 def killed_rank(fleet: Fleet) -> None:
@@ -207,7 +245,7 @@ def main() -> None:
                "--no-async-scheduling"]
     os.environ["DELTAWIRE_TEST_SKEW_S"] = arguments.skew
     with Policy(make) as policy:
-        with (VllmServer(policy.directory, policy.root / "vllm.log", *options) as server,
+        with (make_server(policy, "engine.log", options) as server,
               Gateway(server.port) as gateway):
             first = server.logprobs(PROMPT)
             fleet = Fleet(policy, server, gateway)
@@ -222,10 +260,12 @@ def main() -> None:
                   f"{policy.version - 1} versions and {arguments.restarts} restarts of the "
                   f"receiver, none failed {requests.failures[:1]}")
             if arguments.breaks:
+                if ENGINE == "vllm":
+                    sleeps(fleet)
                 killed_rank(fleet)
             last = server.logprobs(PROMPT)
             check(last != first, "the last version answers otherwise than the first")
-        with VllmServer(policy.directory, policy.root / "fresh.log", *options) as fresh:
+        with make_server(policy, "fresh.log", options) as fresh:
             check(fresh.logprobs(PROMPT) == last,
                   "logprobs equal those of a fresh engine on the last version's checkpoint")
 

@@ -1,9 +1,11 @@
-"""What a vLLM on a CPU lacks for several ranks, and one delay. A plug-in of the tests, no part of deltawire.
+"""What a vLLM on a CPU lacks for several ranks and for sleep, and one delay. A plug-in of the
+tests, no part of deltawire.
 
 vLLM 0.32's CPU communicator has no `all_gatherv` and `reduce_scatterv`, which experts over data
 parallel replicas need, and its CPU runner makes no buffers of pipeline stages under
 --enforce-eager. With DELTAWIRE_TEST_SKEW_S a call reaches the second replica so many seconds after
-the first one, as it may over a network.
+the first one, as it may over a network. A CPU's worker keeps its memory in a sleep; here it is
+overwritten, and comes back from level 1 only, as on a GPU.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import os
 def register():
     _gather()
     _stages()
+    _sleep()
     _skew(float(os.environ.get("DELTAWIRE_TEST_SKEW_S", "0")))
 
 
@@ -61,6 +64,23 @@ def _stages():
         return plain(self, *args, **kwargs)
 
     GPUModelRunner.sync_and_gather_intermediate_tensors = with_buffers
+
+
+def _sleep():
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    def sleep(self, level=1):
+        parameters = list(self.model_runner.get_model().parameters())
+        self._test_kept = [p.data.clone() for p in parameters] if level == 1 else []
+        for parameter in parameters:
+            parameter.data.fill_(7)
+
+    def wake_up(self, tags=None):
+        del tags
+        for parameter, kept in zip(self.model_runner.get_model().parameters(), self._test_kept):
+            parameter.data.copy_(kept)
+
+    CPUWorker.sleep, CPUWorker.wake_up = sleep, wake_up
 
 
 def _skew(seconds):
