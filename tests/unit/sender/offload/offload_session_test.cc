@@ -515,14 +515,22 @@ TEST_CASE("payloads are of bytes that the agent has, and count them") {
   std::vector<uint32_t> whole;
   REQUIRE(f.Count(lease, 0, {0}, {1000}, &whole).ok());
   CHECK(whole == std::vector<uint32_t>{0});
-  for (const DiffedChunk& wrong : {DiffedChunk{2, 0, 100, 100, 7},
-                                   {4, 0, 2, 1, 7},
-                                   {2, 50, 52, 1, 7},
-                                   {2, 1, 98, 1, 7},
-                                   {2, 0, 99, 1, 7},
-                                   {2, 102, 0, 0, 7},
-                                   {2, 0, 0, 0, 7}}) {
-    CAPTURE(wrong.chunk, wrong.offset, wrong.length, wrong.bytes);
+  for (const DiffedChunk& wrong :
+       {DiffedChunk{2, 0, 100, 100, 7},
+        {4, 0, 2, 1, 7},
+        {2, 50, 52, 1, 7},
+        {2, 1, 98, 1, 7},
+        {2, 0, 99, 1, 7},
+        {2, 102, 0, 0, 7},
+        // Runs: of odd sizes, too many, one over the other, beyond the end.
+        {2, 0, 40, 1, 7, 30, 40},
+        {2, 0, 42, 1, 7, 21, 30},
+        {2, 0, 40, 1, 7, 20, 31},
+        {2, 0, 40, 1, 7, 20, 10},
+        {2, 0, 40, 1, 7, 20, 82},
+        {2, 0, 40, 1, 7, 20, 0xfffffffe},
+        {2, 0, 0, 0, 7}}) {
+    CAPTURE(wrong.chunk, wrong.offset, wrong.length, wrong.bytes, wrong.run, wrong.step);
     const Status refused = give(0, wrong).status();
     CHECK(absl::IsInvalidArgument(refused));
   }
