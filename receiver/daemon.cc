@@ -165,13 +165,13 @@ void Daemon::StartEngines(const std::string& model) {
   engine_listeners_.push_back(engines->OnServed(tell));
   engine_listeners_.push_back(engines->OnCalled(tell));
   tell();
-  replica.gate().OnReady([raw = engines.get()] { raw->News(); });
+  replica.gate().OnReady([raw = engines.get()] { raw->NoteReady(); });
 }
 
 void Daemon::Doubted(const std::string& model, const std::string& layout, uint32_t chunk) {
   // Nobody is served before Start has returned.
   if (const auto replica = replicas_.find(model); replica != replicas_.end()) {
-    replica->second->Suspect(layout, chunk);
+    replica->second->ReportCorrupt(layout, chunk);
   }
 }
 

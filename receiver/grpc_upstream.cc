@@ -269,15 +269,15 @@ class GrpcUpstream : public Upstream {
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     if (!wish.incoming.empty()) deltawire::ToProto(wish.incoming, request.mutable_incoming());
     request.set_ahead_bytes(wish.ahead_bytes);
-    for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
+    for (const uint32_t chunk : wish.corrupt) request.add_suspects(chunk);
     request.set_oldest_wire_version(wire::kOwnVersions.oldest);
     request.set_newest_wire_version(wire::kOwnVersions.newest);
     v1::OpenPullResponse response;
     const auto open = [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
       return stub.OpenPull(context, request, &response);
     };
-    DW_RETURN_IF_ERROR(wish.suspects.empty() ? Call("OpenPull", kShortCall, open)
-                                             : LongCall("OpenPull", open));
+    DW_RETURN_IF_ERROR(wish.corrupt.empty() ? Call("OpenPull", kShortCall, open)
+                                            : LongCall("OpenPull", open));
     PullGrant grant;
     if (response.ticket().size() != grant.ticket.size() || response.bulk_port() == 0 ||
         response.bulk_port() > 65535) {

@@ -326,7 +326,7 @@ grpc::ServerWriteReactor<v1::CommitInfo>* ReceiverServiceImpl::WatchVersions(
         DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch, *request));
         return std::make_unique<ChangeSource<v1::CommitInfo, Commit>>(
             std::move(held), replica->commits().OnCommit(std::move(news)),
-            [replica](uint64_t seen) { return replica->commits().After(seen); },
+            [replica](uint64_t seen) { return replica->commits().CommitAfter(seen); },
             [replica](const Commit& commit, v1::CommitInfo* out) {
               ToProto(commit, out);
               out->set_directory(replica->options().directory.string());

@@ -24,7 +24,7 @@ class AssignedUpstream : public Upstream {
 
   const std::string& address() const override { return link_.address(); }
   std::string in_use() const override { return chain_->in_use(); }
-  std::optional<Identity> sender_newest() const override { return link_.Told(); }
+  std::optional<Identity> sender_newest() const override { return link_.KnownNewest(); }
   double round_trip() const override { return chain_->round_trip(); }
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     return chain_->Describe(model);
@@ -36,7 +36,7 @@ class AssignedUpstream : public Upstream {
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
     return chain_->OpenPull(model, wish);
   }
-  void PullEnded(const Status& status) override { chain_->PullEnded(status); }
+  void NotePullEnd(const Status& status) override { chain_->NotePullEnd(status); }
 
   Status Attach(const std::string& model, const Report& first,
                 std::function<void(const UpstreamEvent&)> event,

@@ -48,7 +48,7 @@ void Attachment::Begin(Time now) {
   last_event_ = 0;
 }
 
-Status Attachment::Event(uint64_t number, Time now) {
+Status Attachment::NoteEvent(uint64_t number, Time now) {
   if (state_ != State::kAttaching && state_ != State::kAttached) {
     return absl::CancelledError("not attached");
   }
@@ -72,7 +72,7 @@ void Attachment::End() {
   state_ = State::kEnding;
 }
 
-void Attachment::Ended(const Status& why, Time now) {
+void Attachment::NoteEnd(const Status& why, Time now) {
   state_ = State::kDetached;
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting, and a relay's first pull may be about to end.

@@ -23,7 +23,7 @@ class Attachment {
   static constexpr std::chrono::milliseconds kSilence{3000};
 
   /// kDetached -> kAttaching (Begin) -> kAttached (the first event) -> kEnding (End) -> kDetached
-  /// (Ended). An event out of sequence leads from kAttaching or kAttached to kBroken, and End
+  /// (NoteEnd). An event out of sequence leads from kAttaching or kAttached to kBroken, and End
   /// from each of the three to kEnding.
   enum class State : uint8_t { kDetached, kAttaching, kAttached, kBroken, kEnding };
   enum class Need : uint8_t { kNothing, kAttach, kBeat, kDetach };
@@ -46,12 +46,12 @@ class Attachment {
   void Begin(Time now);
   /// Notes an event of this attachment. Returns kDataLoss if events before it were lost, and
   /// kCancelled if the attachment has ended.
-  Status Event(uint64_t number, Time now);
-  void Sent(Time now) { sent_at_ = now; }
-  /// Ends the attachment. No new one begins until Ended. REQUIRES: not kDetached or kEnding.
+  Status NoteEvent(uint64_t number, Time now);
+  void NoteSent(Time now) { sent_at_ = now; }
+  /// Ends the attachment. No new one begins until NoteEnd. REQUIRES: not kDetached or kEnding.
   void End();
   /// Lets the next attempt come after a pause that depends on `why`.
-  void Ended(const Status& why, Time now);
+  void NoteEnd(const Status& why, Time now);
 
  private:
   /// No report is sent before the first event.

@@ -136,7 +136,7 @@ void AttachmentKeeper::Send(size_t upstream, const std::function<void(Report&)>&
     MutexLock lock(mu_);
     if (!attached()) return;
     report.event = attachments_[upstream].last_event();
-    attachments_[upstream].Sent(SteadyClock::now());
+    attachments_[upstream].NoteSent(SteadyClock::now());
   }
   if (change) change(report);
   upstreams_[upstream]->Send(report);
@@ -147,7 +147,7 @@ void AttachmentKeeper::OnEvent(size_t i, uint64_t attachment, const UpstreamEven
   {
     MutexLock lock(mu_);
     if (attachments_[i].number() != attachment) return;
-    const Status taken = attachments_[i].Event(event.number, SteadyClock::now());
+    const Status taken = attachments_[i].NoteEvent(event.number, SteadyClock::now());
     if (!taken.ok()) {
       if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", model_, MessageOf(taken));
       cv_.notify_all();
@@ -165,7 +165,7 @@ void AttachmentKeeper::OnEnded(size_t i, uint64_t attachment, const Status& why)
   }
   owner_.OnEnded(i, why);
   MutexLock lock(mu_);
-  attachments_[i].Ended(why, SteadyClock::now());
+  attachments_[i].NoteEnd(why, SteadyClock::now());
   cv_.notify_all();
 }
 

@@ -17,7 +17,7 @@ constexpr size_t kMostLeft = 64;
 
 // Whether a call's failure is the upstream's fault: it cannot be reached, lacks the requested
 // state, or sent another one. kAborted is no fault: the upstream asks for another try.
-bool OfUpstream(const Status& status) {
+bool IsFaultOfUpstream(const Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInternal(status) ||
          absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status) ||
@@ -48,7 +48,7 @@ class ChosenUpstream : public FailoverUpstream {
     for (auto& upstream : upstreams) peers_.push_back(NewPeer(std::move(upstream)));
     for (const auto& peer : peers_) address_ += (address_.empty() ? "" : ",") + peer->address();
     attached_ = peers_.front();
-    prober_ = Thread([this] { Probe(); });
+    prober_ = Thread([this] { RunProber(); });
   }
 
   ~ChosenUpstream() override {
@@ -69,26 +69,26 @@ class ChosenUpstream : public FailoverUpstream {
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     const PeerPtr now = Current();
-    return Judged(now, [&]() -> StatusOr<ModelDescription> {
+    return Judge(now, [&]() -> StatusOr<ModelDescription> {
       DW_ASSIGN_OR_RETURN(ModelDescription d, now->upstream->Describe(model));
       std::lock_guard lock(mu_);
       // The old lineage may have another layout, for which the buffer would be discarded.
-      if (WasLeft(d.lineage)) return Behind(*now, Identity{.lineage = d.lineage});
+      if (WasLeft(d.lineage)) return BehindError(*now, Identity{.lineage = d.lineage});
       return d;
     });
   }
   StatusOr<Identity> Newest(const std::string& model) override {
     const PeerPtr now = Current();
-    return Judged(now, [&]() -> StatusOr<Identity> {
+    return Judge(now, [&]() -> StatusOr<Identity> {
       DW_ASSIGN_OR_RETURN(const Identity newest, now->upstream->Newest(model));
       std::lock_guard lock(mu_);
-      if (WasLeft(newest.lineage)) return Behind(*now, newest);
+      if (WasLeft(newest.lineage)) return BehindError(*now, newest);
       return newest;
     });
   }
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
     const PeerPtr now = Current();
-    return Judged(now, [&] { return now->upstream->SideFiles(model, hash); });
+    return Judge(now, [&] { return now->upstream->SideFiles(model, hash); });
   }
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
     PeerPtr now;
@@ -103,7 +103,7 @@ class ChosenUpstream : public FailoverUpstream {
       pulling_ = true;
       pulled_from_ = now;
     }
-    return Judged(now, [&] { return now->upstream->OpenPull(model, wish); });
+    return Judge(now, [&] { return now->upstream->OpenPull(model, wish); });
   }
 
   Status Attach(const std::string& model, const Report& first,
@@ -127,8 +127,8 @@ class ChosenUpstream : public FailoverUpstream {
     const Status attached = now->upstream->Attach(
         model, first,
         [this, peer = now.get(), event = std::move(event)](const UpstreamEvent& e) {
-          if (!Take(*peer, e)) return;
-          if (MayCome(e.incoming)) return event(e);
+          if (!TakeEvent(*peer, e)) return;
+          if (MayPassOn(e.incoming)) return event(e);
           UpstreamEvent without = e;
           without.incoming = {};
           event(without);
@@ -156,7 +156,7 @@ class ChosenUpstream : public FailoverUpstream {
 
   void Detach() override { Attached()->upstream->Detach(); }
 
-  void PullEnded(const Status& status) override {
+  void NotePullEnd(const Status& status) override {
     PeerPtr back, from;
     {
       std::lock_guard lock(mu_);
@@ -164,9 +164,9 @@ class ChosenUpstream : public FailoverUpstream {
       from = std::exchange(pulled_from_, nullptr);
       back = std::exchange(returning_, nullptr);
       const auto place = PlaceOf(*from);
-      if (status.ok() && place) choice_.Worked(*place);
+      if (status.ok() && place) choice_.NoteSuccess(*place);
     }
-    if (!status.ok() && OfUpstream(status)) {
+    if (!status.ok() && IsFaultOfUpstream(status)) {
       Leave(from, UpstreamChoice::Failure::kBadWork, status);
     } else if (back != nullptr) {
       Return(back);
@@ -250,18 +250,18 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   template <typename Call>
-  std::invoke_result_t<Call> Judged(const PeerPtr& peer, Call call) {
+  std::invoke_result_t<Call> Judge(const PeerPtr& peer, Call call) {
     auto answer = [&] {
       const Turn turn(*this, *peer);
       return call();
     }();
-    if (!answer.ok() && OfUpstream(answer.status())) {
+    if (!answer.ok() && IsFaultOfUpstream(answer.status())) {
       Leave(peer, UpstreamChoice::Failure::kBadWork, answer.status());
     }
     return answer;
   }
 
-  // REQUIRES (here and for the next ones, until Take): mu_ held.
+  // REQUIRES (here and for the next ones, until TakeEvent): mu_ held.
   const PeerPtr& Chosen() const { return peers_[choice_.current()]; }
 
   /// Returns nullopt if it is no longer one of the upstreams.
@@ -276,7 +276,7 @@ class ChosenUpstream : public FailoverUpstream {
     return std::ranges::find(left_, lineage) != left_.end();
   }
 
-  Status Behind(const Peer& peer, const Identity& newest) const {
+  Status BehindError(const Peer& peer, const Identity& newest) const {
     return Errorf(StatusCode::kUnavailable,
                   "{} still has {} of lineage {}, which was left for lineage {}: it is behind (a "
                   "restart of this receiver takes it)",
@@ -284,14 +284,14 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   /// Whether an incoming version may be passed on. REQUIRES: mu_ not held.
-  bool MayCome(const IncomingNews& incoming) const {
+  bool MayPassOn(const IncomingNews& incoming) const {
     if (incoming.version.empty()) return true;
     std::lock_guard lock(mu_);
     return !WasLeft(incoming.version.lineage);
   }
 
   /// Notes the newest state that `from` names. Returns an error if it must not be pulled.
-  Status Note(Peer& from, const UpstreamEvent& e) {
+  Status NoteNewest(Peer& from, const UpstreamEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, or "
@@ -305,7 +305,7 @@ class ChosenUpstream : public FailoverUpstream {
     const Hash128 before = std::exchange(from.told, newest.lineage);
     const bool later = !(before == Hash128{}) && !(before == newest.lineage) && !WasLeft(before);
     if (later) std::erase(left_, newest.lineage);
-    if (WasLeft(newest.lineage)) return Behind(from, newest);
+    if (WasLeft(newest.lineage)) return BehindError(from, newest);
     if (!seen_.empty() && !(seen_.lineage == newest.lineage)) left_.push_back(seen_.lineage);
     if (left_.size() > kMostLeft) left_.erase(left_.begin());
     const bool news = !(seen_ == newest) || !(e.relay == relay_news_) || e.relay.applying;
@@ -316,11 +316,11 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   /// Whether an event of an attachment to `from` is passed on to the replica.
-  bool Take(Peer& from, const UpstreamEvent& e) {
+  bool TakeEvent(Peer& from, const UpstreamEvent& e) {
     std::lock_guard lock(mu_);
     // An upstream that was left sends events until its attachment is ended.
     if (PlaceOf(from) != choice_.current()) return false;
-    const Status noted = Note(from, e);
+    const Status noted = NoteNewest(from, e);
     if (noted.ok()) {
       heard_ = &from;
       return true;
@@ -337,7 +337,7 @@ class ChosenUpstream : public FailoverUpstream {
     if (cancelled_ || Chosen().get() != &peer) return false;
     const bool unreachable = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
     if (unreachable && seen_.empty() && Clock::now() < patient_until_) return false;
-    choice_.Failed(choice_.current(), failure, Clock::now());
+    choice_.NoteFailure(choice_.current(), failure, Clock::now());
     peer.why_left = why;
     cv_.notify_all();
     if (Chosen().get() == &peer) return false;
@@ -388,7 +388,7 @@ class ChosenUpstream : public FailoverUpstream {
 
   /// Ends the attachments to upstreams that were left for a new order, and destroys those that are
   /// not in it. REQUIRES: as for Ask.
-  void LetGo(std::unique_lock<Mutex>& lock) {
+  void DropLeft(std::unique_lock<Mutex>& lock) {
     if (left_peers_.empty() && retired_.empty()) return;
     const auto left = std::exchange(left_peers_, {});
     auto retired = std::exchange(retired_, {});
@@ -413,7 +413,7 @@ class ChosenUpstream : public FailoverUpstream {
 
   /// Leaves an upstream that works but stays behind the last one. REQUIRES: as for Ask.
   void CompareIfDue(std::unique_lock<Mutex>& lock) {
-    const auto place = choice_.Compare(Clock::now());
+    const auto place = choice_.NextToCompare(Clock::now());
     if (!place) return;
     const PeerPtr asked = peers_[*place];
     const uint64_t news = news_;
@@ -425,7 +425,7 @@ class ChosenUpstream : public FailoverUpstream {
         newest.ok() && !newest->empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
     const PeerPtr current = Chosen();
-    if (!choice_.Compared(newer, news, Clock::now())) return;
+    if (!choice_.NoteComparison(newer, news, Clock::now())) return;
     lock.unlock();
     Leave(current, UpstreamChoice::Failure::kGone,
           Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
@@ -445,7 +445,7 @@ class ChosenUpstream : public FailoverUpstream {
   void Wait(std::unique_lock<Mutex>& lock) {
     const auto next = model_.empty() || returning_ != nullptr
                           ? Clock::time_point::max()
-                          : std::min(choice_.NextProbe(), choice_.NextCompare());
+                          : std::min(choice_.NextProbeTime(), choice_.NextCompareTime());
     if (next == Clock::time_point::max()) {
       cv_.wait_for(lock, std::chrono::milliseconds(500));
     } else {
@@ -453,16 +453,17 @@ class ChosenUpstream : public FailoverUpstream {
     }
   }
 
-  void Probe() {
+  void RunProber() {
     std::unique_lock lock(mu_);
     while (!cancelled_) {
       LeaveRefused(lock);
       ReorderIfDue();
-      LetGo(lock);
+      DropLeft(lock);
       if (!cancelled_ && !model_.empty()) CompareIfDue(lock);
       if (cancelled_) return;
-      const auto place =
-          model_.empty() || returning_ != nullptr ? std::nullopt : choice_.Probe(Clock::now());
+      const auto place = model_.empty() || returning_ != nullptr
+                             ? std::nullopt
+                             : choice_.NextToProbe(Clock::now());
       if (!place) {
         if (!refused_ && left_peers_.empty()) Wait(lock);
         continue;
@@ -474,7 +475,7 @@ class ChosenUpstream : public FailoverUpstream {
           newest.ok() && !newest->empty() &&
           (seen_.empty() || (newest->lineage == seen_.lineage && !IsLater(seen_, *newest)));
       const auto still = PlaceOf(*asked);
-      if (!still || !choice_.Probed(*still, well, Clock::now())) continue;
+      if (!still || !choice_.NoteProbe(*still, well, Clock::now())) continue;
       if (pulling_) {
         returning_ = asked;
         continue;

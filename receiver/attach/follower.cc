@@ -6,7 +6,7 @@
 namespace deltawire::receiver {
 namespace {
 
-bool Held(const Follower::Target& target, const Follower::Situation& s) {
+bool IsHeld(const Follower::Target& target, const Follower::Situation& s) {
   const Identity& whole = target.whole;
   return whole.lineage == s.committed.lineage && whole.id == s.committed.id &&
          (!target.root_known || whole.root == s.committed.root);
@@ -60,7 +60,7 @@ Follower::Follower(std::vector<std::string> addresses, Options options)
   for (size_t i = 0; i < agents_.size(); ++i) agents_[i].address = std::move(addresses[i]);
 }
 
-void Follower::Event(size_t agent, const UpstreamEvent& event) {
+void Follower::NoteEvent(size_t agent, const UpstreamEvent& event) {
   FollowedAgent& a = agents_[agent];
   a.attached = true;
   Learn(agent, event.newest);
@@ -73,7 +73,7 @@ void Follower::Event(size_t agent, const UpstreamEvent& event) {
   }
 }
 
-void Follower::Ended(size_t agent) {
+void Follower::NoteEnd(size_t agent) {
   agents_[agent].attached = false;
   agents_[agent].incoming = {};
 }
@@ -98,7 +98,7 @@ void Follower::Learn(size_t agent, const Identity& newest) {
   if (a.known.size() > kRemembered) a.known.pop_front();
 }
 
-const Identity* Follower::Known(const FollowedAgent& agent, const Identity& part) const {
+const Identity* Follower::FindKnown(const FollowedAgent& agent, const Identity& part) const {
   for (auto known = agent.known.rbegin(); known != agent.known.rend(); ++known) {
     // Parts of one offload belong together even if agents count different epochs, because one was
     // rolled back more often. Without attempts the ids must be equal.
@@ -109,11 +109,11 @@ const Identity* Follower::Known(const FollowedAgent& agent, const Identity& part
   return nullptr;
 }
 
-std::optional<Follower::Target> Follower::At(const Identity& part) const {
+std::optional<Follower::Target> Follower::WholeOf(const Identity& part) const {
   Target target;
   target.root_known = true;
   for (const FollowedAgent& a : agents_) {
-    if (const Identity* known = Known(a, part)) {
+    if (const Identity* known = FindKnown(a, part)) {
       target.parts.push_back(*known);
       continue;
     }
@@ -131,7 +131,7 @@ std::optional<Follower::Target> Follower::At(const Identity& part) const {
   return target;
 }
 
-std::optional<Follower::Target> Follower::Common() const {
+std::optional<Follower::Target> Follower::NewestCommon() const {
   std::vector<const Identity*> states;
   for (const FollowedAgent& a : agents_) {
     if (a.newest.empty()) return std::nullopt;
@@ -142,7 +142,7 @@ std::optional<Follower::Target> Follower::Common() const {
   std::ranges::stable_sort(states,
                            [](const Identity* a, const Identity* b) { return a->id > b->id; });
   for (const Identity* state : states) {
-    if (auto target = At(*state)) return target;
+    if (auto target = WholeOf(*state)) return target;
   }
   return std::nullopt;
 }
@@ -157,19 +157,19 @@ bool Follower::HasPublished(const FollowedAgent& agent, const Identity& part) {
   return std::ranges::any_of(agent.known, [&](const Identity& known) { return IsOf(part, known); });
 }
 
-bool Follower::Published(std::span<const Identity> parts) const {
+bool Follower::IsPublished(std::span<const Identity> parts) const {
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!HasPublished(agents_[i], parts[i])) return false;
   }
   return true;
 }
 
-bool Follower::Has(size_t agent, const Identity& part) const {
+bool Follower::HasPart(size_t agent, const Identity& part) const {
   const FollowedAgent& a = agents_[agent];
   return IsOf(part, a.incoming.version) || HasPublished(a, part);
 }
 
-bool Follower::WillNotCome(const FollowedAgent& a, const Identity& part) {
+bool Follower::IsAbandoned(const FollowedAgent& a, const Identity& part) {
   const Identity& coming = a.incoming.version;
   if (a.forgotten || IsOf(part, coming) || HasPublished(a, part)) return false;
   if (a.written == part.attempt) return true;
@@ -180,9 +180,9 @@ bool Follower::WillNotCome(const FollowedAgent& a, const Identity& part) {
          a.newest.id > part.id;
 }
 
-bool Follower::GivenUp(std::span<const Identity> parts) const {
+bool Follower::IsAbandoned(std::span<const Identity> parts) const {
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (WillNotCome(agents_[i], parts[i])) return true;
+    if (IsAbandoned(agents_[i], parts[i])) return true;
   }
   return false;
 }
@@ -196,13 +196,13 @@ void Follower::ForgetIncoming(const Target& target) {
   }
 }
 
-std::optional<Follower::Target> Follower::Coming(const Situation& s) const {
-  if (s.requested || s.suspects || s.paused) return std::nullopt;
+std::optional<Follower::Target> Follower::FindIncoming(const Situation& s) const {
+  if (s.requested || s.corrupt || s.paused) return std::nullopt;
   if (!options_.follow && !s.member) return std::nullopt;
-  return agents_.size() == 1 ? ComingToOne(s) : ComingToAll(s);
+  return agents_.size() == 1 ? IncomingOfOne(s) : IncomingOfAll(s);
 }
 
-std::optional<Follower::Target> Follower::ComingToOne(const Situation& s) const {
+std::optional<Follower::Target> Follower::IncomingOfOne(const Situation& s) const {
   const FollowedAgent& a = agents_.front();
   const Identity& version = a.incoming.version;
   if (version.empty() || (s.checking && version.root == 0)) return std::nullopt;
@@ -217,13 +217,14 @@ std::optional<Follower::Target> Follower::ComingToOne(const Situation& s) const 
       .whole = version, .root_known = version.root != 0, .parts = {version}, .incoming = true};
 }
 
-std::optional<Follower::Target> Follower::Written(const Identity& version, bool one_file) const {
+std::optional<Follower::Target> Follower::UnwrittenWhole(const Identity& version,
+                                                         bool one_file) const {
   Target target{.incoming = true};
   for (const FollowedAgent& a : agents_) {
     const Identity& coming = a.incoming.version;
     const bool told = coming.root == 0 && coming.attempt == version.attempt &&
                       coming.id.version == version.id.version;
-    const Identity* known = told ? nullptr : Known(a, version);
+    const Identity* known = told ? nullptr : FindKnown(a, version);
     // A published part is not kept to the staging, and the other agents may never publish theirs.
     if (known != nullptr && one_file) return std::nullopt;
     if (const Identity* part = told ? &coming : known) {
@@ -234,7 +235,7 @@ std::optional<Follower::Target> Follower::Written(const Identity& version, bool 
     if (!coming.empty() && coming.id.version < version.id.version) return std::nullopt;
     const Identity expected{
         a.newest.lineage, {a.newest.id.epoch, version.id.version}, 0, version.attempt};
-    if (a.forgotten || WillNotCome(a, expected)) return std::nullopt;
+    if (a.forgotten || IsAbandoned(a, expected)) return std::nullopt;
     target.awaited.push_back(target.parts.size());
     target.parts.push_back(expected);
   }
@@ -243,14 +244,14 @@ std::optional<Follower::Target> Follower::Written(const Identity& version, bool 
   return target;
 }
 
-std::optional<Follower::Target> Follower::ComingToAll(const Situation& s) const {
-  const auto common = s.checking ? std::nullopt : Common();
-  if (!common || !Held(*common, s)) return std::nullopt;
+std::optional<Follower::Target> Follower::IncomingOfAll(const Situation& s) const {
+  const auto common = s.checking ? std::nullopt : NewestCommon();
+  if (!common || !IsHeld(*common, s)) return std::nullopt;
   for (const FollowedAgent& a : agents_) {
     const Identity& version = a.incoming.version;
     // Only an attempt ties parts together before they have roots.
     if (version.empty() || version.root != 0 || version.attempt == 0) continue;
-    auto target = Written(version, s.one_file);
+    auto target = UnwrittenWhole(version, s.one_file);
     if (target && IsLater(target->whole, s.committed)) return target;
   }
   return std::nullopt;
@@ -269,13 +270,13 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     choice.why = fmt::format("not attached to sender {}", a.address);
     return choice;
   }
-  if (auto coming = Coming(s)) {
+  if (auto coming = FindIncoming(s)) {
     choice.pull = now >= pull_at_;
     choice.again = pull_at_;
     choice.target = *std::move(coming);
     return choice;
   }
-  const auto target = Common();
+  const auto target = NewestCommon();
   if (!target) {
     const bool all = std::none_of(agents_.begin(), agents_.end(),
                                   [](const FollowedAgent& a) { return a.newest.empty(); });
@@ -288,7 +289,7 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     return choice;
   }
   const Identity& whole = target->whole;
-  const bool same = Held(*target, s);
+  const bool same = IsHeld(*target, s);
   // A buffer in the middle of an update counts as what it held before: a relay may be behind that.
   const bool older = IsLater(s.held(), whole) || IsBehind(s.held());
   choice.target = *target;
@@ -311,16 +312,16 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   if (!options_.follow || s.paused) return choice;
   // An upstream that is behind cannot repair corrupt chunks: the pull would fetch its whole older
   // state.
-  if (older || (same && !s.suspects)) return choice;
+  if (older || (same && !s.corrupt)) return choice;
   choice.why.clear();
   choice.pull = now >= pull_at_;
   choice.again = pull_at_;
   return choice;
 }
 
-Follower::Choice Follower::Ahead(const Situation& s, Time now) const {
+Follower::Choice Follower::ChooseUnwritten(const Situation& s, Time now) const {
   Choice choice;
-  auto coming = attached() ? Coming(s) : std::nullopt;
+  auto coming = attached() ? FindIncoming(s) : std::nullopt;
   if (!coming || !coming->unwritten()) return choice;
   choice.pull = now >= pull_at_;
   choice.again = pull_at_;
@@ -329,7 +330,7 @@ Follower::Choice Follower::Ahead(const Situation& s, Time now) const {
   return choice;
 }
 
-void Follower::PullEnded(const Status& status, bool reached, Time now) {
+void Follower::NotePullEnd(const Status& status, bool reached, Time now) {
   if (status.ok() && reached) {
     pull_backoff_.Reset();
     pull_at_ = now;

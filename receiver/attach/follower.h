@@ -53,9 +53,9 @@ class Follower {
 
   // Agents.
   /// Notes an event, after which the agent counts as attached.
-  void Event(size_t agent, const UpstreamEvent& event);
+  void NoteEvent(size_t agent, const UpstreamEvent& event);
   /// The attachment to the agent has ended.
-  void Ended(size_t agent);
+  void NoteEnd(size_t agent);
   bool attached(size_t agent) const { return agents_[agent].attached; }
   bool attached() const;
   /// Notes an agent's newest state, which an event, a unary call or the end of a pull has named.
@@ -81,20 +81,20 @@ class Follower {
   /// whether the agent's part still comes.
   void ForgetIncoming(const Target& target);
   /// Whether the agent has published `part`, or has it as its incoming version.
-  bool Has(size_t agent, const Identity& part) const;
+  bool HasPart(size_t agent, const Identity& part) const;
   /// Whether one of these parts, by agent, will not come: its agent no longer announces it, or has
   /// gone on to another version.
-  bool GivenUp(std::span<const Identity> parts) const;
+  bool IsAbandoned(std::span<const Identity> parts) const;
   /// Whether all agents have published these parts.
-  bool Published(std::span<const Identity> parts) const;
+  bool IsPublished(std::span<const Identity> parts) const;
   /// Returns the target that is exactly `state`, of a single agent.
-  static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
+  static Target ExactTarget(const Identity& state) { return {state, true, {state}, true}; }
   struct Situation {
     Identity committed;   ///< of the whole model; epoch 0: none
     Identity last_whole;  ///< the same, also while the buffer is in the middle of an update
     bool paused = false;
     bool requested = false;  ///< a caller waits for a sync
-    bool suspects = false;   ///< chunks are corrupt and must be fetched again
+    bool corrupt = false;    ///< chunks are corrupt and must be fetched again
     bool checking = false;   ///< a caller waits for a check; pulls of unwritten versions end
     bool member = false;     ///< of a group, whose members prepare versions without following
     bool one_file = false;   ///< an update larger than the staging takes the file's name away
@@ -111,16 +111,16 @@ class Follower {
   };
   Choice Next(const Situation& situation, Time now) const;
   /// The choice of a member that pulls exactly `state`.
-  Choice Towards(const Identity& state, Time now) const {
-    return {.pull = now >= pull_at_, .target = Exactly(state), .why = {}, .again = pull_at_};
+  Choice ChooseExactly(const Identity& state, Time now) const {
+    return {.pull = now >= pull_at_, .target = ExactTarget(state), .why = {}, .again = pull_at_};
   }
   /// The choice of a member that prepares a version which the trainer still writes.
-  Choice Ahead(const Situation& situation, Time now) const;
+  Choice ChooseUnwritten(const Situation& situation, Time now) const;
   /// The newest state that all agents have published under one attempt; nullopt: none.
-  std::optional<Target> Common() const;
+  std::optional<Target> NewestCommon() const;
   /// Notes the end of a pull. `reached`: the committed state is no earlier than the target. If it
   /// is earlier, the agent announced a state that it does not have, and the next pull waits.
-  void PullEnded(const Status& status, bool reached, Time now);
+  void NotePullEnd(const Status& status, bool reached, Time now);
   std::string NewestOfEach() const;
 
  private:
@@ -136,22 +136,22 @@ class Follower {
   };
   /// Returns the known state of `agent` that belongs to the same offload as another agent's `part`,
   /// or null.
-  const Identity* Known(const FollowedAgent& agent, const Identity& part) const;
+  const Identity* FindKnown(const FollowedAgent& agent, const Identity& part) const;
   /// Returns the whole model's state to which `part` belongs, or nullopt if an agent lacks it.
-  std::optional<Target> At(const Identity& part) const;
+  std::optional<Target> WholeOf(const Identity& part) const;
   StateId OldestNewest() const;
   /// Whether a single agent, a relay, is about to change from its newest state's lineage to that of
   /// `held`, which came through it before it committed.
   bool IsBehind(const Identity& held) const;
   static bool HasPublished(const FollowedAgent& agent, const Identity& part);
-  static bool WillNotCome(const FollowedAgent& agent, const Identity& part);
+  static bool IsAbandoned(const FollowedAgent& agent, const Identity& part);
   /// Returns the incoming version that can be pulled onto what is held, or nullopt.
-  std::optional<Target> Coming(const Situation& situation) const;
-  std::optional<Target> ComingToOne(const Situation& situation) const;
-  std::optional<Target> ComingToAll(const Situation& situation) const;
+  std::optional<Target> FindIncoming(const Situation& situation) const;
+  std::optional<Target> IncomingOfOne(const Situation& situation) const;
+  std::optional<Target> IncomingOfAll(const Situation& situation) const;
   /// Returns the whole of which `version` is the unwritten part of one agent, or nullopt if another
   /// agent's part of that attempt will not come.
-  std::optional<Target> Written(const Identity& version, bool one_file) const;
+  std::optional<Target> UnwrittenWhole(const Identity& version, bool one_file) const;
 
   const Options options_;
   std::vector<FollowedAgent> agents_;

@@ -21,14 +21,14 @@ bool Holds(const Identity& committed, const Identity& state) {
 
 }  // namespace
 
-void GroupMember::Told(const GroupWord& word) {
+void GroupMember::SetWord(const GroupWord& word) {
   // A round that is tried again must not find the same state gone each time before it goes on.
   if (!(word.commit == word_.commit)) gone_.clear();
   word_ = word;
   unasked_ = unasked_ && bound() && word.prepare.empty();
 }
 
-bool GroupMember::Gone(const Identity& state) const {
+bool GroupMember::IsGone(const Identity& state) const {
   return std::find(gone_.begin(), gone_.end(), state) != gone_.end();
 }
 
@@ -42,17 +42,17 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
   const bool open = prepared && prepared_ == word_.prepare;
   // A paused receiver acts as one that is away: it commits when it is resumed.
   const bool wanted = decided || open || unasked_;
-  if (prepared && (s.paused || s.suspects || !wanted)) return {.what = Do::kDrop};
+  if (prepared && (s.paused || s.corrupt || !wanted)) return {.what = Do::kDrop};
   if (!bound()) return {.what = Do::kFollow};
   if (s.paused) return {.what = Do::kHold};
   if (decided) return {.what = Do::kCommit, .goal = prepared_};
-  if (LacksDecision(s) && !Gone(word_.commit)) {
+  if (LacksDecision(s) && !IsGone(word_.commit)) {
     if (prepared) return {.what = Do::kDrop};
     return {.what = Do::kPull, .goal = word_.commit};
   }
-  if (s.suspects || (s.committed.empty() && !s.last_whole.empty())) {
+  if (s.corrupt || (s.committed.empty() && !s.last_whole.empty())) {
     // Corrupt weights are repaired to the version that they had.
-    if (!Gone(s.last_whole)) return {.what = Do::kPull, .goal = s.last_whole};
+    if (!IsGone(s.last_whole)) return {.what = Do::kPull, .goal = s.last_whole};
   }
   const std::string of = fmt::format("group {}", word_.name);
   if (word_.prepare.empty()) {
@@ -91,7 +91,7 @@ GroupReport GroupMember::report(const Situation& s) const {
     report.refusal = fmt::format("it holds {}, which is later", ToString(s.committed));
   } else if (asked && refused()) {
     report.refusal = refusal_;
-  } else if (!asked && LacksDecision(s) && Gone(word_.commit)) {
+  } else if (!asked && LacksDecision(s) && IsGone(word_.commit)) {
     report.refusal = fmt::format("{} is not to be had any more", ToString(word_.commit));
   } else {
     report.prepared = asked && (prepared_ == word_.prepare || s.committed == word_.prepare);
@@ -101,7 +101,7 @@ GroupReport GroupMember::report(const Situation& s) const {
 
 StatusOr<Identity> GroupMember::SyncGoal(const Situation& s) const {
   if (!word_.commit.empty() && !IsLater(s.held(), word_.commit)) return word_.commit;
-  if (s.suspects && !s.held().empty()) return s.held();
+  if (s.corrupt && !s.held().empty()) return s.held();
   return Errorf(
       StatusCode::kFailedPrecondition,
       "this receiver is a member of group {}, which {}; `deltawire sync --group {}` brings "
@@ -113,19 +113,19 @@ StatusOr<Identity> GroupMember::SyncGoal(const Situation& s) const {
       word_.name);
 }
 
-void GroupMember::Prepared(const Identity& state, bool unasked) {
+void GroupMember::NotePrepared(const Identity& state, bool unasked) {
   prepared_ = state;
   unasked_ = unasked && bound() && word_.prepare.empty();
   failures_ = 0;
 }
 
-void GroupMember::NotPrepared() {
+void GroupMember::NoteDiscarded() {
   prepared_ = {};
   obstacle_.clear();
 }
 
-void GroupMember::Committed() {
-  NotPrepared();
+void GroupMember::NoteCommit() {
+  NoteDiscarded();
   gone_.clear();
   failures_ = 0;
 }
@@ -135,7 +135,7 @@ void GroupMember::Refuse(const std::string& why) {
   refusal_ = why;
 }
 
-void GroupMember::Failed(const Identity& goal, const Status& why, bool refused) {
+void GroupMember::NoteFailure(const Identity& goal, const Status& why, bool refused) {
   if (MayPass(why) || !(failing_ == goal)) failures_ = 0;
   failing_ = goal;
   if (MayPass(why)) return;

@@ -33,7 +33,7 @@ class GroupMember {
   using Situation = Follower::Situation;
 
   /// Notes the group's word by the sender or relay. It is empty if this receiver is in no group.
-  void Told(const GroupWord& word);
+  void SetWord(const GroupWord& word);
   bool bound() const { return !word_.name.empty(); }
   const std::string& group() const { return word_.name; }
 
@@ -46,25 +46,25 @@ class GroupMember {
   // Outcomes of a choice.
   /// `state` is prepared. `unasked`: it came while the trainer wrote it, and the group may ask for
   /// it any time.
-  void Prepared(const Identity& state, bool unasked = false);
+  void NotePrepared(const Identity& state, bool unasked = false);
   /// The prepared state was discarded.
-  void NotPrepared();
+  void NoteDiscarded();
   const Identity& prepared() const { return prepared_; }
   /// The state of the open round cannot be prepared here, so there is no second try.
   void Refuse(const std::string& why);
   /// An attempt to pull `goal` failed. `refused`: the sender refused to open the pull, so it may
   /// have lost that state. After some permanent failures in a row a member refuses the state that
   /// it was to prepare, or no longer waits for the state that was decided.
-  void Failed(const Identity& goal, const Status& why, bool refused);
+  void NoteFailure(const Identity& goal, const Status& why, bool refused);
   /// A state was committed, prepared before or not.
-  void Committed();
+  void NoteCommit();
   /// The prepared state, on which the group has decided, could not be committed. It is tried again.
   /// Until then the group learns `why` and does not wait for this member.
-  void CannotCommit(const Status& why) { obstacle_ = MessageOf(why); }
+  void NoteCommitFailure(const Status& why) { obstacle_ = MessageOf(why); }
 
  private:
   bool LacksDecision(const Situation& s) const;
-  bool Gone(const Identity& state) const;
+  bool IsGone(const Identity& state) const;
   bool refused() const { return !refusal_.empty() && refused_round_ == word_.round; }
 
   GroupWord word_;

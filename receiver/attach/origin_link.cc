@@ -33,7 +33,7 @@ class OriginLink::SenderView : public Upstream {
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
     return link_.origin_->OpenPull(model, wish);
   }
-  void PullEnded(const Status& status) override { link_.origin_->PullEnded(status); }
+  void NotePullEnd(const Status& status) override { link_.origin_->NotePullEnd(status); }
   Status Attach(const std::string&, const receiver::Report&,
                 std::function<void(const UpstreamEvent&)> event,
                 std::function<void(const Status&)> ended) override {
@@ -139,17 +139,17 @@ StatusOr<Identity> OriginLink::Newest() {
   return origin_->Newest(model_);
 }
 
-std::optional<Identity> OriginLink::Told() const {
+std::optional<Identity> OriginLink::KnownNewest() const {
   MutexLock lock(mu_);
   if (!heard_) return std::nullopt;
   return last_.newest;
 }
 
-bool OriginLink::Decided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
+bool OriginLink::IsDecided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
 
 void OriginLink::OnTurn() {
   MutexLock lock(mu_);
-  if (greet_ && heard_ && !delivering_ && Decided()) Deliver(lock);
+  if (greet_ && heard_ && !delivering_ && IsDecided()) Deliver(lock);
 }
 
 void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const UpstreamEvent& event) {
@@ -173,7 +173,7 @@ void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const Upstrea
       lock.lock();
     }
   }
-  if (Decided()) Deliver(lock);
+  if (IsDecided()) Deliver(lock);
 }
 
 void OriginLink::Deliver(MutexLock& lock) {

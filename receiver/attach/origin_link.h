@@ -36,7 +36,7 @@ class OriginLink : private AttachmentKeeper::Owner {
   /// Queues the requests again that the replica got: it has forgotten them.
   void RenewRequests();
   /// Returns the sender's newest state, or nullopt while not attached to it.
-  std::optional<Identity> Told() const;
+  std::optional<Identity> KnownNewest() const;
   void Cancel();
   /// Ends the attachment. Afterwards it calls neither `assigned` nor the view's callbacks.
   void Stop();
@@ -66,7 +66,7 @@ class OriginLink : private AttachmentKeeper::Owner {
   /// Delivers the last event to the subscriber. The lock is released meanwhile.
   void Deliver(MutexLock& lock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether the sender has named an upstream, or has had its time for it.
-  bool Decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsDecided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::unique_ptr<Upstream> origin_;
   const std::string model_;

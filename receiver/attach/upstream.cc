@@ -2,7 +2,7 @@
 
 namespace deltawire::receiver {
 
-bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b) {
+bool IsBeat(const UpstreamEvent& a, const UpstreamEvent& b) {
   // The same state may come by another attempt, which is news.
   const auto same = [](const Identity& x, const Identity& y) {
     return x == y && x.attempt == y.attempt;

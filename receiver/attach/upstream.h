@@ -52,7 +52,7 @@ struct PullWish {
   /// limit, and whole chunks may come too.
   uint64_t ahead_bytes = 0;
   /// Chunks that came without their digest; at most wire::kMaxSuspects.
-  std::vector<uint32_t> suspects;
+  std::vector<uint32_t> corrupt;
 };
 
 struct PullGrant {
@@ -77,7 +77,7 @@ struct UpstreamEvent {
 };
 
 /// Whether `b`, which came after `a`, is a beat: it says nothing new.
-bool SaysTheSame(const UpstreamEvent& a, const UpstreamEvent& b);
+bool IsBeat(const UpstreamEvent& a, const UpstreamEvent& b);
 
 /// A replica's message to its agents.
 struct Report {
@@ -119,7 +119,7 @@ class Upstream {
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
   /// The pull that OpenPull opened last has ended: OK if its version is committed, else the
   /// upstream's fault. kCancelled: it ended for another reason.
-  virtual void PullEnded(const Status& /*status*/) {}
+  virtual void NotePullEnd(const Status& /*status*/) {}
   /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,
                         std::function<void(const UpstreamEvent&)> event,

@@ -15,7 +15,7 @@ void UpstreamChoice::PutOff(State& state, Time now) {
                            state.backoff.Next(random_, kLongest));
 }
 
-void UpstreamChoice::Failed(size_t upstream, Failure failure, Time now) {
+void UpstreamChoice::NoteFailure(size_t upstream, Failure failure, Time now) {
   State& failed = upstreams_[upstream];
   PutOff(failed, now);
   if (failure == Failure::kBadWork) {
@@ -52,21 +52,21 @@ void UpstreamChoice::Reorder(const std::vector<std::optional<size_t>>& former, T
   upstreams_[current_].answered = false;
 }
 
-void UpstreamChoice::Worked(size_t upstream) {
+void UpstreamChoice::NoteSuccess(size_t upstream) {
   State& state = upstreams_[upstream];
   state.backoff.Reset();
   state.bad_work = 0;
   state.prefer_at = {};
 }
 
-std::optional<size_t> UpstreamChoice::Probe(Time now) const {
+std::optional<size_t> UpstreamChoice::NextToProbe(Time now) const {
   for (size_t i = 0; i < current_; ++i) {
     if (std::max(upstreams_[i].try_at, upstreams_[i].prefer_at) <= now) return i;
   }
   return std::nullopt;
 }
 
-UpstreamChoice::Time UpstreamChoice::NextProbe() const {
+UpstreamChoice::Time UpstreamChoice::NextProbeTime() const {
   Time next = Time::max();
   for (size_t i = 0; i < current_; ++i) {
     next = std::min(next, std::max(upstreams_[i].try_at, upstreams_[i].prefer_at));
@@ -74,7 +74,7 @@ UpstreamChoice::Time UpstreamChoice::NextProbe() const {
   return next;
 }
 
-bool UpstreamChoice::Probed(size_t upstream, bool well, Time now) {
+bool UpstreamChoice::NoteProbe(size_t upstream, bool well, Time now) {
   State& state = upstreams_[upstream];
   if (!well) {
     PutOff(state, now);
@@ -91,16 +91,16 @@ void UpstreamChoice::Return(size_t upstream) {
   current_ = upstream;
 }
 
-std::optional<size_t> UpstreamChoice::Compare(Time now) const {
+std::optional<size_t> UpstreamChoice::NextToCompare(Time now) const {
   // The last one is the nearest to the origin.
-  return NextCompare() <= now ? std::optional(upstreams_.size() - 1) : std::nullopt;
+  return NextCompareTime() <= now ? std::optional(upstreams_.size() - 1) : std::nullopt;
 }
 
-UpstreamChoice::Time UpstreamChoice::NextCompare() const {
+UpstreamChoice::Time UpstreamChoice::NextCompareTime() const {
   return current_ + 1 < upstreams_.size() ? compare_at_ : Time::max();
 }
 
-bool UpstreamChoice::Compared(bool newer, uint64_t news, Time now) {
+bool UpstreamChoice::NoteComparison(bool newer, uint64_t news, Time now) {
   compare_at_ = now + Pause(times_.compare_every);
   if (!newer) {
     behind_.reset();

@@ -46,9 +46,9 @@ class UpstreamChoice {
   };
   /// `upstream` has failed. If it is the current one, it is replaced: by the first that may be
   /// tried now, or else by the one that may be tried soonest.
-  void Failed(size_t upstream, Failure failure, Time now);
+  void NoteFailure(size_t upstream, Failure failure, Time now);
   /// A pull from `upstream` has succeeded, so its earlier failures are forgotten.
-  void Worked(size_t upstream);
+  void NoteSuccess(size_t upstream);
 
   /// Replaces the upstreams. For each one, in the new order, `former` has its place in the old
   /// order, or nullopt if it is new. Known ones keep their record. A new one that is preferred to
@@ -57,23 +57,23 @@ class UpstreamChoice {
   void Reorder(const std::vector<std::optional<size_t>>& former, Time now);
 
   /// Returns a preferred upstream to ask now whether it works, or nullopt.
-  std::optional<size_t> Probe(Time now) const;
-  /// Returns when Probe may next return one.
-  Time NextProbe() const;
+  std::optional<size_t> NextToProbe(Time now) const;
+  /// Returns when NextToProbe may next return one.
+  Time NextProbeTime() const;
   /// Notes the answer to a probe. Returns true if Return may be called.
-  bool Probed(size_t upstream, bool well, Time now);
+  bool NoteProbe(size_t upstream, bool well, Time now);
   /// Makes `upstream` the current one.
   void Return(size_t upstream);
 
   // An upstream that works may have lost its own upstream, and is then behind.
   /// Returns the upstream to ask now for its newest state, to compare, or nullopt.
-  std::optional<size_t> Compare(Time now) const;
-  Time NextCompare() const;
+  std::optional<size_t> NextToCompare(Time now) const;
+  Time NextCompareTime() const;
   /// Notes a comparison. `newer`: the other upstream has a newer state than the current one has
   /// named. `news` counts the current one's events that said something new, progress of its own
   /// pull included. Returns true if the current one is behind: the other was newer the last time,
   /// too, and there was no news since.
-  bool Compared(bool newer, uint64_t news, Time now);
+  bool NoteComparison(bool newer, uint64_t news, Time now);
 
  private:
   struct State {
@@ -93,7 +93,7 @@ class UpstreamChoice {
   std::vector<State> upstreams_;
   size_t current_ = 0;
   Time compare_at_{};
-  std::optional<uint64_t> behind_;  // `news` when Compared last found a newer state elsewhere
+  std::optional<uint64_t> behind_;  // `news` when NoteComparison last found a newer state elsewhere
   std::mt19937_64 random_;
 };
 

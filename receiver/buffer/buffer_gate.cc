@@ -98,7 +98,7 @@ StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
   const absl::Cleanup ended = [&] {
     MutexLock lock(mu_);
     updates_begun_ -= named ? 1 : 0;
-    LookUnder(buffer);
+    NoteBufferUnder(buffer);
   };
   const auto served = options_.downstream == nullptr ? nullptr : buffer.update().BlockingFile();
   if (served != nullptr) options_.downstream->MakeWay(*served);
@@ -145,7 +145,7 @@ Status BufferGate::WaitWritable(Buffer& buffer) {
       const MutexUnlock unlocked(mu_);
       if (news_) news_();
     }
-    if (Interrupted()) {
+    if (IsInterrupted()) {
       ended = absl::CancelledError("paused");
       break;
     }
@@ -154,7 +154,7 @@ Status BufferGate::WaitWritable(Buffer& buffer) {
   }
   MutexLock lock(mu_);
   if (state_ != State::kChanging) state_ = State::kOpen;
-  LookUnder(buffer);
+  NoteBufferUnder(buffer);
   EndWait();
   return ended;
 }
@@ -164,7 +164,7 @@ Status BufferGate::BeginChange() {
   const auto start = SteadyClock::now();
   Status ended;
   for (DropLateHolders(); !holders_.empty(); DropLateHolders()) {
-    if (Interrupted()) {
+    if (IsInterrupted()) {
       ended = absl::CancelledError("paused");
       break;
     }
@@ -191,7 +191,7 @@ Status BufferGate::BeginChange() {
 void BufferGate::EndChange(const Buffer& buffer) {
   MutexLock lock(mu_);
   if (state_ == State::kChanging) state_ = State::kOpen;
-  LookUnder(buffer);
+  NoteBufferUnder(buffer);
 }
 
 void BufferGate::SetYielding(bool yielding) {
@@ -222,24 +222,24 @@ void BufferGate::TakeUp(const Buffer& buffer) {
   half_updated_ = committed_.empty() && !buffer.last_whole().empty();
 }
 
-void BufferGate::Look(const Buffer& buffer) {
+void BufferGate::NoteBuffer(const Buffer& buffer) {
   MutexLock lock(mu_);
-  LookUnder(buffer);
+  NoteBufferUnder(buffer);
 }
 
-void BufferGate::LookAtVersion(const Buffer& buffer) {
+void BufferGate::NoteVersion(const Buffer& buffer) {
   MutexLock lock(mu_);
   committed_ = buffer.committed();
   half_updated_ = half_updated_ && committed_.empty();
 }
 
-void BufferGate::LookUnder(const Buffer& buffer) {
+void BufferGate::NoteBufferUnder(const Buffer& buffer) {
   committed_ = buffer.committed();
   const bool changed = buffer.update().begun() && !buffer.last_whole().empty();
   half_updated_ = committed_.empty() && (half_updated_ || changed);
 }
 
-void BufferGate::LoseName() {
+void BufferGate::NoteNameLost() {
   MutexLock lock(mu_);
   state_ = State::kOpen;
   committed_ = {};

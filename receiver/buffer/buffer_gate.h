@@ -86,12 +86,12 @@ class BufferGate {
   /// Takes up a buffer that was recovered: its version is ready, or its update goes on.
   void TakeUp(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes note of the state that the buffer is in now.
-  void Look(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteBuffer(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes note of the committed version alone, after a check, which is no update.
-  void LookAtVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// The committed version is about to lose its name, since chunks of it are corrupt. Ends the
   /// change. REQUIRES: BeginChange.
-  void LoseName() ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteNameLost() ABSL_LOCKS_EXCLUDED(mu_);
   /// No version is committed or ready: the directory is gone.
   void ForgetVersion() ABSL_LOCKS_EXCLUDED(mu_);
   /// The buffer is gone, too, so that no update goes on.
@@ -115,10 +115,10 @@ class BufferGate {
   /// BufferUpdate::Begin; also false while an engine holds the only file.
   StatusOr<bool> BeginUpdate(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   Status TouchForPrepare(Buffer& buffer);
-  bool Interrupted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  bool IsInterrupted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return stopping_ || (yielding_ && !half_updated_);
   }
-  void LookUnder(const Buffer& buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteBufferUnder(const Buffer& buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Ends the wait, if one had begun, and adds it to the sums.
   void EndWait() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The engines that hold the directory.

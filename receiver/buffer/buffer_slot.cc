@@ -46,7 +46,7 @@ void BufferSlot::Forget() {
   file_.reset();
 }
 
-Status BufferSlot::Drop() {
+Status BufferSlot::Remove() {
   const std::filesystem::path path = file_->path();
   const bool its = HasItsPath();
   Forget();

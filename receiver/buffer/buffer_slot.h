@@ -65,7 +65,7 @@ class BufferSlot {
   /// mappings.
   void Forget();
   /// Forgets the file and removes it from the directory, unless its path leads elsewhere.
-  Status Drop();
+  Status Remove();
   /// True when the file's path still leads to that file.
   bool HasItsPath() const;
   /// True when another process gave the file a second name (`ln`, `cp -l`, or `mv` before its name

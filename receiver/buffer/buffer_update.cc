@@ -168,7 +168,7 @@ Status BufferUpdate::CommitLocked(const Identity& whole, const std::vector<SideF
   if (!recorded.ok()) LogWarn("{}: {}", buffer_.directory().native(), MessageOf(recorded));
   work.Remember();
   // A fresh file has replaced one that others read; its memory is free once they close it.
-  if (buffer_.buffers() == 1) files.DropReplaced();
+  if (buffer_.buffers() == 1) files.RemoveReplaced();
   return absl::OkStatus();
 }
 

@@ -21,24 +21,24 @@ class Downstream {
   /// `buffer` is at a committed state, whose bytes `file` has. `delta` leads to it from `from`,
   /// which was committed before; null: none is known. The buffer is valid during the call only.
   /// False: the state could not be served, and the caller is to try again soon.
-  virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                         std::shared_ptr<const Delta> delta, const Identity& from) = 0;
+  virtual bool ServeCommitted(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                              std::shared_ptr<const Delta> delta, const Identity& from) = 0;
   /// A pull begins, whose incoming `version` may be served while it comes. It replaces the one
   /// before. The buffer is valid during the call only. Returns whether any receiver is attached
   /// that may pull the version.
-  virtual bool Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
-  /// The pull that Coming announced has ended.
-  virtual void Gone() = 0;
+  virtual bool ServeIncoming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
+  /// The pull that ServeIncoming announced has ended.
+  virtual void EndIncoming() = 0;
   /// Reports the version that this daemon, or a relay that it pulls from, is fetching, and the path
   /// of relays that its versions come through.
-  virtual void News(const RelayNews& news) = 0;
+  virtual void ReportNews(const RelayNews& news) = 0;
   /// The buffer is dropped, and one of another layout will follow.
-  virtual void Dropped() = 0;
+  virtual void DiscardModel() = 0;
   /// An update is about to change `file`. Returns when all its leases are returned, or when a
   /// reader cannot be made to stop.
   virtual void MakeWay(ServedFile& file) = 0;
   /// These chunks of the committed state may have lost their digest.
-  virtual void Distrusted(std::span<const uint32_t> chunks) = 0;
+  virtual void RecheckChunks(std::span<const uint32_t> chunks) = 0;
 };
 
 }  // namespace deltawire::receiver

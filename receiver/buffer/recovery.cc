@@ -154,7 +154,7 @@ Status TakeUp(Buffer& buffer) {
   RemoveStrays(files);
   if (front >= 0) files.slot(front).Remember();
   if (buffer.buffers() == 1 && files.slot(0).has_file() && files.slot(1).has_file()) {
-    DW_RETURN_IF_ERROR(files.slot(1 - (front >= 0 ? front : newest)).Drop());
+    DW_RETURN_IF_ERROR(files.slot(1 - (front >= 0 ? front : newest)).Remove());
   }
   if (front >= 0) buffer.update().Resume(1 - front);
   return absl::OkStatus();

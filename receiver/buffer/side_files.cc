@@ -133,7 +133,7 @@ StatusOr<InstalledSideFiles::Seen> InstalledSideFiles::Put(const Entry& entry) {
   return seen;
 }
 
-Status InstalledSideFiles::Keep(const SideFile& file, const Entry& entry) {
+Status InstalledSideFiles::KeepContent(const SideFile& file, const Entry& entry) {
   const fs::path path = ContentPath(entry);
   Seen& seen = contents_seen_[path.filename().native()];
   const Seen now = Look(path);
@@ -148,7 +148,7 @@ Status InstalledSideFiles::KeepAll(const std::vector<SideFile>& files) {
   if (!fs::exists(kept_, ignored)) recorded_ = false;  // another process has removed it
   DW_RETURN_IF_ERROR(Prepare());
   for (const SideFile& f : files) {
-    DW_RETURN_IF_ERROR(Keep(f, {f.name, Xxh3(AsBytes(f.content)), f.content.size()}));
+    DW_RETURN_IF_ERROR(KeepContent(f, {f.name, Xxh3(AsBytes(f.content)), f.content.size()}));
   }
   return Record();
 }
@@ -178,7 +178,7 @@ Status InstalledSideFiles::Stage(const std::vector<SideFile>& files, const Ident
   DW_RETURN_IF_ERROR(Record());
   // An earlier commit staged its files and then failed. If they are these, they stay.
   if (staged_ && next.files != next_.files) {
-    const Status dropped = Drop(next_);
+    const Status dropped = Discard(next_);
     if (!dropped.ok() && !absl::IsDataLoss(dropped)) return dropped;
     staged_ = false;
   }
@@ -217,12 +217,12 @@ Status InstalledSideFiles::Install() {
   return absl::OkStatus();
 }
 
-Status InstalledSideFiles::Drop(const Manifest& next) {
+Status InstalledSideFiles::Discard(const Manifest& next) {
   for (const Entry& e : next.files) {
     const bool stays = std::any_of(installed_.files.begin(), installed_.files.end(),
                                    [&](const Entry& i) { return i.name == e.name; });
     // A file of this name with other bytes is the user's: it was not replaced yet.
-    if (!stays && Holds(dir_ / e.name, e)) ::unlink((dir_ / e.name).c_str());
+    if (!stays && HasContent(dir_ / e.name, e)) ::unlink((dir_ / e.name).c_str());
   }
   const Status put_back = PutBack().status();
   if (!put_back.ok() && !absl::IsDataLoss(put_back)) return put_back;
@@ -251,7 +251,7 @@ Status InstalledSideFiles::Record() {
   return absl::OkStatus();
 }
 
-bool InstalledSideFiles::Holds(const fs::path& path, const Entry& entry) {
+bool InstalledSideFiles::HasContent(const fs::path& path, const Entry& entry) {
   if (Look(path).inode == 0) return false;
   const auto there = ReadFile(path);
   return there.ok() && there->size() == entry.bytes && Xxh3(AsBytes(*there)) == entry.hash;
@@ -282,7 +282,7 @@ Status InstalledSideFiles::Recover(const Identity& whole) {
     DW_RETURN_IF_ERROR(Install());
     return Finish();
   }
-  const Status dropped = next.ok() ? Drop(*next) : PutBack().status();
+  const Status dropped = next.ok() ? Discard(*next) : PutBack().status();
   ::unlink((kept_ / kNext).c_str());
   if (!installed.ok() && !absl::IsNotFound(installed.status())) return installed.status();
   RemoveUnused();
@@ -297,7 +297,7 @@ StatusOr<std::vector<std::string>> InstalledSideFiles::PutBack() {
     const fs::path path = dir_ / e.name;
     const Seen now = Look(path);
     if (now.inode != 0 && now == seen_[i]) continue;
-    if (now.inode != 0 && Holds(path, e)) {
+    if (now.inode != 0 && HasContent(path, e)) {
       seen_[i] = now;
       continue;
     }

@@ -75,15 +75,15 @@ class InstalledSideFiles {
   StatusOr<Seen> Put(const Entry& entry);
   /// Writes the content, unless it lies there. A file that looks as it did when its content was
   /// last found right is not read again.
-  Status Keep(const SideFile& file, const Entry& entry);
+  Status KeepContent(const SideFile& file, const Entry& entry);
   Status KeepAll(const std::vector<SideFile>& files);
   Status Record();
   /// Makes the directory what it was before `next` was installed, in part or not at all.
-  Status Drop(const Manifest& next);
+  Status Discard(const Manifest& next);
   void RemoveUnused();
   static Seen Look(const std::filesystem::path& path);
   /// Whether the file is there and has the entry's content.
-  static bool Holds(const std::filesystem::path& path, const Entry& entry);
+  static bool HasContent(const std::filesystem::path& path, const Entry& entry);
 
   const std::filesystem::path dir_;
   const std::filesystem::path kept_;

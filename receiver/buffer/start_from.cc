@@ -49,8 +49,8 @@ void EndTouch(Reading& reading) {
 }
 
 /// Reads the tensor by chunks. False: the reading was abandoned.
-StatusOr<bool> Bring(Reading& reading, Reading::Pair pair, Buffer& buffer,
-                     std::vector<std::byte>& scratch) {
+StatusOr<bool> ReadTensor(Reading& reading, Reading::Pair pair, Buffer& buffer,
+                          std::vector<std::byte>& scratch) {
   const ModelDir& dir = **reading.dir;
   uint64_t offset = 0;
   const kernels::Backend& backend = kernels::Best();
@@ -75,13 +75,13 @@ StatusOr<bool> Bring(Reading& reading, Reading::Pair pair, Buffer& buffer,
   return true;
 }
 
-void Read(const std::shared_ptr<Reading>& reading, Buffer& buffer) {
+void ReadTensors(const std::shared_ptr<Reading>& reading, Buffer& buffer) {
   std::vector<std::byte> scratch;
   std::unique_lock lock(reading->mu);
   while (!reading->abandoned && reading->next < reading->pairs.size()) {
     const Reading::Pair pair = reading->pairs[reading->next++];
     lock.unlock();
-    const auto brought = Bring(*reading, pair, buffer, scratch);
+    const auto brought = ReadTensor(*reading, pair, buffer, scratch);
     lock.lock();
     if (brought.ok() && !*brought) break;
     reading->result.first_error.Update(brought.status());
@@ -144,7 +144,7 @@ StatusOr<StartedFrom> StartFrom(const std::filesystem::path& from, Buffer& buffe
   threads = std::max<size_t>(1, threads);
   reading->running = threads;
   for (size_t i = 0; i < threads; ++i) {
-    std::thread([reading, &buffer] { Read(reading, buffer); }).detach();
+    std::thread([reading, &buffer] { ReadTensors(reading, buffer); }).detach();
   }
   if (!Await(*reading, stop, [&] { return reading->running == 0; })) return ending;
   return reading->result;

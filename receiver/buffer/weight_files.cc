@@ -31,7 +31,7 @@ fs::path WeightFiles::HiddenName(int slot) const {
 
 Status WeightFiles::Make(int slot, const std::function<bool()>& stop) {
   DW_RETURN_IF_ERROR(CheckPlace());
-  if (slots_[slot].has_file()) DW_RETURN_IF_ERROR(slots_[slot].Drop());
+  if (slots_[slot].has_file()) DW_RETURN_IF_ERROR(slots_[slot].Remove());
   return slots_[slot].Make(HiddenName(slot), stop);
 }
 
@@ -94,11 +94,11 @@ StatusOr<WeightFiles::Name> WeightFiles::RestoreName() {
   return Name::kRestored;
 }
 
-void WeightFiles::DropReplaced() {
+void WeightFiles::RemoveReplaced() {
   BufferSlot& other = slots_[1 - front_];
   if (!other.has_file()) return;
   const fs::path path = other.file().path();
-  const Status dropped = other.Drop();
+  const Status dropped = other.Remove();
   if (dropped.ok()) return;
   left_over_ = path;
   LogWarn("{}: {}", dir_.native(), MessageOf(dropped));

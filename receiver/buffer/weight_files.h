@@ -57,7 +57,7 @@ class WeightFiles {
   std::filesystem::path HiddenName(int slot) const;
 
   /// Drops the file that the front one has replaced. If that fails, RemoveLeftOver tries again.
-  void DropReplaced();
+  void RemoveReplaced();
   Status RemoveLeftOver();
   /// Removes the files from the directory, unless others lie under their names.
   void Remove();

@@ -59,7 +59,7 @@ void EngineDriver::Stop() {
   if (at_once) hook_->Cancel();
 }
 
-void EngineDriver::News() {
+void EngineDriver::NoteReady() {
   MutexLock lock(mu_);
   course_.Ready(source_.Ready());
   // The receiver may go on to change the directory as soon as this returns.

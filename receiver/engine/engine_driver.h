@@ -58,7 +58,7 @@ class EngineDriver {
 
   /// Notes that a version is ready. If the engine can take it now, the directory is held when this
   /// returns.
-  void News();
+  void NoteReady();
   View view() const;
   /// Asks the engine to compare its memory with the version that it serves, as soon as that is the
   /// newest. Returns the number for View::CheckAfter; nullopt: engines of this kind cannot.

@@ -55,8 +55,8 @@ Engines::~Engines() {
   for (const auto& driver : drivers_) driver->Join();
 }
 
-void Engines::News() {
-  for (const auto& driver : drivers_) driver->News();
+void Engines::NoteReady() {
+  for (const auto& driver : drivers_) driver->NoteReady();
 }
 
 void Engines::Note(size_t engine, const EngineDriver::View& view) {

@@ -25,7 +25,7 @@ class Engines {
   ~Engines();
 
   /// Notes that a version is ready. Called after its commit, before the directory changes again.
-  void News();
+  void NoteReady();
 
   struct Served {
     EngineDriver::View engine;  ///< as it was when it began to serve the version

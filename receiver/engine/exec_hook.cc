@@ -120,7 +120,7 @@ class Output {
 
   void EndLine() {
     if (line_.empty()) return;
-    last_ = Foreign(std::exchange(line_, {}));
+    last_ = QuoteForeign(std::exchange(line_, {}));
     if (++lines_ <= kMostLines) LogInfo("engine {}: the program prints: {}", name_, last_);
   }
 

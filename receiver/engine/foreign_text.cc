@@ -19,7 +19,7 @@ std::string Escaped(const std::string& key) {
 
 }  // namespace
 
-std::string Foreign(std::string text, std::vector<std::string> keys, size_t most) {
+std::string QuoteForeign(std::string text, std::vector<std::string> keys, size_t most) {
   for (size_t i = 0, n = keys.size(); i < n; ++i) {
     std::string escaped = Escaped(keys[i]);
     if (escaped != keys[i]) keys.push_back(std::move(escaped));

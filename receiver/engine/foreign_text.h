@@ -15,7 +15,7 @@ inline constexpr size_t kMostForeignName = 64;
 
 /// Returns one line of printable ASCII, cut after `most` characters. Each of `keys` becomes
 /// "[key]", also where JSON has escaped it.
-std::string Foreign(std::string text, std::vector<std::string> keys = {},
-                    size_t most = kMostForeign);
+std::string QuoteForeign(std::string text, std::vector<std::string> keys = {},
+                         size_t most = kMostForeign);
 
 }  // namespace deltawire::receiver

@@ -422,7 +422,7 @@ class HttpHook : public EngineHook {
     std::vector<std::string> keys;
     if (reply.secrets != nullptr) keys.push_back(reply.secrets->token);
     if (access_ != nullptr) keys.push_back(access_->Now()->token);
-    return Foreign(std::move(words), std::move(keys), most);
+    return QuoteForeign(std::move(words), std::move(keys), most);
   }
 
   /// Returns an answer that is not 2xx, in words. `parsed`: its body.

@@ -15,24 +15,24 @@ void DownstreamLink::Serve(Buffer& buffer, std::shared_ptr<const Delta> delta,
                            const Identity& from) {
   if (downstream_ == nullptr) return;
   auto file = buffer.Serve();
-  serve_again_ =
-      file != nullptr && !downstream_->Committed(buffer, std::move(file), std::move(delta), from);
+  serve_again_ = file != nullptr &&
+                 !downstream_->ServeCommitted(buffer, std::move(file), std::move(delta), from);
 }
 
-void DownstreamLink::Distrust(std::span<const uint32_t> chunks) const {
-  if (downstream_ != nullptr && !chunks.empty()) downstream_->Distrusted(chunks);
+void DownstreamLink::RecheckChunks(std::span<const uint32_t> chunks) const {
+  if (downstream_ != nullptr && !chunks.empty()) downstream_->RecheckChunks(chunks);
 }
 
 void DownstreamLink::EndForwarding(const Status& why) {
   if (forwarding_ != nullptr) forwarding_->End(why);
 }
 
-void DownstreamLink::News(const RelayNews& news) const {
-  if (downstream_ != nullptr) downstream_->News(news);
+void DownstreamLink::ReportNews(const RelayNews& news) const {
+  if (downstream_ != nullptr) downstream_->ReportNews(news);
 }
 
-void DownstreamLink::Drop() {
-  if (downstream_ != nullptr) downstream_->Dropped();
+void DownstreamLink::DiscardModel() {
+  if (downstream_ != nullptr) downstream_->DiscardModel();
 }
 
 }  // namespace deltawire::receiver

@@ -1,5 +1,5 @@
 // The link from a replica to the Downstream that serves its versions to other receivers, if there
-// is one. A Replica owns it; its driving thread alone uses it, except for News.
+// is one. A Replica owns it; its driving thread alone uses it, except for ReportNews.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class DownstreamLink {
   /// Whether the Downstream could not serve the committed version, so that Serve must be repeated.
   bool serve_again() const { return serve_again_; }
   /// Reports chunks that have lost their digest.
-  void Distrust(std::span<const uint32_t> chunks) const;
+  void RecheckChunks(std::span<const uint32_t> chunks) const;
   /// A pull has ended: abandons what came of it and was not committed.
   void EndForwarding(const Status& why);
-  void News(const RelayNews& news) const;
-  void Drop();
+  void ReportNews(const RelayNews& news) const;
+  void DiscardModel();
 
  private:
   Downstream* const downstream_;

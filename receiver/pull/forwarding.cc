@@ -10,10 +10,10 @@ void Forwarding::Open(const Buffer& buffer, const Identity& target, wire::Have b
   whole_ = whole;
   incoming_ = std::make_shared<IncomingVersion>(target, base_, payload_limit_, encoded_);
   incoming_->SetHistory({}, history_);
-  waited_for_ = downstream_.Coming(buffer, incoming_);
+  waited_for_ = downstream_.ServeIncoming(buffer, incoming_);
 }
 
-void Forwarding::Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history) {
+void Forwarding::NoteGrant(const Buffer& buffer, const Identity& ends_at, uint32_t history) {
   history_ = history;
   if (incoming_ == nullptr || ends_at.empty() || ends_at == incoming_->identity()) return;
   incoming_->Abandon(
@@ -21,7 +21,7 @@ void Forwarding::Granted(const Buffer& buffer, const Identity& ends_at, uint32_t
   Open(buffer, ends_at, std::move(base_), whole_);
 }
 
-void Forwarding::Names(const std::vector<StateId>& history) {
+void Forwarding::SetHistory(const std::vector<StateId>& history) {
   if (incoming_ != nullptr) incoming_->SetHistory(history, history_);
 }
 
@@ -48,7 +48,7 @@ void Forwarding::End(const Status& why) {
   incoming_->Abandon(Errorf(StatusCode::kAborted, "{} did not come: {}; pull again",
                             ToString(incoming_->identity()), MessageOf(why)));
   incoming_.reset();
-  downstream_.Gone();
+  downstream_.EndIncoming();
 }
 
 }  // namespace deltawire::receiver

@@ -25,34 +25,34 @@ class Forwarding {
   void Open(const Buffer& buffer, const Identity& target, wire::Have base, bool whole);
   /// The upstream has granted the pull. `ends_at` is where it ends if nothing overtakes it, and
   /// empty where the upstream does not say.
-  void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
+  void NoteGrant(const Buffer& buffer, const Identity& ends_at, uint32_t history);
   /// The pull has named the history that is kept here.
-  void Names(const std::vector<StateId>& history);
+  void SetHistory(const std::vector<StateId>& history);
   /// Whether a receiver was attached that may pull the version, when its pull began.
   bool waited_for() const { return waited_for_; }
   /// Abandons the version, unless it has been committed and served by now. Its pulls end.
   void End(const Status& why);
 
   // The chunk calls.
-  void Begins(const wire::FrameHeader& header) {
-    if (incoming_ != nullptr) incoming_->AbandonUnlessOf(GoingOn(header));
+  void NoteFrame(const wire::FrameHeader& header) {
+    if (incoming_ != nullptr) incoming_->AbandonUnlessOf(ForwardedHeader(header));
   }
-  void Came(IncomingVersion::Piece piece) {
+  void AddPiece(IncomingVersion::Piece piece) {
     if (incoming_ == nullptr) return;
-    piece.header = GoingOn(piece.header);
+    piece.header = ForwardedHeader(piece.header);
     incoming_->Add(std::move(piece));
   }
 
   /// Whether the chunks that came, with those that were there, are all of the version of `end`.
-  bool MakesUp(const net::PullEnd& end) const {
+  bool IsComplete(const net::PullEnd& end) const {
     return incoming_ != nullptr && incoming_->IsWhole(end);
   }
-  /// All of the version has come. REQUIRES: MakesUp(end). `side_files`: those that `end` names, or
-  /// those of its parts if it is made of several agents', since such an end names none.
+  /// All of the version has come. REQUIRES: IsComplete(end). `side_files`: those that `end` names,
+  /// or those of its parts if it is made of several agents', since such an end names none.
   void Complete(net::PullEnd end, std::vector<SideFile> side_files);
 
  private:
-  wire::FrameHeader GoingOn(wire::FrameHeader header) const {
+  wire::FrameHeader ForwardedHeader(wire::FrameHeader header) const {
     if (whole_) header.epoch = incoming_->identity().id.epoch;
     return header;
   }

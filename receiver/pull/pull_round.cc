@@ -70,15 +70,15 @@ Status PullRound::Open() {
   uint32_t history = 0;
   for (RoundPart& part : parts_) {
     const bool needed =
-        std::ranges::any_of(bad_, [&](uint32_t c) { return part.agent().owned.contains(c); });
+        std::ranges::any_of(corrupt_, [&](uint32_t c) { return part.agent().owned.contains(c); });
     if (!first && !needed) continue;
     DW_RETURN_IF_ERROR(
-        part.Ask({.first = first, .ahead_bytes = ahead_bytes, .suspects = suspects_}));
+        part.Ask({.first = first, .ahead_bytes = ahead_bytes, .mismatched = mismatched_}));
     if (!part.open()) continue;
     const PullGrant& grant = part.result().grant;
     history = std::max(history, grant.history);
     if (forward != nullptr) {
-      forward->Granted(env_.buffer, wish_.target.exact ? Identity{} : grant.newest, history);
+      forward->NoteGrant(env_.buffer, wish_.target.exact ? Identity{} : grant.newest, history);
     }
   }
   if (first) {
@@ -116,7 +116,7 @@ Status PullRound::RunParts() {
       bytes_expected_ += env_.buffer.chunks()[i].bytes;
     }
   }
-  if (env_.forward != nullptr) env_.forward->Names(have.history);
+  if (env_.forward != nullptr) env_.forward->SetHistory(have.history);
   env_.sink.BeginRound(env_.history.view(), env_.history.recording(), env_.buffer.at_once(),
                        env_.forward);
   std::vector<RoundPart*> asked;
@@ -171,7 +171,7 @@ Status PullRound::Transfer() {
 
 void PullRound::ForwardEnd() {
   const net::PullEnd end{whole(), results_.front().side_files};
-  if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
+  if (!env_.sink.clean() || !env_.forward->IsComplete(end)) return;
   // Commit meets an error again, and reports it.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
 }
@@ -197,20 +197,20 @@ Status PullRound::Apply() {
     DW_RETURN_IF_ERROR(clock_.Wait([&] { return env_.gate.WaitWritable(env_.buffer); }));
   }
   const std::set<uint32_t> mismatched = env_.sink.tally().mismatched();
-  suspects_.assign(mismatched.begin(), mismatched.end());
-  DW_ASSIGN_OR_RETURN(bad_, env_.sink.Apply(env_.pool));
-  if (bad_.empty()) {
+  mismatched_.assign(mismatched.begin(), mismatched.end());
+  DW_ASSIGN_OR_RETURN(corrupt_, env_.sink.Apply(env_.pool));
+  if (corrupt_.empty()) {
     step_ = wish_.hold && !prepared() ? Step::kPrepare : Step::kCommit;
     return absl::OkStatus();
   }
-  stats_.repaired_chunks += bad_.size();
+  stats_.repaired_chunks += corrupt_.size();
   if (repairs_++ == kMaxRepairs) {
-    const uint32_t c = *std::min_element(bad_.begin(), bad_.end());
+    const uint32_t c = *std::min_element(corrupt_.begin(), corrupt_.end());
     fault_ = Errorf(
         StatusCode::kDataLoss,
         "{} chunks still disagree with their digest after {} attempts, the first is chunk {} of "
         "tensor {}: the sender's memory, this machine's or the path between them is bad",
-        bad_.size(), kMaxRepairs, c,
+        corrupt_.size(), kMaxRepairs, c,
         env_.buffer.layout().tensor(env_.buffer.chunks()[c].tensor).name);
     return fault_;
   }

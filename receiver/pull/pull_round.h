@@ -1,7 +1,7 @@
 // One pull: receives every agent's part, applies the parts, asks again for chunks that came out
 // wrong, checks each part's root and the whole's, and commits: a state machine (PullRound::Step).
 // Only kCommit commits. An error names the agent and ends the pull; the chunks that came stay in
-// sink and buffer for the next one. One thread drives it; Cancel, Told and MarkPublished may be
+// sink and buffer for the next one. One thread drives it; Cancel, Announce and MarkPublished may be
 // called from any.
 #pragma once
 
@@ -43,7 +43,7 @@ class PullRound {
   /// Ends a running transfer, and makes every later one fail.
   void Cancel() { transfers_.Cancel(); }
   /// An agent that was awaited says that it has its part, or that it is on its way.
-  void Told(size_t agent) { transfers_.Tell(agent); }
+  void Announce(size_t agent) { transfers_.Announce(agent); }
   /// The unwritten target is published, when `bytes` of it had come.
   void MarkPublished(uint64_t bytes) { clock_.MarkPublished(bytes); }
 
@@ -86,7 +86,7 @@ class PullRound {
   std::vector<Result> results_;
   std::deque<RoundPart> parts_;  // by agent
   int repairs_ = 0;
-  std::vector<uint32_t> bad_, suspects_;  // of the last Apply
+  std::vector<uint32_t> corrupt_, mismatched_;  // of the last Apply
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;
   Identity delta_from_;

@@ -63,7 +63,7 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
                   "the sender sent two frames of chunk {} at once, on different streams",
                   header.chunk);
   }
-  if (round_->forward != nullptr) round_->forward->Begins(header);
+  if (round_->forward != nullptr) round_->forward->NoteFrame(header);
   const Chunk& chunk = buffer_.chunks()[header.chunk];
   if (header.type == wire::FrameType::kChunkDelta) return BeginDelta(header);
   if (header.payload_bytes != chunk.bytes) {
@@ -72,7 +72,7 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
                   header.payload_bytes);
   }
   DW_RETURN_IF_ERROR(Touch());
-  staged_.Drop(header.chunk);  // they applied to the bytes that this frame replaces
+  staged_.Discard(header.chunk);  // they applied to the bytes that this frame replaces
   bases_.MarkUnknown(header.chunk);
   round_->digests.Start(header.chunk);
   return bases_.chunk(header.chunk);
@@ -213,7 +213,7 @@ void PullSink::Forward(const wire::FrameHeader& header, const StagedDelta* stage
     piece.fast = staged->payload;
     piece.fast_bytes = staged->bytes;
   }
-  round_->forward->Came(std::move(piece));
+  round_->forward->AddPiece(std::move(piece));
 }
 
 StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
@@ -221,15 +221,15 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
   StagedDeltas::All all = staged_.TakeAll();
   for (const uint32_t c : all.refused) {
     bases_.MarkUnknown(c);
-    round_->tally.AddBad(c);
+    round_->tally.AddCorrupt(c);
   }
   pool.ParallelFor(all.chunks.size(), [&](size_t i) { ApplyAll(std::move(all.chunks[i])); });
-  return round_->tally.TakeBad();
+  return round_->tally.TakeCorrupt();
 }
 
 void PullSink::ApplyAll(std::vector<StagedDelta> deltas) {
   for (StagedDelta& delta : deltas) {
-    if (!ApplyOne(delta)) return round_->tally.AddBad(delta.header.chunk);
+    if (!ApplyOne(delta)) return round_->tally.AddCorrupt(delta.header.chunk);
     applied_.Add(std::move(delta));
   }
 }

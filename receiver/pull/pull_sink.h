@@ -48,7 +48,7 @@ class PullSink : public net::ChunkSink {
   /// True when Apply will change the buffer.
   bool to_apply() const { return !staged_.empty() || staged_.has_refused(); }
   /// True when every frame of the round has come out right so far.
-  bool clean() const { return !staged_.has_refused() && !tally().has_bad(); }
+  bool clean() const { return !staged_.has_refused() && !tally().has_corrupt(); }
   /// True when the buffer was touched since it was last committed.
   bool dirty() const { return dirty_; }
   /// The digest that a chunk will have once what is staged is applied.

@@ -28,9 +28,9 @@ Status RoundPart::Ask(const Request& request) {
     pull_.incoming = target.parts[index_];
     pull_.ahead_bytes = request.ahead_bytes;
   }
-  for (const uint32_t c : request.suspects) {
-    if (agent_.owned.contains(c) && pull_.suspects.size() < wire::kMaxSuspects) {
-      pull_.suspects.push_back(c);
+  for (const uint32_t c : request.mismatched) {
+    if (agent_.owned.contains(c) && pull_.corrupt.size() < wire::kMaxSuspects) {
+      pull_.corrupt.push_back(c);
     }
   }
   sink_ = std::make_unique<PartSink>(env_.sink, agent_.owned, name(),

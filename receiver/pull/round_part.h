@@ -35,7 +35,7 @@ class RoundPart {
   struct Request {
     bool first = true;         ///< of the round: later ones are repairs
     uint64_t ahead_bytes = 0;  ///< see PullWish
-    std::span<const uint32_t> suspects;
+    std::span<const uint32_t> mismatched;
   };
   /// Asks the agent for the part, unless the agent is awaited.
   Status Ask(const Request& request);

@@ -19,9 +19,9 @@ bool RoundTally::AddMismatched(uint32_t chunk) {
   return mismatched_.insert(chunk).second && mismatched_.size() <= kMostNamed;
 }
 
-void RoundTally::AddBad(uint32_t chunk) {
+void RoundTally::AddCorrupt(uint32_t chunk) {
   MutexLock lock(mu_);
-  bad_.push_back(chunk);
+  corrupt_.push_back(chunk);
 }
 
 std::set<uint32_t> RoundTally::mismatched() const {
@@ -29,14 +29,14 @@ std::set<uint32_t> RoundTally::mismatched() const {
   return mismatched_;
 }
 
-bool RoundTally::has_bad() const {
+bool RoundTally::has_corrupt() const {
   MutexLock lock(mu_);
-  return !bad_.empty();
+  return !corrupt_.empty();
 }
 
-std::vector<uint32_t> RoundTally::TakeBad() {
+std::vector<uint32_t> RoundTally::TakeCorrupt() {
   MutexLock lock(mu_);
-  return std::exchange(bad_, {});
+  return std::exchange(corrupt_, {});
 }
 
 void RoundTally::AddTo(PullStats& stats) const {

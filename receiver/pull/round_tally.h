@@ -25,7 +25,7 @@ class RoundTally {
   /// chunk has another digest, so only the first are named.
   bool AddMismatched(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
   /// A chunk came out wrong, and is unknown now.
-  void AddBad(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
+  void AddCorrupt(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
   /// The buffer could not be made ready, which is not the sender's doing.
   void MarkTouchFailed() { touch_failed_ = true; }
 
@@ -38,8 +38,8 @@ class RoundTally {
   /// Chunks that came whole with another digest, even if a later frame was right: the sender should
   /// check its own bytes.
   std::set<uint32_t> mismatched() const ABSL_LOCKS_EXCLUDED(mu_);
-  bool has_bad() const ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<uint32_t> TakeBad() ABSL_LOCKS_EXCLUDED(mu_);
+  bool has_corrupt() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<uint32_t> TakeCorrupt() ABSL_LOCKS_EXCLUDED(mu_);
   void AddTo(PullStats& stats) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -47,7 +47,7 @@ class RoundTally {
   std::atomic<double> stage_seconds_{0};
   std::atomic<bool> touch_failed_{false};
   mutable CheckedMutex mu_;
-  std::vector<uint32_t> bad_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint32_t> corrupt_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> mismatched_ ABSL_GUARDED_BY(mu_);
   uint64_t history_chunks_ ABSL_GUARDED_BY(mu_) = 0;
   FormCounts forms_ ABSL_GUARDED_BY(mu_);

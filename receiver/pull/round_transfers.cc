@@ -5,13 +5,13 @@
 namespace deltawire::receiver {
 namespace {
 
-Status PullEnded() { return absl::CancelledError("the pull was ended"); }
+Status EndedError() { return absl::CancelledError("the pull was ended"); }
 
 }  // namespace
 
 RoundTransfers::RoundTransfers(size_t agents, std::span<const size_t> awaited)
-    : told_(agents, uint8_t{1}) {
-  for (const size_t agent : awaited) told_[agent] = 0;
+    : announced_(agents, uint8_t{1}) {
+  for (const size_t agent : awaited) announced_[agent] = 0;
 }
 
 void RoundTransfers::Cancel() {
@@ -25,15 +25,15 @@ void RoundTransfers::Cancel() {
   for (const Transport& part : running) part->Cancel();
 }
 
-void RoundTransfers::Tell(size_t agent) {
+void RoundTransfers::Announce(size_t agent) {
   MutexLock lock(mu_);
-  told_[agent] = 1;
+  announced_[agent] = 1;
   cv_.notify_all();
 }
 
 Status RoundTransfers::Begin(std::vector<Transport> parts) {
   MutexLock lock(mu_);
-  if (cancelled_) return PullEnded();
+  if (cancelled_) return EndedError();
   running_ = std::move(parts);
   moving_ = running_.size();
   return absl::OkStatus();
@@ -42,7 +42,7 @@ Status RoundTransfers::Begin(std::vector<Transport> parts) {
 Status RoundTransfers::Await(size_t agent, std::chrono::milliseconds patience) {
   MutexLock lock(mu_);
   const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return IsOver() || told_[agent] != 0;
+    return IsOver() || announced_[agent] != 0;
   };
   while (!known()) {
     cv_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return known() || moving_ == 0; });
@@ -52,15 +52,15 @@ Status RoundTransfers::Await(size_t agent, std::chrono::milliseconds patience) {
                    [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return known() || moving_ > 0; });
     if (moving_ == 0) break;
   }
-  if (IsOver()) return PullEnded();
-  if (told_[agent] == 0) return absl::AbortedError("it was not told of");
+  if (IsOver()) return EndedError();
+  if (announced_[agent] == 0) return absl::AbortedError("it was not told of");
   ++moving_;
   return absl::OkStatus();
 }
 
 Status RoundTransfers::Add(Transport part) {
   MutexLock lock(mu_);
-  if (IsOver()) return PullEnded();
+  if (IsOver()) return EndedError();
   running_.push_back(std::move(part));
   return absl::OkStatus();
 }
@@ -92,7 +92,7 @@ bool RoundTransfers::EndedByAnother(size_t agent) const {
 Status RoundTransfers::End() {
   MutexLock lock(mu_);
   running_.clear();
-  return cancelled_ ? PullEnded() : absl::OkStatus();
+  return cancelled_ ? EndedError() : absl::OkStatus();
 }
 
 }  // namespace deltawire::receiver

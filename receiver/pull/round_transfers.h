@@ -25,13 +25,13 @@ class RoundTransfers {
   /// Ends the running transfers, and makes all later ones fail.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   /// An awaited agent has its part, or says that it is on its way.
-  void Tell(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
+  void Announce(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
 
   // kCancelled: Cancel was called, or EndOthers.
   /// A transfer begins with these parts, each of which later calls Leave.
   Status Begin(std::vector<Transport> parts) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Waits for Tell(agent). After OK the agent's part counts as one that runs, and is to Add its
-  /// transport or Leave. kAborted: all others have ended, and `patience` passed without it.
+  /// Waits for Announce(agent). After OK the agent's part counts as one that runs, and is to Add
+  /// its transport or Leave. kAborted: all others have ended, and `patience` passed without it.
   Status Await(size_t agent, std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
   Status Add(Transport part) ABSL_LOCKS_EXCLUDED(mu_);
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
@@ -47,8 +47,8 @@ class RoundTransfers {
 
   mutable CheckedMutex mu_;
   CondVar cv_;
-  std::vector<uint8_t> told_ ABSL_GUARDED_BY(mu_);  // by agent: its part need not be awaited
-  size_t moving_ ABSL_GUARDED_BY(mu_) = 0;          // parts that are open
+  std::vector<uint8_t> announced_ ABSL_GUARDED_BY(mu_);  // by agent: its part need not be awaited
+  size_t moving_ ABSL_GUARDED_BY(mu_) = 0;               // parts that are open
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<size_t> broken_ ABSL_GUARDED_BY(mu_);  // the agent of the first EndOthers
   std::vector<Transport> running_ ABSL_GUARDED_BY(mu_);

@@ -38,7 +38,7 @@ void RunningPull::End() {
   round_.reset();
 }
 
-bool RunningPull::Progress(size_t agent, uint64_t bytes, Time now) {
+bool RunningPull::NoteProgress(size_t agent, uint64_t bytes, Time now) {
   bytes_done_ += bytes - std::min(bytes, part_bytes_[agent]);
   part_bytes_[agent] = std::max(part_bytes_[agent], bytes);
   if (now < reported_ + kReportEvery) return false;

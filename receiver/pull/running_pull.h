@@ -32,9 +32,11 @@ class RunningPull {
 
   State state() const { return state_; }
   /// The trainer wrote the target when the pull began.
-  bool early() const { return state_ == State::kUnwritten || state_ == State::kPublished; }
+  bool began_unwritten() const {
+    return state_ == State::kUnwritten || state_ == State::kPublished;
+  }
   /// The round may wait for events of the agents.
-  bool awaits_agents() const { return early() || state_ == State::kIncoming; }
+  bool awaits_agents() const { return began_unwritten() || state_ == State::kIncoming; }
   /// Null: none runs.
   const std::shared_ptr<PullRound>& round() const { return round_; }
   const Identity& target() const { return target_; }
@@ -42,7 +44,7 @@ class RunningPull {
   const std::vector<Identity>& parts() const { return parts_; }
 
   /// `bytes` of payload have come from `agent` in all. True: it is time for another report.
-  bool Progress(size_t agent, uint64_t bytes, Time now);
+  bool NoteProgress(size_t agent, uint64_t bytes, Time now);
   void Expect(uint64_t bytes) { bytes_expected_ = bytes; }
   uint64_t bytes_done() const { return bytes_done_; }
   uint64_t bytes_expected() const { return bytes_expected_; }

@@ -88,7 +88,7 @@ MutableBytes StagedDeltas::Add(const wire::FrameHeader& header) {
 StagedDelta* StagedDeltas::Last(uint32_t chunk, std::vector<Bytes>* before) {
   MutexLock lock(mu_);
   if (refused_.contains(chunk)) {
-    DropLocked(chunk);
+    DiscardUnder(chunk);
     return nullptr;
   }
   std::vector<StagedDelta>& list = staged_.at(chunk);
@@ -125,14 +125,14 @@ void StagedDeltas::Abandon(uint32_t chunk) {
   if (it->second.empty()) staged_.erase(it);
 }
 
-void StagedDeltas::Drop(uint32_t chunk) {
+void StagedDeltas::Discard(uint32_t chunk) {
   MutexLock lock(mu_);
-  DropLocked(chunk);
+  DiscardUnder(chunk);
 }
 
 void StagedDeltas::Refuse(uint32_t chunk) {
   MutexLock lock(mu_);
-  DropLocked(chunk);
+  DiscardUnder(chunk);
   refused_.insert(chunk);
 }
 
@@ -145,7 +145,7 @@ void StagedDeltas::SetWhole(uint32_t chunk, bool right) {
   }
 }
 
-void StagedDeltas::DropLocked(uint32_t chunk) {
+void StagedDeltas::DiscardUnder(uint32_t chunk) {
   const auto it = staged_.find(chunk);
   if (it == staged_.end()) return;
   for (const StagedDelta& d : it->second) bytes_ -= d.bytes;

@@ -63,14 +63,14 @@ class StagedDeltas {
   /// Discards Last, of which not all has come.
   void Abandon(uint32_t chunk);
   /// Discards all deltas of the chunk.
-  void Drop(uint32_t chunk);
-  /// Drop; the chunk must be fetched whole.
+  void Discard(uint32_t chunk);
+  /// Discard; the chunk must be fetched whole.
   void Refuse(uint32_t chunk);
   /// The chunk has come whole, with its digest or without.
   void SetWhole(uint32_t chunk, bool right);
 
  private:
-  void DropLocked(uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DiscardUnder(uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint64_t limit_;
   mutable CheckedMutex mu_;

@@ -16,15 +16,15 @@ constexpr std::chrono::milliseconds kCutTimeout{2000};
 /// One replica's way to tell of its versions.
 class Relay::Channel : public Downstream {
  public:
-  using Doubt = std::function<void(const std::string& fingerprint, uint32_t chunk)>;
-  Channel(Relay& relay, std::string model, Doubt doubt)
+  using OnCorrupt = std::function<void(const std::string& fingerprint, uint32_t chunk)>;
+  Channel(Relay& relay, std::string model, OnCorrupt on_corrupt)
       : relay_(relay),
         name_(std::move(model)),
-        doubt_(std::move(doubt)),
-        coming_until_(SteadyClock::now() + relay.options_.start_patience) {}
+        on_corrupt_(std::move(on_corrupt)),
+        expected_until_(SteadyClock::now() + relay.options_.start_patience) {}
 
-  bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                 std::shared_ptr<const Delta> delta, const Identity& from) override {
+  bool ServeCommitted(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                      std::shared_ptr<const Delta> delta, const Identity& from) override {
     auto model = relay_.Find(name_);
     const bool fresh = model == nullptr || model->published() == nullptr;
     const bool unknown = model == nullptr;
@@ -39,8 +39,8 @@ class Relay::Channel : public Downstream {
       // While this lasts, receivers that follow this relay stay at an old version. Once may pass;
       // after the second time they are let go.
       if (failed_before && !fresh) {
-        Drop(Errorf(StatusCode::kAborted, "this relay cannot serve what it has committed: {}",
-                    MessageOf(installed)));
+        Withdraw(Errorf(StatusCode::kAborted, "this relay cannot serve what it has committed: {}",
+                        MessageOf(installed)));
       }
       return false;
     }
@@ -55,7 +55,7 @@ class Relay::Channel : public Downstream {
     return true;
   }
 
-  bool Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) override {
+  bool ServeIncoming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) override {
     auto model = relay_.Find(name_);
     const bool unknown = model == nullptr;
     if (unknown) model = Make(buffer);
@@ -68,27 +68,27 @@ class Relay::Channel : public Downstream {
     return relay_.attachments().CountsOf(name_).attached > 0;
   }
 
-  void Gone() override {
+  void EndIncoming() override {
     relay_.desk_.attachments().feed().SetIncoming(name_, {});
     if (const auto model = relay_.Find(name_); model != nullptr) model->SetIncoming(nullptr);
   }
 
-  void News(const RelayNews& news) override {
+  void ReportNews(const RelayNews& news) override {
     {
       std::lock_guard lock(mu_);
       const bool goes_on = !news.fetching.empty() &&
                            (news.applying || std::exchange(fetched_bytes_, news.fetched_bytes) !=
                                                  news.fetched_bytes);
-      if (goes_on) coming_until_ = SteadyClock::now() + relay_.options_.pull_patience;
+      if (goes_on) expected_until_ = SteadyClock::now() + relay_.options_.pull_patience;
     }
     RelayNews ours = news;
     ours.path.push_back(relay_.options_.number);
     relay_.desk_.attachments().feed().SetRelay(name_, ours);
   }
 
-  void Dropped() override {
+  void DiscardModel() override {
     failed_ = false;  // the next one comes into another buffer
-    Drop(absl::AbortedError("the model was replaced; describe it again"));
+    Withdraw(absl::AbortedError("the model was replaced; describe it again"));
   }
 
   void MakeWay(ServedFile& file) override {
@@ -104,13 +104,13 @@ class Relay::Channel : public Downstream {
   }
 
   /// Whether a model that is not served yet is likely to be soon.
-  bool Coming() const {
+  bool IsExpected() const {
     if (failed_) return false;
     std::lock_guard lock(mu_);
-    return SteadyClock::now() < coming_until_;
+    return SteadyClock::now() < expected_until_;
   }
 
-  void Distrusted(std::span<const uint32_t> chunks) override {
+  void RecheckChunks(std::span<const uint32_t> chunks) override {
     const auto model = relay_.Find(name_);
     if (model == nullptr) return;
     for (const uint32_t chunk : chunks) model->Mark(chunk);
@@ -120,12 +120,11 @@ class Relay::Channel : public Downstream {
   std::shared_ptr<RelayedModel> Make(const Buffer& buffer) const {
     return std::make_shared<RelayedModel>(
         name_, buffer, relay_.pool_, relay_.options_.delta_log_bytes,
-        [doubt = doubt_, fingerprint = buffer.layout().fingerprint().Hex()](uint32_t chunk) {
-          doubt(fingerprint, chunk);
-        });
+        [on_corrupt = on_corrupt_, fingerprint = buffer.layout().fingerprint().Hex()](
+            uint32_t chunk) { on_corrupt(fingerprint, chunk); });
   }
 
-  void Drop(const Status& why) {
+  void Withdraw(const Status& why) {
     const auto model = relay_.Find(name_);
     if (model == nullptr) return;
     relay_.SetModel(name_, nullptr);
@@ -135,11 +134,11 @@ class Relay::Channel : public Downstream {
 
   Relay& relay_;
   const std::string name_;
-  const Doubt doubt_;
+  const OnCorrupt on_corrupt_;
   Status not_served_;                 // why the last state could not be served
   std::atomic<bool> failed_ = false;  // not_served_ is an error
   mutable Mutex mu_;
-  SteadyClock::time_point coming_until_;
+  SteadyClock::time_point expected_until_;
   uint64_t fetched_bytes_ = 0;  // as last told
 };
 
@@ -159,9 +158,9 @@ Relay::~Relay() {
   desk_.Close();
 }
 
-Downstream* Relay::Of(const std::string& model, Channel::Doubt doubt) {
+Downstream* Relay::Of(const std::string& model, Channel::OnCorrupt on_corrupt) {
   auto& channel = channels_[model];
-  channel = std::make_unique<Channel>(*this, model, std::move(doubt));
+  channel = std::make_unique<Channel>(*this, model, std::move(on_corrupt));
   return channel.get();
 }
 
@@ -182,7 +181,7 @@ StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) co
     return std::static_pointer_cast<StateSource>(std::move(model));
   }
   if (const auto channel = channels_.find(name); channel != channels_.end()) {
-    if (channel->second->Coming()) {
+    if (channel->second->IsExpected()) {
       return Errorf(StatusCode::kAborted, "this relay is fetching model \"{}\" itself; ask again",
                     name);
     }

@@ -35,10 +35,10 @@ class Relay : public net::PullSource, public PullHost {
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
   ~Relay() override;
 
-  /// The Downstream for the replica of `model`. It lives as long as the relay. `doubt` is called
-  /// from any thread, with the layout's fingerprint, for a chunk that has lost its digest.
+  /// The Downstream for the replica of `model`. It lives as long as the relay. `on_corrupt` is
+  /// called from any thread, with the layout's fingerprint, for a chunk that has lost its digest.
   Downstream* Of(const std::string& model,
-                 std::function<void(const std::string& fingerprint, uint32_t chunk)> doubt);
+                 std::function<void(const std::string& fingerprint, uint32_t chunk)> on_corrupt);
 
   // PullHost and PullSource.
   StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const override;

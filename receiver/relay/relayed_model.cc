@@ -6,7 +6,7 @@
 namespace deltawire::receiver {
 
 RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool,
-                           uint64_t log_bytes, std::function<void(uint32_t chunk)> doubt)
+                           uint64_t log_bytes, std::function<void(uint32_t chunk)> on_corrupt)
     : name_(std::move(name)),
       layout_(buffer.layout()),
       chunks_(buffer.chunks()),
@@ -14,7 +14,7 @@ RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& p
       key_(layout_.fingerprint().lo),
       backend_(kernels::Best()),
       pool_(pool),
-      doubt_(std::move(doubt)),
+      on_corrupt_(std::move(on_corrupt)),
       store_({.model = name_,
               .layout = &layout_,
               .chunks = &chunks_,

@@ -19,12 +19,12 @@ namespace deltawire::receiver {
 
 class RelayedModel : public StateSource {
  public:
-  /// `doubt` is called for a chunk that has lost its digest here, as a receiver suspected.
+  /// `on_corrupt` is called for a chunk that has lost its digest here, as a receiver suspected.
   RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
-               std::function<void(uint32_t chunk)> doubt);
+               std::function<void(uint32_t chunk)> on_corrupt);
 
-  /// See Downstream::Committed. Does nothing if this state is served already. An error when the
-  /// side files cannot be read; then the state before is still served.
+  /// See Downstream::ServeCommitted. Does nothing if this state is served already. An error when
+  /// the side files cannot be read; then the state before is still served.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from);
   /// `incoming` is what is served now: receivers that come late get its payloads as they came.
@@ -55,7 +55,7 @@ class RelayedModel : public StateSource {
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// Marks a chunk that has lost its digest, so that it is not served until it was fetched anew.
   void Recheck(uint32_t chunk) override {
-    if (Mark(chunk)) doubt_(chunk);
+    if (Mark(chunk)) on_corrupt_(chunk);
   }
   std::string_view healed_by() const override { return "this relay has fetched it anew"; }
   /// Recheck, but tells nobody; true when it was found to be bad.
@@ -87,7 +87,7 @@ class RelayedModel : public StateSource {
   const kernels::DigestKey key_;
   const kernels::Backend& backend_;
   ThreadPool& pool_;
-  const std::function<void(uint32_t)> doubt_;
+  const std::function<void(uint32_t)> on_corrupt_;
   VersionStore store_;
 
   mutable Mutex mu_;

@@ -78,7 +78,7 @@ bool AgentAttachments::SendReportsIfNews() {
   return true;
 }
 
-void AgentAttachments::TellDownstream() {
+void AgentAttachments::NotifyDownstream() {
   if (!env_.downstream.serves()) return;
   RelayNews news;
   {
@@ -91,7 +91,7 @@ void AgentAttachments::TellDownstream() {
     news.fetched_bytes = pull.bytes_done();
     news.applying = env_.line.shown().phase == ReceiverPhase::kApplying;
   }
-  env_.downstream.News(news);
+  env_.downstream.ReportNews(news);
 }
 
 void AgentAttachments::Answer(const RequestQueue::Batch& batch, const Status& status) {
@@ -132,7 +132,7 @@ void AgentAttachments::OnEvent(size_t agent, uint64_t attachment, const Upstream
   if (event.sync_request != 0 || env_.planner.Obsoletes(env_.puller.running())) {
     env_.puller.CancelUnwritten();
   }
-  TellDownstream();
+  NotifyDownstream();
 }
 
 bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
@@ -146,17 +146,17 @@ bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const Upstre
     LogInfo("model {}: attached to sender {}", env_.options.model, upstreams_[agent]->in_use());
   }
   if (agents_.size() == 1) upstream_news_ = event.relay;
-  for (const Identity& version : change.named) env_.commits.Heard(version, SteadyClock::now());
+  for (const Identity& version : change.named) env_.commits.NoteNamed(version, SteadyClock::now());
   const RunningPull pull = env_.puller.running();
   if (env_.planner.HasPublished(pull)) env_.puller.MarkPublished();
-  env_.planner.TellRound(pull);
+  env_.planner.NotifyRound(pull);
   if (!event.newest.empty()) env_.setup.NoteLineage(agent, event.newest.lineage);
   if (event.sync_request != 0) {
     env_.requests.AddRemote({agent, event.sync_request, event.force_full});
   }
   // A beat that says what the one before said comes every second and changes nothing, except that
   // it brings back an incoming version that the planner had forgotten.
-  const bool beat = a.heard && SaysTheSame(*a.heard, event);
+  const bool beat = a.heard && IsBeat(*a.heard, event);
   if (!beat || change.incoming || env_.setup.due()) env_.bell.Ring();
   a.heard = event;
   return true;

@@ -65,7 +65,7 @@ class AgentAttachments : private AttachmentKeeper::Owner {
   /// The same if the phase or the answer to the group has changed since; returns whether it has.
   bool SendReportsIfNews() ABSL_LOCKS_EXCLUDED(mu_);
   /// Tells those who are served what is fetched here and above.
-  void TellDownstream() ABSL_LOCKS_EXCLUDED(mu_);
+  void NotifyDownstream() ABSL_LOCKS_EXCLUDED(mu_);
   /// Ends the requests of `batch` with `status`.
   void Answer(const RequestQueue::Batch& batch, const Status& status);
 

@@ -90,7 +90,7 @@ std::vector<RoundAgent> AgentLinks::Plan(const Follower::Target& target, const B
   return agents;
 }
 
-void AgentLinks::RoundEnded(const PullRound& round, bool committed) {
+void AgentLinks::NoteRoundEnd(const PullRound& round, bool committed) {
   for (size_t i = 0; i < links_.size(); ++i) {
     Link& link = links_[i];
     link.record.Pulled(round.results()[i].link);
@@ -102,9 +102,9 @@ void AgentLinks::RoundEnded(const PullRound& round, bool committed) {
   }
 }
 
-void AgentLinks::PullEnded(Status fault) {
+void AgentLinks::NotePullEnd(Status fault) {
   if (links_.size() > 1 && !fault.ok()) fault = absl::CancelledError("one of several");
-  for (const Link& link : links_) link.round.upstream->PullEnded(fault);
+  for (const Link& link : links_) link.round.upstream->NotePullEnd(fault);
 }
 
 }  // namespace deltawire::receiver

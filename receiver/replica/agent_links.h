@@ -38,10 +38,10 @@ class AgentLinks {
   std::vector<RoundAgent> Plan(const Follower::Target& target, const Buffer& buffer, bool whole,
                                uint32_t streams);
   /// Notes the results of a round that has ended; `committed`: by the commit of its target.
-  void RoundEnded(const PullRound& round, bool committed);
+  void NoteRoundEnd(const PullRound& round, bool committed);
   /// Tells every upstream its fault in the last pull. Among several agents the fault is not
   /// assigned to one.
-  void PullEnded(Status fault);
+  void NotePullEnd(Status fault);
 
  private:
   struct Link {

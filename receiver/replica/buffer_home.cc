@@ -32,8 +32,8 @@ StatusOr<std::unique_ptr<BufferHome>> BufferHome::Open(const ReplicaOptions& opt
   }
   if (buffer.ok()) {
     home->buffer_ = std::move(*buffer);
-    home->Describe();
-    home->Look();
+    home->NoteLayout();
+    home->NoteWhole();
   }
   return home;
 }
@@ -70,7 +70,7 @@ bool BufferHome::IsStale(const Layout& layout) const {
   return true;
 }
 
-void BufferHome::Drop() {
+void BufferHome::Destroy() {
   {
     MutexLock lock(mu_);
     facts_.fingerprint.clear();
@@ -95,7 +95,7 @@ StatusOr<bool> BufferHome::Make(ModelDescription& description, BufferGate& gate,
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
     ++number_;
-    Describe();
+    NoteLayout();
     if (!options_.start_from.empty()) TakeFirstBytes(stop);
   }
   if (sink_ != nullptr) return false;
@@ -140,13 +140,13 @@ void BufferHome::TakeFirstBytes(const std::function<bool()>& stop) {
   }
 }
 
-void BufferHome::Describe() {
+void BufferHome::NoteLayout() {
   MutexLock lock(mu_);
   facts_.model_bytes = buffer_->layout().total_bytes();
   facts_.fingerprint = buffer_->layout().fingerprint().Hex();
 }
 
-void BufferHome::Look() {
+void BufferHome::NoteWhole() {
   const Identity whole = buffer_->last_whole();
   MutexLock lock(mu_);
   facts_.last_whole = whole;
@@ -168,7 +168,7 @@ std::string BufferHome::WhyBuffers() const {
   return why;
 }
 
-void BufferHome::LeaveDelta() {
+void BufferHome::WriteDelta() {
   const Status left = delta_files_.Put(*buffer_, buffer_->committed(), sink_->applied().All());
   if (!left.ok()) {
     LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,

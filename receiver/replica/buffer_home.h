@@ -30,7 +30,7 @@ struct BufferFacts {
   std::string fingerprint;  ///< of the layout; empty: there is no buffer
   uint32_t buffers = 0;     ///< weight files
   std::string why_buffers;  ///< the reason for their number
-  Identity last_whole;      ///< the state that it last was wholly, as of the last Look
+  Identity last_whole;      ///< the state that it last was wholly, as of the last NoteWhole
 };
 
 class BufferHome {
@@ -52,16 +52,16 @@ class BufferHome {
   /// In the first case it removes the buffer's files from where the directory was.
   bool IsStale(const Layout& layout) const;
   /// Destroys the buffer.
-  void Drop() ABSL_LOCKS_EXCLUDED(mu_);
+  void Destroy() ABSL_LOCKS_EXCLUDED(mu_);
   /// Makes the missing objects for `description`, whose layout it moves away. `stop`, called from
   /// any thread, ends the reading of the first bytes. Returns true if the sink is new.
   StatusOr<bool> Make(ModelDescription& description, BufferGate& gate,
                       const std::function<bool()>& stop);
   BufferFacts facts() const ABSL_LOCKS_EXCLUDED(mu_);
   /// Notes the state that the buffer last was wholly, after a pull or commit.
-  void Look() ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteWhole() ABSL_LOCKS_EXCLUDED(mu_);
   /// Writes the delta of the last commit to a file for engines.
-  void LeaveDelta();
+  void WriteDelta();
 
  private:
   BufferHome(const ReplicaOptions& options, ThreadPool& pool, CoderRates& rates, DirLock lock);
@@ -70,7 +70,7 @@ class BufferHome {
   /// The reason for the number of weight files.
   std::string WhyBuffers() const;
   /// Notes the buffer's layout.
-  void Describe() ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteLayout() ABSL_LOCKS_EXCLUDED(mu_);
 
   const ReplicaOptions options_;
   ThreadPool& pool_;

@@ -77,13 +77,13 @@ Status BufferSetup::Describe() {
 Status BufferSetup::Prepare(std::vector<ModelDescription> descriptions) {
   env_.run.Begin(RunState::Use::kUpkeep);
   ModelDescription& first = descriptions.front();
-  if (env_.home.IsStale(first.layout)) Drop();
+  if (env_.home.IsStale(first.layout)) DiscardBuffer();
   const StatusOr<bool> made =
       env_.home.Make(first, env_.gate, [this] { return env_.run.stopping(); });
   env_.run.End();
   DW_RETURN_IF_ERROR(made.status());
   const Buffer& buffer = *env_.home.buffer();
-  if (*made) env_.upkeep.Look(buffer);
+  if (*made) env_.upkeep.NoteBuffer(buffer);
   for (size_t i = 0; i < descriptions.size(); ++i) {
     ModelDescription& d = descriptions[i];
     env_.links.SetPart(i, d.owned);
@@ -92,15 +92,15 @@ Status BufferSetup::Prepare(std::vector<ModelDescription> descriptions) {
     MutexLock lock(mu_);
     parts_[i] = {.owned = std::move(d.owned), .owned_bytes = bytes, .lineage = d.lineage};
   }
-  env_.gate.Look(buffer);
+  env_.gate.NoteBuffer(buffer);
   env_.corrupt.SetLayout(env_.home.facts().fingerprint);
   return absl::OkStatus();
 }
 
-void BufferSetup::Drop() {
-  env_.downstream.Drop();
+void BufferSetup::DiscardBuffer() {
+  env_.downstream.DiscardModel();
   env_.corrupt.SetLayout("");
-  env_.home.Drop();
+  env_.home.Destroy();
   env_.puller.ForgetBuffer();
   env_.gate.Forget();
 }

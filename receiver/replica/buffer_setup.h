@@ -74,7 +74,7 @@ class BufferSetup {
  private:
   Status Prepare(std::vector<ModelDescription> descriptions) ABSL_LOCKS_EXCLUDED(mu_);
   /// Destroys the buffer and forgets what is known of it.
-  void Drop();
+  void DiscardBuffer();
 
   const Env env_;
   Backoff backoff_;

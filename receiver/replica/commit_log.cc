@@ -13,7 +13,7 @@ void CommitLog::TakeUp(const Identity& id) {
   last_ = Commit{id, {}, UnixNanos(), 1};
 }
 
-void CommitLog::Heard(const Identity& state, SteadyClock::time_point now) {
+void CommitLog::NoteNamed(const Identity& state, SteadyClock::time_point now) {
   MutexLock lock(mu_);
   const TraceId trace = TraceOf(state);
   std::erase_if(heard_, [&](const auto& heard) { return heard.first == trace; });
@@ -61,7 +61,7 @@ void CommitLog::Stop() {
   Notify();
 }
 
-StatusOr<std::optional<Commit>> CommitLog::After(uint64_t seen) const {
+StatusOr<std::optional<Commit>> CommitLog::CommitAfter(uint64_t seen) const {
   MutexLock lock(mu_);
   if (stopping_) return Stopping("receiver");
   return last_ && last_->serial > seen ? last_ : std::nullopt;

@@ -41,7 +41,7 @@ class CommitLog {
   /// Adds `id`, which was committed before this process started, as the first commit.
   void TakeUp(const Identity& id) ABSL_LOCKS_EXCLUDED(mu_);
   /// Notes that an agent has named `state` for the first time.
-  void Heard(const Identity& state, SteadyClock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteNamed(const Identity& state, SteadyClock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
   /// Adds a commit whose pull began at `began`, and returns its times with the queue. If `id` is
   /// the last commit again, that one gets these statistics, and the result is nullopt. `anew`: it
   /// is in another directory, so it counts as another commit.
@@ -54,10 +54,10 @@ class CommitLog {
 
   std::optional<Commit> last() const ABSL_LOCKS_EXCLUDED(mu_);
   /// The last commit, if its serial is above `seen`. kUnavailable after Stop.
-  StatusOr<std::optional<Commit>> After(uint64_t seen) const ABSL_LOCKS_EXCLUDED(mu_);
+  StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const ABSL_LOCKS_EXCLUDED(mu_);
   /// The latest commits of this process, the oldest first.
   std::vector<Commit> recent() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// `news` is called, without a lock, when After may have something; see Listeners.
+  /// `news` is called, without a lock, when CommitAfter may have something; see Listeners.
   [[nodiscard]] Listeners::Listener OnCommit(std::function<void()> news) {
     return listeners_.Add(std::move(news));
   }

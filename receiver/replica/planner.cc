@@ -14,8 +14,8 @@ Planner::Planner(const std::vector<std::string>& addresses, const Follower::Opti
 Planner::Change Planner::NoteEvent(size_t agent, const UpstreamEvent& event) {
   MutexLock lock(mu_);
   const Identity newest = follower_.newest(agent), incoming = follower_.incoming(agent);
-  follower_.Event(agent, event);
-  if (delta_bytes_.size() == 1) member_.Told(event.group);
+  follower_.NoteEvent(agent, event);
+  if (delta_bytes_.size() == 1) member_.SetWord(event.group);
   delta_bytes_[agent] = event.delta_bytes;
   const Identity& coming = event.incoming.version;
   Change change{
@@ -32,7 +32,7 @@ Planner::Change Planner::NoteEvent(size_t agent, const UpstreamEvent& event) {
 bool Planner::NoteEnded(size_t agent) {
   MutexLock lock(mu_);
   const bool was_attached = follower_.attached(agent);
-  follower_.Ended(agent);
+  follower_.NoteEnd(agent);
   return was_attached;
 }
 
@@ -47,7 +47,7 @@ Follower::Situation Planner::Situation() const {
           .last_whole = facts.last_whole,
           .paused = env_.run.paused() && !env_.gate.half_updated(),
           .requested = env_.requests.wants_pull(),
-          .suspects = !env_.corrupt.empty(),
+          .corrupt = !env_.corrupt.empty(),
           .checking = env_.requests.wants_check(),
           .member = member_.bound(),
           .one_file = facts.buffers == 1};
@@ -63,15 +63,15 @@ Planner::Plan Planner::NextUnder(Time now) const {
       break;
     case GroupMember::Do::kPrepare:
     case GroupMember::Do::kPull:
-      if (plan.attached) plan.choice = follower_.Towards(group.goal, now);
+      if (plan.attached) plan.choice = follower_.ChooseExactly(group.goal, now);
       break;
     case GroupMember::Do::kHold:
-      if (group.idle) plan.choice = follower_.Ahead(situation, now);
+      if (group.idle) plan.choice = follower_.ChooseUnwritten(situation, now);
       if (plan.choice.pull) plan.what = GroupMember::Do::kPrepare;
       plan.choice.why = std::move(group.why);
       break;
     case GroupMember::Do::kCommit:
-      plan.choice = follower_.Towards(group.goal, now);
+      plan.choice = follower_.ChooseExactly(group.goal, now);
       if (!plan.choice.pull) plan.what = GroupMember::Do::kHold;  // after an attempt that failed
       break;
     case GroupMember::Do::kDrop:
@@ -85,7 +85,7 @@ Planner::Plan Planner::Next(std::span<const Identity> unwritten, Time now) const
   MutexLock lock(mu_);
   if (!follower_.attached()) return {};
   Plan plan = NextUnder(now);
-  plan.lost = follower_.GivenUp(unwritten);
+  plan.lost = follower_.IsAbandoned(unwritten);
   return plan;
 }
 
@@ -105,7 +105,7 @@ StatusOr<Follower::Target> Planner::SyncTarget(const std::string& model, bool or
   Follower::Situation situation = Situation();
   if (member_.bound()) {
     DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(situation));
-    return Follower::Exactly(goal);
+    return Follower::ExactTarget(goal);
   }
   situation.requested = true;
   Follower::Choice choice = follower_.Next(situation, SteadyClock::now());
@@ -115,28 +115,28 @@ StatusOr<Follower::Target> Planner::SyncTarget(const std::string& model, bool or
 }
 
 bool Planner::HasPublished(const RunningPull& pull) const {
-  if (!pull.early()) return false;
+  if (!pull.began_unwritten()) return false;
   MutexLock lock(mu_);
-  return follower_.Published(pull.parts());
+  return follower_.IsPublished(pull.parts());
 }
 
-void Planner::TellRound(const RunningPull& pull) const {
-  if (!pull.early()) return;
+void Planner::NotifyRound(const RunningPull& pull) const {
+  if (!pull.began_unwritten()) return;
   MutexLock lock(mu_);
   for (size_t agent = 0; agent < pull.parts().size(); ++agent) {
-    if (follower_.Has(agent, pull.parts()[agent])) pull.round()->Told(agent);
+    if (follower_.HasPart(agent, pull.parts()[agent])) pull.round()->Announce(agent);
   }
 }
 
 bool Planner::Obsoletes(const RunningPull& pull) const {
-  if (!pull.early()) return false;
+  if (!pull.began_unwritten()) return false;
   MutexLock lock(mu_);
   const Follower::Situation situation = Situation();
   if (delta_bytes_.size() > 1) {
     // An agent that is behind the others' incoming version may publish one between first.
-    const auto common = follower_.Common();
+    const auto common = follower_.NewestCommon();
     const bool overtaken = common && IsLater(common->whole, situation.held());
-    return overtaken || follower_.GivenUp(pull.parts());
+    return overtaken || follower_.IsAbandoned(pull.parts());
   }
   // The pull from a single agent ends by itself when the agent abandons the version.
   const GroupMember::Choice group = member_.Next(situation);
@@ -153,37 +153,37 @@ void Planner::NotePull(const Follower::Target& target, const Outcome& outcome) {
   if (target.incoming && !status.ok()) follower_.ForgetIncoming(target);
   const bool reached = outcome.hold || !IsLater(target.whole, env_.gate.committed());
   const Time now = SteadyClock::now();
-  if (!outcome.paused && !outcome.withdrawn) follower_.PullEnded(status, reached, now);
+  if (!outcome.paused && !outcome.withdrawn) follower_.NotePullEnd(status, reached, now);
   if (!target.exact || target.incoming || outcome.paused) return;
   if (status.ok()) {
-    if (!outcome.hold) member_.Committed();
+    if (!outcome.hold) member_.NoteCommit();
   } else if (outcome.hold && env_.gate.refusal() == BufferGate::Refusal::kCannotPrepare) {
     member_.Refuse(std::string(MessageOf(status)));
   } else {
-    member_.Failed(target.whole, status, outcome.refused);
+    member_.NoteFailure(target.whole, status, outcome.refused);
   }
 }
 
 void Planner::NotePrepared(const Identity& version, bool unasked) {
   MutexLock lock(mu_);
-  member_.Prepared(version, unasked);
+  member_.NotePrepared(version, unasked);
 }
 
 void Planner::NoteDiscarded() {
   MutexLock lock(mu_);
-  member_.NotPrepared();
+  member_.NoteDiscarded();
 }
 
 void Planner::NoteCommit(const Status& ended, bool paused, bool kept) {
   MutexLock lock(mu_);
   if (ended.ok()) {
-    member_.Committed();
+    member_.NoteCommit();
   } else if (kept) {
-    member_.CannotCommit(ended);
+    member_.NoteCommitFailure(ended);
   } else {
-    member_.NotPrepared();
+    member_.NoteDiscarded();
   }
-  if (!paused) follower_.PullEnded(ended, true, SteadyClock::now());
+  if (!paused) follower_.NotePullEnd(ended, true, SteadyClock::now());
 }
 
 void Planner::NotePart(size_t agent, const Identity& part) {
@@ -201,7 +201,7 @@ Planner::Known Planner::known() const {
   for (size_t i = 0; i < delta_bytes_.size(); ++i) {
     known.agents.push_back({.newest = follower_.newest(i), .attached = follower_.attached(i)});
   }
-  if (const auto common = follower_.Common()) known.newest = common->whole;
+  if (const auto common = follower_.NewestCommon()) known.newest = common->whole;
   known.delta_bytes = std::accumulate(delta_bytes_.begin(), delta_bytes_.end(), uint64_t{0});
   return known;
 }

@@ -75,7 +75,7 @@ class Planner {
   /// Whether all agents have published what `pull` began to pull before that.
   bool HasPublished(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Tells the round of such a pull which agents have their parts by now, or will.
-  void TellRound(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);
+  void NotifyRound(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether `pull`, of a version that was not published when it began, is to end: the agents have
   /// abandoned the version, or the group wants another one.
   bool Obsoletes(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);

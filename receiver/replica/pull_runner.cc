@@ -70,7 +70,7 @@ void PullRunner::CommitPrepared() {
 }
 
 void PullRunner::NoteEnd(const Status& ended, bool paused, const Identity& target) {
-  env_.pull.home.Look();
+  env_.pull.home.NoteWhole();
   if (!paused) puller_.CountEnd(!ended.ok());
   if (ended.ok()) {
     env_.line.Succeed(RestingPhase());
@@ -91,13 +91,13 @@ void PullRunner::NoteEnd(const Status& ended, bool paused, const Identity& targe
 void PullRunner::ReportEnd(bool committed) {
   OnProgress();
   if (!committed) return;
-  env_.pull.home.LeaveDelta();
+  env_.pull.home.WriteDelta();
   env_.pull.gate.MakeReady();
 }
 
 void PullRunner::DiscardPrepared() {
   if (!puller_.prepared()) return;
-  puller_.DropPrepared();
+  puller_.DiscardPrepared();
   env_.planner.NoteDiscarded();
 }
 
@@ -119,7 +119,7 @@ StatusOr<uint64_t> PullRunner::MayPull(const Follower::Target& target) {
     return absl::CancelledError("a caller's request goes first");
   }
   // Agents may have published their parts since the target was chosen.
-  env_.planner.TellRound(puller_.running());
+  env_.planner.NotifyRound(puller_.running());
   return env_.planner.known().delta_bytes;
 }
 
@@ -129,7 +129,7 @@ void PullRunner::OnPhase(ReceiverPhase phase) {
 
 void PullRunner::OnProgress() {
   env_.agents.SendReports();
-  env_.agents.TellDownstream();
+  env_.agents.NotifyDownstream();
 }
 
 void PullRunner::OnCommit(const std::vector<PullRound::Result>& results) {

@@ -50,7 +50,7 @@ Status Puller::Pull(const Follower::Target& target, const Wish& wish) {
   }
   if (pulled.ok()) unwritten_ = {};
   if (!pulled.ok() && target.unwritten()) unwritten_ = target;
-  env_.links.PullEnded(fault_);
+  env_.links.NotePullEnd(fault_);
   return pulled;
 }
 
@@ -81,12 +81,12 @@ Status Puller::RunRound(const Follower::Target& target, const Wish& wish) {
     return expected.status();
   }
   const auto began = SteadyClock::now();
-  SayNewLineage(target.whole);
+  LogNewLineage(target.whole);
   LogInfo("model {}: pulling {}, holds {} {}", env_.options.model, ToString(target.whole),
           ToString(buffer().committed()), ToString(TraceOf(target.whole)));
   const Status ended = Drive(*round, wish.hold);
   if (wish.hold && ended.ok()) {
-    Keep(round, began);
+    KeepPrepared(round, began);
     return ended;
   }
   env_.gate.EndLimit();
@@ -127,7 +127,7 @@ std::shared_ptr<PullRound> Puller::MakeRound(const Follower::Target& target, con
 Status Puller::WithdrawCorrupt() {
   if (env_.corrupt.empty()) return absl::OkStatus();
   DW_RETURN_IF_ERROR(env_.gate.BeginChange());
-  env_.gate.LoseName();
+  env_.gate.NoteNameLost();
   const std::vector<uint32_t> chunks = env_.corrupt.Take();
   {
     MutexLock lock(mu_);
@@ -137,7 +137,7 @@ Status Puller::WithdrawCorrupt() {
     env_.corrupt.Merge(chunks);
     return withdrawn;
   }
-  env_.downstream.Distrust(chunks);
+  env_.downstream.RecheckChunks(chunks);
   return absl::OkStatus();
 }
 
@@ -161,12 +161,12 @@ Status Puller::Drive(PullRound& round, bool hold) {
   return ended;
 }
 
-void Puller::Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began) {
+void Puller::KeepPrepared(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began) {
   LogInfo("model {}: {} is prepared in {} {}", env_.options.model, ToString(round->whole()),
           HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
   fault_ = absl::OkStatus();
   root_mismatches_ = 0;
-  env_.downstream.Distrust(buffer().bases().TakeCorrupt());
+  env_.downstream.RecheckChunks(buffer().bases().TakeCorrupt());
   prepared_ = Prepared{round, began};
   env_.gate.EndLimit();
   MutexLock lock(mu_);
@@ -181,11 +181,11 @@ Status Puller::Commit() {
     MutexLock lock(mu_);
     pull_.BeginCommit(prepared.round, whole);
   }
-  Status ended = owner_.MayPull(Follower::Exactly(whole)).status();
+  Status ended = owner_.MayPull(Follower::ExactTarget(whole)).status();
   if (ended.ok()) ended = Drive(*prepared.round, /*hold=*/false);
   ended = EndRound(*prepared.round, prepared.began, ended);
   // The commit may have pulled for corrupt chunks.
-  env_.links.PullEnded(fault_);
+  env_.links.NotePullEnd(fault_);
   // A fresh file may have replaced the one that had the chunks.
   const bool complete =
       prepared.round->step() == PullRound::Step::kCommit && buffer().bases().DigestsOf(whole).ok();
@@ -193,7 +193,7 @@ Status Puller::Commit() {
   return ended;
 }
 
-void Puller::DropPrepared() {
+void Puller::DiscardPrepared() {
   if (!prepared_) return;
   const Identity whole = prepared_version();
   LogInfo("model {}: {} was prepared, and is not committed {}", env_.options.model, ToString(whole),
@@ -202,11 +202,11 @@ void Puller::DropPrepared() {
 }
 
 Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status ended) {
-  env_.links.RoundEnded(round, ended.ok());
+  env_.links.NoteRoundEnd(round, ended.ok());
   fault_ = ended.ok() ? ended : round.fault();
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
-    env_.upkeep.Committed(buffer());
+    env_.upkeep.NoteCommit(buffer());
     NoteCommit(round, began);
     // A forwarded version of an older lineage would look like the one after the committed version.
     if (!(running().target().lineage == buffer().committed().lineage)) {
@@ -215,7 +215,7 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
     env_.downstream.Serve(buffer(), round.delta(), round.delta_from());
   }
   env_.downstream.EndForwarding(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
-  env_.downstream.Distrust(buffer().bases().TakeCorrupt());
+  env_.downstream.RecheckChunks(buffer().bases().TakeCorrupt());
   MutexLock lock(mu_);
   pull_.End();
   totals_.root_mismatches += round.root_mismatch() ? 1 : 0;
@@ -234,7 +234,7 @@ void Puller::NoteCommit(const PullRound& round, SteadyClock::time_point began) {
   std::optional<CommitTimes> added;
   {
     MutexLock lock(mu_);
-    env_.gate.Look(buffer());
+    env_.gate.NoteBuffer(buffer());
     totals_.last_pull = stats;
     totals_.bytes_received += stats.payload_bytes;
     totals_.repaired_chunks += stats.repaired_chunks;
@@ -257,12 +257,12 @@ void Puller::NoteCommit(const PullRound& round, SteadyClock::time_point began) {
 void Puller::OnProgress(size_t agent, uint64_t bytes) {
   {
     MutexLock lock(mu_);
-    if (!pull_.Progress(agent, bytes, SteadyClock::now())) return;
+    if (!pull_.NoteProgress(agent, bytes, SteadyClock::now())) return;
   }
   owner_.OnProgress();
 }
 
-void Puller::SayNewLineage(const Identity& target) {
+void Puller::LogNewLineage(const Identity& target) {
   const Identity held = buffer().last_whole();
   const Hash128 before = std::exchange(lineage_, target.lineage);
   if (held.empty() || target.lineage == Hash128{}) return;
@@ -279,7 +279,7 @@ void Puller::DiscardUnwritten(const Identity& next) {
   unwritten_ = {};
   env_.home.sink()->Discard();
   buffer().update().Discard();
-  env_.upkeep.Look(buffer());
+  env_.upkeep.NoteBuffer(buffer());
 }
 
 void Puller::ForgetBuffer() {

@@ -51,7 +51,7 @@ class Puller {
    public:
     virtual ~Owner() = default;
     /// Returns the bytes that a round to `target` is expected to bring, or kCancelled if it may not
-    /// go on. Cancel and PullRound::Told reach the round from now on.
+    /// go on. Cancel and PullRound::Announce reach the round from now on.
     virtual StatusOr<uint64_t> MayPull(const Follower::Target& target) = 0;
     virtual void OnPhase(ReceiverPhase phase) = 0;
     virtual void OnProgress() = 0;
@@ -91,11 +91,11 @@ class Puller {
   Status Commit() ABSL_LOCKS_EXCLUDED(mu_);
   /// Discards what is prepared. Its chunks stay in the buffer, and staged, as after a pull that
   /// failed.
-  void DropPrepared();
+  void DiscardPrepared();
   bool prepared() const { return prepared_.has_value(); }
   /// REQUIRES: prepared().
   Identity prepared_version() const { return prepared_->round->whole(); }
-  /// The upstream's fault in the last round, or kCancelled. See Upstream::PullEnded.
+  /// The upstream's fault in the last round, or kCancelled. See Upstream::NotePullEnd.
   const Status& fault() const { return fault_; }
 
   /// The parts of the unwritten version of which chunks have come; empty: there is none.
@@ -132,14 +132,14 @@ class Puller {
   Status WithdrawCorrupt() ABSL_LOCKS_EXCLUDED(mu_);
   /// Advances the round until it is done, or prepared if it is to hold.
   Status Drive(PullRound& round, bool hold) ABSL_LOCKS_EXCLUDED(mu_);
-  void Keep(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began)
+  void KeepPrepared(const std::shared_ptr<PullRound>& round, SteadyClock::time_point began)
       ABSL_LOCKS_EXCLUDED(mu_);
   Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended)
       ABSL_LOCKS_EXCLUDED(mu_);
   void NoteCommit(const PullRound& round, SteadyClock::time_point began) ABSL_LOCKS_EXCLUDED(mu_);
   void OnProgress(size_t agent, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   /// Logs that `target` is of another lineage than what is held, once for each lineage.
-  void SayNewLineage(const Identity& target);
+  void LogNewLineage(const Identity& target);
   Buffer& buffer() const { return *env_.home.buffer(); }
 
   const Env env_;

@@ -277,7 +277,7 @@ uint64_t Replica::AskCheck(bool repair) {
   return request;
 }
 
-void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
+void Replica::ReportCorrupt(const std::string& fingerprint, uint32_t chunk) {
   if (corrupt_.AddOf(fingerprint, chunk)) bell_.Ring();
 }
 

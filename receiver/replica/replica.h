@@ -108,7 +108,7 @@ class Replica {
   AgentAttachments& agents() { return agents_; }
   /// Has the next pull fetch a chunk of the layout `fingerprint`: a receiver that is served here
   /// got it without its digest, and it has lost its digest here, too.
-  void Suspect(const std::string& fingerprint, uint32_t chunk);
+  void ReportCorrupt(const std::string& fingerprint, uint32_t chunk);
 
   void Stop();
   /// After Stop: waits until both threads have ended. The destructor does so, too.

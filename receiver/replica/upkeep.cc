@@ -95,9 +95,9 @@ void Upkeep::Check(Buffer& buffer) {
   if (health.ok() && (env_.downstream.serve_again() || !health->put_back.empty())) {
     env_.downstream.Serve(buffer);
   }
-  if (health.ok()) env_.downstream.Distrust(health->corrupt_chunks);
-  env_.downstream.Distrust(buffer.bases().TakeCorrupt());
-  env_.gate.LookAtVersion(buffer);
+  if (health.ok()) env_.downstream.RecheckChunks(health->corrupt_chunks);
+  env_.downstream.RecheckChunks(buffer.bases().TakeCorrupt());
+  env_.gate.NoteVersion(buffer);
   if (!health.ok()) return env_.line.Fail(health.status(), ReplicaLine::Cause::kCheck);
   env_.line.Recover(ReplicaLine::Cause::kCheck);
   for (const std::string& name : health->put_back) {
@@ -113,8 +113,8 @@ void Upkeep::Check(Buffer& buffer) {
            options_.model, health->corrupt_chunks.size(), buffer.directory().native());
 }
 
-void Upkeep::Committed(const Buffer& buffer) {
-  Look(buffer);
+void Upkeep::NoteCommit(const Buffer& buffer) {
+  NoteBuffer(buffer);
   catch_up_at_ = SteadyClock::now();
   if (options_.serves) catch_up_at_ += kServeFirst;
 }

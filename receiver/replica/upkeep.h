@@ -72,9 +72,9 @@ class Upkeep {
   UpkeepTotals totals() const ABSL_LOCKS_EXCLUDED(mu_);
 
   /// A version was committed, so the hidden file is behind.
-  void Committed(const Buffer& buffer);
+  void NoteCommit(const Buffer& buffer);
   /// The hidden file may be behind: the buffer was made, or an incoming version was discarded.
-  void Look(const Buffer& buffer) { behind_ = CanCatchUp(buffer); }
+  void NoteBuffer(const Buffer& buffer) { behind_ = CanCatchUp(buffer); }
 
  private:
   void Check(Buffer& buffer);

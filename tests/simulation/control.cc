@@ -101,7 +101,7 @@ class SimulatedUpstream : public receiver::Upstream {
                         .at = Planted(wish.at),
                         .incoming = wish.incoming,
                         .ahead_bytes = wish.ahead_bytes,
-                        .corrupt = wish.suspects};
+                        .corrupt = wish.corrupt};
     DW_ASSIGN_OR_RETURN(const PullTicket ticket, Ask<PullTicket>([request](PullHost& host) {
                           return host.OpenPull(request);
                         }));

@@ -102,7 +102,7 @@ void ReceiverNode::Main() {
         receiver::Relay::Options{.delta_log_bytes = 1 << 20, .number = options.relay_number}, pool,
         rates);
     options.downstream = relay->Of(kModel, [this](const std::string& layout, uint32_t chunk) {
-      if (replica_ != nullptr) replica_->Suspect(layout, chunk);
+      if (replica_ != nullptr) replica_->ReportCorrupt(layout, chunk);
     });
   }
   auto replica = receiver::Replica::Start(
@@ -118,7 +118,7 @@ void ReceiverNode::Main() {
   relay_ = relay.get();
   if (relay != nullptr) Serve(relay.get(), relay.get());
   if (doubted_) {
-    scheduler.Spawn("doubt", process, [this] {
+    scheduler.Spawn("corrupt", process, [this] {
       Scheduler::current()->Sleep(std::chrono::seconds(1));
       doubted_ = false;
     });

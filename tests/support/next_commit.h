@@ -18,7 +18,7 @@ inline std::optional<receiver::Commit> NextCommit(receiver::Replica& replica, ui
   const auto bell = std::make_shared<Bell>();
   const auto listener = replica.commits().OnCommit([bell] { bell->Ring(); });
   while (true) {
-    const auto commit = replica.commits().After(seen);
+    const auto commit = replica.commits().CommitAfter(seen);
     if (!commit.ok()) return std::nullopt;
     if (commit->has_value()) return **commit;
     if (gone()) return std::nullopt;

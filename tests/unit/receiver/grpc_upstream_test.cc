@@ -138,8 +138,8 @@ TEST_CASE("a call whose request was lost is noticed in time, and the next one is
     CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
     CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
   }
-  SECTION("OpenPull with suspects, whose answer may take longer") {
-    wish.suspects = {3};
+  SECTION("OpenPull with corrupt, whose answer may take longer") {
+    wish.corrupt = {3};
     CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
     CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
   }
@@ -185,7 +185,7 @@ TEST_CASE("a connection on which a call was not answered is given up, and its at
   }
   PullWish wish;
   SECTION("OpenPull") {}
-  SECTION("OpenPull with suspects, whose answer may take longer") { wish.suspects = {3}; }
+  SECTION("OpenPull with corrupt, whose answer may take longer") { wish.corrupt = {3}; }
   CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
   CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
   std::unique_lock lock(mu);

@@ -108,7 +108,7 @@ TEST_CASE("assigned: a sender that says nothing of whom to follow is followed it
   CHECK(leaf.Last().newest == At(1));
   CHECK(leaf.Last().number == 1);
   CHECK(leaf.up->OpenPull("m", {})->host == "s");
-  leaf.up->PullEnded(absl::OkStatus());
+  leaf.up->NotePullEnd(absl::OkStatus());
   // The replica attaches anew, and the attachment stays.
   leaf.up->Detach();
   REQUIRE(leaf.ended);
@@ -150,7 +150,7 @@ TEST_CASE("assigned: nothing is pulled from the sender before it has said whom t
   CHECK(leaf.Events() == 1);
   CHECK(leaf.up->OpenPull("m", {})->host == "r");
   CHECK(leaf.sender->counts().opens == 0);
-  leaf.up->PullEnded(absl::OkStatus());
+  leaf.up->NotePullEnd(absl::OkStatus());
   // What the sender tells of is not the replica's business any more.
   leaf.sender->Has(At(2));
   leaf.Assign({"r", "b"});
@@ -173,7 +173,7 @@ TEST_CASE("assigned: when the relay has gone the back-up is followed, then the s
   REQUIRE(leaf.AttachedTo("s"));
   REQUIRE(Eventually([&] { return leaf.Events() > before; }));
   CHECK(leaf.up->OpenPull("m", {})->host == "s");
-  leaf.up->PullEnded(absl::OkStatus());
+  leaf.up->NotePullEnd(absl::OkStatus());
   // It comes back, and is followed again.
   leaf.Relay("r")->Refuse(absl::OkStatus());
   REQUIRE(leaf.AttachedTo("r"));
@@ -187,7 +187,7 @@ TEST_CASE("assigned: another assignment waits for the end of a pull") {
   leaf.Assign({"b"});
   CHECK(leaf.up->in_use() == "r");
   CHECK(leaf.Relay("r")->attached());
-  leaf.up->PullEnded(absl::OkStatus());
+  leaf.up->NotePullEnd(absl::OkStatus());
   CHECK(leaf.up->in_use() == "b");
   REQUIRE(leaf.AttachedTo("b"));
   // One whose relay has failed it goes at once.
@@ -197,7 +197,7 @@ TEST_CASE("assigned: another assignment waits for the end of a pull") {
   leaf.Relay("b")->End(absl::UnavailableError("gone"));
   leaf.Assign({"c"});
   CHECK(leaf.up->in_use() == "c");
-  leaf.up->PullEnded(absl::UnavailableError("broken off"));
+  leaf.up->NotePullEnd(absl::UnavailableError("broken off"));
   CHECK(leaf.up->in_use() == "c");
   // Back to the sender.
   leaf.Assign({});

@@ -13,10 +13,10 @@ using std::chrono::milliseconds;
 
 struct Setup {
   Setup() { attachment.Begin(now); }
-  void Say() { REQUIRE(attachment.Event(attachment.last_event() + 1, now).ok()); }
+  void Say() { REQUIRE(attachment.NoteEvent(attachment.last_event() + 1, now).ok()); }
   void End(const Status& why) {
     attachment.End();
-    attachment.Ended(why, now);
+    attachment.NoteEnd(why, now);
   }
 
   Attachment::Time now{std::chrono::hours(1)};
@@ -30,10 +30,10 @@ TEST_CASE("attachment: a lost or doubled event ends it") {
     CAPTURE(number);
     Setup s;
     s.Say();
-    CHECK(s.attachment.Event(number, s.now).code() == StatusCode::kDataLoss);
+    CHECK(s.attachment.NoteEvent(number, s.now).code() == StatusCode::kDataLoss);
     CHECK(s.attachment.NeedAt(s.now) == Need::kDetach);
     CHECK(s.attachment.NextNeed() <= s.now);
-    CHECK(absl::IsCancelled(s.attachment.Event(2, s.now)));
+    CHECK(absl::IsCancelled(s.attachment.NoteEvent(2, s.now)));
     s.End(absl::OkStatus());
     s.now += Backoff::kFirst;
     CHECK(s.attachment.NeedAt(s.now) == Need::kAttach);
@@ -64,7 +64,7 @@ TEST_CASE("attachment: a beat is due a second after the last report") {
   s.now += Attachment::kBeat;
   s.Say();
   CHECK(s.attachment.NeedAt(s.now) == Need::kBeat);
-  s.attachment.Sent(s.now);
+  s.attachment.NoteSent(s.now);
   CHECK(s.attachment.NeedAt(s.now) == Need::kNothing);
 }
 
@@ -83,8 +83,8 @@ TEST_CASE("attachment: nothing is due while it ends, and then it is made anew af
   s.attachment.End();
   CHECK(s.attachment.number() != number);
   CHECK(s.attachment.NeedAt(s.now + std::chrono::hours(1)) == Need::kNothing);
-  CHECK(absl::IsCancelled(s.attachment.Event(2, s.now)));
-  s.attachment.Ended(absl::UnavailableError("gone"), s.now);
+  CHECK(absl::IsCancelled(s.attachment.NoteEvent(2, s.now)));
+  s.attachment.NoteEnd(absl::UnavailableError("gone"), s.now);
   CHECK(s.attachment.NeedAt(s.now) == Need::kNothing);
   CHECK(s.attachment.NeedAt(s.now + Backoff::kFirst) == Need::kAttach);
 }

@@ -249,12 +249,12 @@ TEST_CASE("failover: answers and beats do not make up for pulls that fail") {
     leaf.r->Tell();
     REQUIRE(leaf.up->OpenPull("m", {}).ok());
     const auto start = SteadyClock::now();
-    leaf.up->PullEnded(absl::UnavailableError("the bulk port does not answer"));
+    leaf.up->NotePullEnd(absl::UnavailableError("the bulk port does not answer"));
     REQUIRE(leaf.up->in_use() == "s");
     REQUIRE(leaf.Attach() == absl::OkStatus());
     leaf.s->Tell();
     REQUIRE(leaf.up->OpenPull("m", {}).ok());
-    leaf.up->PullEnded(absl::OkStatus());
+    leaf.up->NotePullEnd(absl::OkStatus());
     REQUIRE(Eventually([&] { return leaf.up->in_use() == "r"; }));
     last = SteadyClock::now() - start;
   }
@@ -268,10 +268,10 @@ TEST_CASE(
   REQUIRE(leaf.Attach() == absl::OkStatus());
   leaf.r->Tell();
   REQUIRE(leaf.up->OpenPull("m", {}).ok());
-  leaf.up->PullEnded(absl::CancelledError("no agent is at fault"));
+  leaf.up->NotePullEnd(absl::CancelledError("no agent is at fault"));
   // One that cuts its pulls asks for another try.
   REQUIRE(leaf.up->OpenPull("m", {}).ok());
-  leaf.up->PullEnded(absl::AbortedError("cut so that the next version need not wait"));
+  leaf.up->NotePullEnd(absl::AbortedError("cut so that the next version need not wait"));
   CHECK(leaf.up->in_use() == "r");
   CHECK(leaf.r->attached());
   CHECK(leaf.s->counts().attaches == 0);

@@ -50,7 +50,7 @@ class FakeAgent {
   struct Counts {
     int describes = 0, opens = 0, side_files = 0, attaches = 0, newest = 0;
     int cancels = 0;  // of pulls
-    std::vector<std::vector<uint32_t>> suspects;
+    std::vector<std::vector<uint32_t>> corrupt;
     uint64_t chunks_full = 0, chunks_delta = 0;
   };
 
@@ -263,7 +263,7 @@ class FakeAgent::Up : public Upstream {
   StatusOr<PullGrant> OpenPull(const std::string&, const PullWish& wish) override {
     std::lock_guard lock(a_.mu_);
     ++a_.counts_.opens;
-    a_.counts_.suspects.push_back(wish.suspects);
+    a_.counts_.corrupt.push_back(wish.corrupt);
     if (a_.faults_.fail_opens > 0) {
       --a_.faults_.fail_opens;
       return absl::UnavailableError(a_.name_ + ": not now");

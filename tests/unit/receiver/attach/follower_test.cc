@@ -25,7 +25,7 @@ struct Setup {
     for (size_t i = 0; i < n; ++i) names.push_back("s" + std::to_string(i));
     return names;
   }
-  void Say(size_t agent, const Identity& newest) { follower.Event(agent, {.newest = newest}); }
+  void Say(size_t agent, const Identity& newest) { follower.NoteEvent(agent, {.newest = newest}); }
   Follower::Choice Next(const Identity& committed, bool requested = false) {
     return follower.Next({.committed = committed, .requested = requested}, now);
   }
@@ -51,7 +51,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   const Identity one = State(kA, 1, 10), two = State(kA, 2, 20), three = State(kA, 3, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    s.follower.Event(0, {.newest = newest, .incoming = incoming});
+    s.follower.NoteEvent(0, {.newest = newest, .incoming = incoming});
   };
   say(two, {three, two});
   const auto joined = s.Next(two);
@@ -72,7 +72,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   CHECK_FALSE(s.Next(two).pull);
   say(two, {three, two});
   CHECK(s.Next(two).pull);
-  s.follower.Ended(0);
+  s.follower.NoteEnd(0);
   CHECK(s.follower.incoming(0).empty());
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("a lineage that a relay is leaving itself is not returned to") {
   const Identity old = State(kA, 13, 10), fresh = State(kB, 3, 20), other = State(kC, 1, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    s.follower.Event(0, {.newest = newest, .incoming = incoming});
+    s.follower.NoteEvent(0, {.newest = newest, .incoming = incoming});
   };
   say(old, {fresh, {}});
   CHECK(s.Next(old).target.whole == fresh);
@@ -104,14 +104,14 @@ TEST_CASE("a version that is still written is not pulled while somebody checks t
   const Identity one = State(kA, 1, 10);
   Identity two = State(kA, 2, 0);
   Setup s(1);
-  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
   const auto joined = s.Next(one);
   CHECK(joined.pull);
   CHECK(joined.target.unwritten());
   CHECK_FALSE(joined.target.root_known);
   CHECK_FALSE(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
   two.root = 20;
-  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(s.Next(one).target.unwritten());
   CHECK(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
 }
@@ -121,13 +121,13 @@ TEST_CASE("a member of a group makes ready what is still written, and nothing el
   Identity two = State(kA, 2, 20);
   Setup s(1, /*follow=*/false);
   const auto ahead = [&](bool member) {
-    return s.follower.Ahead({.committed = one, .member = member}, s.now);
+    return s.follower.ChooseUnwritten({.committed = one, .member = member}, s.now);
   };
   CHECK_FALSE(ahead(true).pull);
-  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(ahead(true).pull);  // of a relay
   two.root = 0;
-  s.follower.Event(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
   CHECK_FALSE(ahead(false).pull);
   const auto choice = ahead(true);
   CHECK(choice.pull);
@@ -138,7 +138,7 @@ TEST_CASE("a member of a group makes ready what is still written, and nothing el
 TEST_CASE("the first version of one that holds nothing is pulled by everybody while it comes") {
   Setup s(1);
   const Identity two = State(kA, 2, 20);
-  s.follower.Event(0, {.incoming = {two, {}}});
+  s.follower.NoteEvent(0, {.incoming = {two, {}}});
   CHECK(s.Next({}).target.incoming);
   CHECK(s.Next(State(kA, 1, 10)).target.incoming);
   CHECK(s.Next(State(kB, 9, 10)).target.incoming);  // of a lineage before
@@ -157,8 +157,8 @@ struct TwoAgents : Setup {
   }
   static Identity Whole() { return Combine(std::vector<Identity>{One(0), One(1)}); }
   void Write(size_t agent, const Identity& coming, const Identity& newest) {
-    follower.Event(agent,
-                   {.newest = newest, .incoming = {coming, coming.empty() ? Identity{} : newest}});
+    follower.NoteEvent(
+        agent, {.newest = newest, .incoming = {coming, coming.empty() ? Identity{} : newest}});
   }
   void Write(size_t agent, const Identity& coming) { Write(agent, coming, One(agent)); }
 };
@@ -171,7 +171,7 @@ TEST_CASE("of several agents the parts of one attempt are pulled while they come
   CHECK(first.target.unwritten());
   CHECK(first.target.awaited == std::vector<size_t>{1});
   CHECK(first.target.parts == std::vector<Identity>{s.Two(0), s.Two(1)});
-  CHECK_FALSE(s.follower.Has(1, s.Two(1)));
+  CHECK_FALSE(s.follower.HasPart(1, s.Two(1)));
   s.Write(1, s.Two(1, 9));  // another attempt at the same version
   CHECK_FALSE(s.Next(s.Whole()).pull);
   s.Write(1, s.Two(1));
@@ -179,7 +179,7 @@ TEST_CASE("of several agents the parts of one attempt are pulled while they come
   CHECK(joined.pull);
   CHECK(joined.target.unwritten());
   CHECK(joined.target.awaited.empty());
-  CHECK(s.follower.Has(1, s.Two(1)));
+  CHECK(s.follower.HasPart(1, s.Two(1)));
   CHECK(joined.target.parts == std::vector<Identity>{s.Two(0), s.Two(1)});
   CHECK(joined.target.whole.id == StateId{1, 2});
   CHECK(joined.target.whole.attempt == 8);
@@ -194,14 +194,14 @@ TEST_CASE("of several agents the parts of one attempt are pulled while they come
   const auto half = s.Next(s.Whole());
   CHECK(half.target.unwritten());
   CHECK(half.target.parts == std::vector<Identity>{published, s.Two(1)});
-  CHECK_FALSE(s.follower.Published(half.target.parts));
+  CHECK_FALSE(s.follower.IsPublished(half.target.parts));
   CHECK_FALSE(s.follower.Next({.committed = s.Whole(), .one_file = true}, s.now).target.incoming);
   s.Write(1, {}, [&] {
     Identity other = s.Two(1);
     other.root = 30;
     return other;
   }());
-  CHECK(s.follower.Published(half.target.parts));
+  CHECK(s.follower.IsPublished(half.target.parts));
   CHECK_FALSE(s.Next(s.Whole()).target.incoming);
   CHECK(s.Next(s.Whole()).target.whole.root == 50);
   CHECK(IsOf(joined.target.whole, s.Next(s.Whole()).target.whole));
@@ -226,7 +226,7 @@ TEST_CASE("what comes of several agents is given up with the first part that doe
   s.Write(1, s.Two(1));
   const Follower::Target target = s.Next(s.Whole()).target;
   REQUIRE(target.unwritten());
-  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  CHECK_FALSE(s.follower.IsAbandoned(target.parts));
   SECTION("an agent says nothing of it any more") { s.Write(1, {}); }
   SECTION("an agent has another attempt") { s.Write(1, s.Two(1, 9)); }
   SECTION("an agent has published another attempt") {
@@ -234,7 +234,7 @@ TEST_CASE("what comes of several agents is given up with the first part that doe
     published.root = 20;
     s.Write(1, {}, published);
   }
-  CHECK(s.follower.GivenUp(target.parts));
+  CHECK(s.follower.IsAbandoned(target.parts));
   CHECK_FALSE(s.Next(s.Whole()).target.incoming);
 }
 
@@ -244,15 +244,15 @@ TEST_CASE("an agent that says nothing of an attempt is waited for, unless it has
   const Follower::Target target = s.Next(s.Whole()).target;
   REQUIRE(target.unwritten());
   s.Write(1, {});
-  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  CHECK_FALSE(s.follower.IsAbandoned(target.parts));
   SECTION("to another attempt at the version") { s.Write(1, s.Two(1, 9)); }
   SECTION("to a later version") {
     s.Write(1, {}, State(kB, 3, 30, 9));
-    CHECK(s.follower.GivenUp(target.parts));
+    CHECK(s.follower.IsAbandoned(target.parts));
     return;  // that is known of no other agent, and nothing is to be pulled
   }
   SECTION("to another epoch") { s.Write(1, {}, State(kB, 1, 30, 9, 2)); }
-  CHECK(s.follower.GivenUp(target.parts));
+  CHECK(s.follower.IsAbandoned(target.parts));
 }
 
 TEST_CASE("a pull that breaks off gives nothing up before the agents have spoken again") {
@@ -262,15 +262,15 @@ TEST_CASE("a pull that breaks off gives nothing up before the agents have spoken
   const Follower::Target target = s.Next(s.Whole()).target;
   s.follower.ForgetIncoming(target);
   CHECK_FALSE(s.Next(s.Whole()).pull);
-  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  CHECK_FALSE(s.follower.IsAbandoned(target.parts));
   s.Write(0, s.Two(0));
   CHECK_FALSE(s.Next(s.Whole()).pull);
-  CHECK_FALSE(s.follower.GivenUp(target.parts));
+  CHECK_FALSE(s.follower.IsAbandoned(target.parts));
   s.Write(1, s.Two(1));
   CHECK(s.Next(s.Whole()).target.parts == target.parts);
   s.follower.ForgetIncoming(target);
   s.Write(1, {});
-  CHECK(s.follower.GivenUp(target.parts));
+  CHECK(s.follower.IsAbandoned(target.parts));
 }
 
 TEST_CASE("an older version of the same lineage is not taken unasked") {
@@ -286,7 +286,7 @@ TEST_CASE("an older state is not taken for what an update or a bad chunk has bro
   Setup s(1);
   const Identity before = State(kA, 6, 60, 7, 4);
   const Follower::Situation broken{.committed = {}, .last_whole = before};
-  const Follower::Situation bad{.committed = before, .last_whole = before, .suspects = true};
+  const Follower::Situation bad{.committed = before, .last_whole = before, .corrupt = true};
   s.Say(0, State(kA, 1, 1));  // of a relay that is behind
   for (const Follower::Situation& situation : {broken, bad}) {
     const Follower::Choice choice = s.follower.Next(situation, s.now);
@@ -313,7 +313,7 @@ TEST_CASE("nothing is pulled while paused, not following or nothing is published
   CHECK(s.Next({}).pull);
   CHECK_FALSE(s.follower.Next({.committed = {}, .paused = true}, s.now).pull);
   CHECK(s.follower.Next({.committed = {}, .paused = true, .requested = true}, s.now).pull);
-  CHECK(s.follower.Next({.committed = State(kA, 1, 10), .suspects = true}, s.now).pull);
+  CHECK(s.follower.Next({.committed = State(kA, 1, 10), .corrupt = true}, s.now).pull);
   Setup only_asked(1, false);
   only_asked.Say(0, State(kA, 1, 10));
   CHECK_FALSE(only_asked.Next({}).pull);
@@ -427,7 +427,7 @@ TEST_CASE("a follower is attached once every agent has spoken, until one of them
   CHECK_FALSE(s.follower.attached());
   s.Say(1, State(kB, 1, 1));
   CHECK(s.follower.attached());
-  s.follower.Ended(0);
+  s.follower.NoteEnd(0);
   CHECK_FALSE(s.follower.attached());
   CHECK(s.follower.attached(1));
   CHECK(s.Next({}).why == "not attached to sender s0");
@@ -438,7 +438,7 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
   s.Say(0, State(kA, 1, 1));
   std::chrono::nanoseconds longest{0};
   for (int i = 0; i < 10; ++i) {
-    s.follower.PullEnded(absl::UnavailableError("x"), false, s.now);
+    s.follower.NotePullEnd(absl::UnavailableError("x"), false, s.now);
     const auto choice = s.Next({});
     CHECK_FALSE(choice.pull);
     CHECK(s.Next({}, true).pull);  // a request does not wait
@@ -449,11 +449,11 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
   }
   CHECK(longest > milliseconds(1000));
   CHECK(longest <= milliseconds(2000));
-  s.follower.PullEnded(absl::OkStatus(), true, s.now);
+  s.follower.NotePullEnd(absl::OkStatus(), true, s.now);
   CHECK(s.Next({}).pull);
   // One who tells of more than a pull brings is not asked again and again without a pause.
   for (int i = 0; i < 3; ++i) {
-    s.follower.PullEnded(absl::OkStatus(), false, s.now);
+    s.follower.NotePullEnd(absl::OkStatus(), false, s.now);
     const auto choice = s.Next({});
     CHECK_FALSE(choice.pull);
     CHECK(choice.again > s.now);

@@ -27,30 +27,30 @@ TEST_CASE("who is in no group follows the newest version") {
 
 TEST_CASE("a member stays where it is until its group says otherwise") {
   GroupMember m;
-  m.Told(Word(0, kNone, kNone));
+  m.SetWord(Word(0, kNone, kNone));
   CHECK(m.Next(Holding(Version(1))).what == Do::kHold);
   CHECK(m.Next(Holding(kNone)).what == Do::kHold);
-  m.Told(Word(3, kNone, Version(1)));
+  m.SetWord(Word(3, kNone, Version(1)));
   CHECK(m.Next(Holding(Version(1))).what == Do::kHold);
   CHECK(m.Next(Holding(Version(2))).what == Do::kHold);  // never back
-  m.Told({});
+  m.SetWord({});
   CHECK(m.Next(Holding(Version(1))).what == Do::kFollow);
 }
 
 TEST_CASE("prepare, answer, and commit on the word") {
   GroupMember m;
   const auto at1 = Holding(Version(1));
-  m.Told(Word(4, Version(2), Version(1)));
+  m.SetWord(Word(4, Version(2), Version(1)));
   CHECK(m.Next(at1).what == Do::kPrepare);
   CHECK(m.Next(at1).goal == Version(2));
   CHECK(m.report(at1) == GroupReport{.round = 4});
-  m.Prepared(Version(2));
+  m.NotePrepared(Version(2));
   CHECK(m.Next(at1).what == Do::kHold);
   CHECK(m.report(at1) == GroupReport{.round = 4, .prepared = true});
-  m.Told(Word(4, kNone, Version(2)));
+  m.SetWord(Word(4, kNone, Version(2)));
   CHECK(m.Next(at1).what == Do::kCommit);
   CHECK(m.Next(at1).goal == Version(2));
-  m.NotPrepared();
+  m.NoteDiscarded();
   const auto at2 = Holding(Version(2));
   CHECK(m.Next(at2).what == Do::kHold);
   CHECK(m.report(at2) == GroupReport{.round = 4});
@@ -60,40 +60,40 @@ TEST_CASE("what came while it was written is kept until the group asks for it or
   GroupMember m;
   const auto at1 = Holding(Version(1));
   CHECK_FALSE(m.Next(at1).idle);  // in no group
-  m.Told(Word(4, kNone, Version(1)));
+  m.SetWord(Word(4, kNone, Version(1)));
   CHECK(m.Next(at1).idle);
   CHECK_FALSE(m.Next({.committed = Version(1), .last_whole = Version(1), .paused = true}).idle);
-  m.Prepared(Version(2), true);
+  m.NotePrepared(Version(2), true);
   CHECK(m.Next(at1).what == Do::kHold);
   CHECK_FALSE(m.Next(at1).idle);
   CHECK(m.report(at1) == GroupReport{.round = 4});
-  m.Told(Word(4, kNone, Version(1)));
+  m.SetWord(Word(4, kNone, Version(1)));
   CHECK(m.Next(at1).what == Do::kHold);
   SECTION("it asks for it, and commits") {
-    m.Told(Word(5, Version(2), Version(1)));
+    m.SetWord(Word(5, Version(2), Version(1)));
     CHECK(m.report(at1) == GroupReport{.round = 5, .prepared = true});
-    m.Told(Word(5, kNone, Version(2)));
+    m.SetWord(Word(5, kNone, Version(2)));
     CHECK(m.Next(at1).what == Do::kCommit);
   }
   SECTION("it asks for it, and does not") {
-    m.Told(Word(5, Version(2), Version(1)));
+    m.SetWord(Word(5, Version(2), Version(1)));
     CHECK(m.Next(at1).what == Do::kHold);
-    m.Told(Word(5, kNone, Version(1)));
+    m.SetWord(Word(5, kNone, Version(1)));
     CHECK(m.Next(at1).what == Do::kDrop);
   }
   SECTION("it asks for something else") {
-    m.Told(Word(5, Version(3), Version(1)));
+    m.SetWord(Word(5, Version(3), Version(1)));
     CHECK(m.Next(at1).what == Do::kDrop);
   }
   SECTION("there is no group any more") {
-    m.Told({});
+    m.SetWord({});
     CHECK(m.Next(at1).what == Do::kDrop);
   }
   SECTION("it has come while its round was open") {
-    m.Told(Word(5, Version(2), Version(1)));
-    m.Prepared(Version(2), true);
+    m.SetWord(Word(5, Version(2), Version(1)));
+    m.NotePrepared(Version(2), true);
     CHECK(m.report(at1).prepared);
-    m.Told(Word(5, kNone, Version(1)));
+    m.SetWord(Word(5, kNone, Version(1)));
     CHECK(m.Next(at1).what == Do::kDrop);
   }
 }
@@ -101,40 +101,40 @@ TEST_CASE("what came while it was written is kept until the group asks for it or
 TEST_CASE("an abort, another round and a lost word all drop what is prepared") {
   GroupMember m;
   const auto at1 = Holding(Version(1));
-  m.Told(Word(4, Version(2), Version(1)));
-  m.Prepared(Version(2));
-  SECTION("aborted") { m.Told(Word(4, kNone, Version(1))); }
-  SECTION("the next round is for another version") { m.Told(Word(5, Version(3), Version(1))); }
-  SECTION("it is no member any more") { m.Told({}); }
-  SECTION("the group has gone on without it") { m.Told(Word(6, kNone, Version(3))); }
+  m.SetWord(Word(4, Version(2), Version(1)));
+  m.NotePrepared(Version(2));
+  SECTION("aborted") { m.SetWord(Word(4, kNone, Version(1))); }
+  SECTION("the next round is for another version") { m.SetWord(Word(5, Version(3), Version(1))); }
+  SECTION("it is no member any more") { m.SetWord({}); }
+  SECTION("the group has gone on without it") { m.SetWord(Word(6, kNone, Version(3))); }
   CHECK(m.Next(at1).what == Do::kDrop);
 }
 
 TEST_CASE("another round for the same version keeps what is prepared") {
   GroupMember m;
-  m.Told(Word(4, Version(2), kNone));
-  m.Prepared(Version(2));
-  m.Told(Word(5, Version(2), kNone));
+  m.SetWord(Word(4, Version(2), kNone));
+  m.NotePrepared(Version(2));
+  m.SetWord(Word(5, Version(2), kNone));
   CHECK(m.Next(Holding(Version(1))).what == Do::kHold);
   CHECK(m.report(Holding(Version(1))) == GroupReport{.round = 5, .prepared = true});
 }
 
 TEST_CASE("who comes back goes to what was decided, prepared or not, before it prepares more") {
   GroupMember m;
-  m.Told(Word(9, Version(6), Version(5)));
+  m.SetWord(Word(9, Version(6), Version(5)));
   const auto choice = m.Next(Holding(Version(2)));
   CHECK(choice.what == Do::kPull);
   CHECK(choice.goal == Version(5));
   CHECK(m.Next(Holding(Version(5))).what == Do::kPrepare);
   CHECK(m.Next(Holding(kNone)).goal == Version(5));
   // A rollback that the group decided on is later than what is held.
-  m.Told(Word(10, kNone, Version(4, 2)));
+  m.SetWord(Word(10, kNone, Version(4, 2)));
   CHECK(m.Next(Holding(Version(5))).goal == Version(4, 2));
 }
 
 TEST_CASE("who holds the state already has prepared it") {
   GroupMember m;
-  m.Told(Word(4, Version(2), kNone));
+  m.SetWord(Word(4, Version(2), kNone));
   CHECK(m.Next(Holding(Version(2))).what == Do::kHold);
   CHECK(m.report(Holding(Version(2))).prepared);
   CHECK(m.report(Holding(Version(3))).refusal == "it holds version 3, which is later");
@@ -143,14 +143,14 @@ TEST_CASE("who holds the state already has prepared it") {
 TEST_CASE("a paused member prepares and commits nothing, says so, and goes on when it is resumed") {
   GroupMember m;
   auto s = Holding(Version(1));
-  m.Told(Word(4, Version(2), Version(1)));
-  m.Prepared(Version(2));
+  m.SetWord(Word(4, Version(2), Version(1)));
+  m.NotePrepared(Version(2));
   s.paused = true;
   CHECK(m.Next(s).what == Do::kDrop);
-  m.NotPrepared();
+  m.NoteDiscarded();
   CHECK(m.Next(s).what == Do::kHold);
   CHECK(m.report(s) == GroupReport{.round = 4, .prepared = false, .refusal = "it is paused"});
-  m.Told(Word(4, kNone, Version(2)));  // decided before that was heard
+  m.SetWord(Word(4, kNone, Version(2)));  // decided before that was heard
   CHECK(m.Next(s).what == Do::kHold);
   CHECK(m.report(s).refusal == "it is paused");
   s.paused = false;
@@ -161,11 +161,11 @@ TEST_CASE("a paused member prepares and commits nothing, says so, and goes on wh
 TEST_CASE("what cannot be prepared is refused for that round, and tried again in the next") {
   GroupMember m;
   const auto at1 = Holding(Version(1));
-  m.Told(Word(4, Version(2), kNone));
+  m.SetWord(Word(4, Version(2), kNone));
   m.Refuse("one buffer");
   CHECK(m.Next(at1).what == Do::kHold);
   CHECK(m.report(at1) == GroupReport{.round = 4, .prepared = false, .refusal = "one buffer"});
-  m.Told(Word(5, Version(2), kNone));
+  m.SetWord(Word(5, Version(2), kNone));
   CHECK(m.Next(at1).what == Do::kPrepare);
   CHECK(m.report(at1).refusal.empty());
 }
@@ -174,23 +174,23 @@ TEST_CASE("a state that the sender no longer has is refused after some attempts"
   GroupMember m;
   const auto at1 = Holding(Version(1));
   const Status gone = absl::AbortedError("not kept any more");
-  m.Told(Word(4, Version(2), kNone));
+  m.SetWord(Word(4, Version(2), kNone));
   for (int i = 0; i < 2; ++i) {
-    m.Failed(Version(2), gone, true);
+    m.NoteFailure(Version(2), gone, true);
     CHECK(m.Next(at1).what == Do::kPrepare);
   }
   SECTION("another failure between starts the count anew") {
-    m.Failed(Version(2), absl::UnavailableError("no route"), true);
-    m.Failed(Version(2), gone, true);
+    m.NoteFailure(Version(2), absl::UnavailableError("no route"), true);
+    m.NoteFailure(Version(2), gone, true);
     CHECK(m.Next(at1).what == Do::kPrepare);
   }
   SECTION("three in a row") {
-    m.Failed(Version(2), gone, true);
+    m.NoteFailure(Version(2), gone, true);
     CHECK(m.Next(at1).what == Do::kHold);
     CHECK(m.report(at1).refusal == "not kept any more");
   }
   SECTION("a pull that is cut resumes") {
-    m.Failed(Version(2), gone, false);
+    m.NoteFailure(Version(2), gone, false);
     CHECK(m.Next(at1).what == Do::kPrepare);
   }
 }
@@ -198,39 +198,39 @@ TEST_CASE("a state that the sender no longer has is refused after some attempts"
 TEST_CASE("a decided state that is not to be had does not keep a member from the next round") {
   GroupMember m;
   const auto at1 = Holding(Version(1));
-  m.Told(Word(4, kNone, Version(2)));
-  for (int i = 0; i < 3; ++i) m.Failed(Version(2), absl::AbortedError("gone"), true);
+  m.SetWord(Word(4, kNone, Version(2)));
+  for (int i = 0; i < 3; ++i) m.NoteFailure(Version(2), absl::AbortedError("gone"), true);
   CHECK(m.Next(at1).what == Do::kHold);
   CHECK(m.Next(at1).why.find("not to be had") != std::string::npos);
   CHECK(m.report(at1).refusal == "version 2 is not to be had any more");
   // Also in rounds that are aborted and tried again.
   for (uint64_t round = 5; round < 8; ++round) {
-    m.Told(Word(round, Version(3), Version(2)));
+    m.SetWord(Word(round, Version(3), Version(2)));
     CHECK(m.Next(at1).what == Do::kPrepare);
-    m.Told(Word(round, kNone, Version(2)));
+    m.SetWord(Word(round, kNone, Version(2)));
     CHECK(m.Next(at1).what == Do::kHold);
   }
   // What is decided next may be there.
-  m.Told(Word(8, kNone, Version(4)));
+  m.SetWord(Word(8, kNone, Version(4)));
   CHECK(m.Next(at1).what == Do::kPull);
 }
 
 TEST_CASE("who cannot commit says so, and keeps what it has prepared for another attempt") {
   GroupMember m;
   const auto at1 = Holding(Version(1));
-  m.Told(Word(4, Version(2), Version(1)));
-  m.Prepared(Version(2));
-  m.Told(Word(4, kNone, Version(2)));
-  m.CannotCommit(absl::ResourceExhaustedError("no space"));
+  m.SetWord(Word(4, Version(2), Version(1)));
+  m.NotePrepared(Version(2));
+  m.SetWord(Word(4, kNone, Version(2)));
+  m.NoteCommitFailure(absl::ResourceExhaustedError("no space"));
   const std::string why = "it cannot commit version 2: no space";
   CHECK(m.Next(at1).what == Do::kCommit);
   CHECK(m.report(at1) == GroupReport{.round = 4, .prepared = true, .refusal = why});
   // The next round learns it at once, too.
-  m.Told(Word(5, Version(3), Version(2)));
+  m.SetWord(Word(5, Version(3), Version(2)));
   CHECK(m.Next(at1).what == Do::kCommit);
   CHECK(m.report(at1) == GroupReport{.round = 5, .prepared = true, .refusal = why});
-  SECTION("it commits") { m.Committed(); }
-  SECTION("it loses what it had prepared") { m.NotPrepared(); }
+  SECTION("it commits") { m.NoteCommit(); }
+  SECTION("it loses what it had prepared") { m.NoteDiscarded(); }
   CHECK(m.report(at1) == GroupReport{.round = 5});
 }
 
@@ -239,41 +239,41 @@ TEST_CASE("who has lost its weights, and can get back neither them nor the group
   const GroupMember::Situation lost{.committed = {}, .last_whole = Version(1)};
   // The sender's own memory may have lost bytes of a decided version, which heal with the next one.
   const Status gone = GENERATE(absl::AbortedError("gone"), absl::DataLossError("other bytes"));
-  m.Told(Word(4, Version(3), Version(2)));
+  m.SetWord(Word(4, Version(3), Version(2)));
   CHECK(m.Next(lost).goal == Version(2));
-  for (int i = 0; i < 3; ++i) m.Failed(Version(2), gone, true);
+  for (int i = 0; i < 3; ++i) m.NoteFailure(Version(2), gone, true);
   CHECK(m.Next(lost).goal == Version(1));
-  for (int i = 0; i < 3; ++i) m.Failed(Version(1), gone, true);
+  for (int i = 0; i < 3; ++i) m.NoteFailure(Version(1), gone, true);
   CHECK(m.Next(lost).what == Do::kPrepare);
   CHECK(m.Next(lost).goal == Version(3));
 }
 
 TEST_CASE("bytes that were lost come back as what they were") {
   GroupMember m;
-  GroupMember::Situation s{.committed = Version(2), .last_whole = Version(2), .suspects = true};
-  m.Told(Word(4, Version(3), Version(2)));
-  m.Prepared(Version(3));
+  GroupMember::Situation s{.committed = Version(2), .last_whole = Version(2), .corrupt = true};
+  m.SetWord(Word(4, Version(3), Version(2)));
+  m.NotePrepared(Version(3));
   CHECK(m.Next(s).what == Do::kDrop);
-  m.NotPrepared();
+  m.NoteDiscarded();
   CHECK(m.Next(s).goal == Version(2));
-  s.suspects = false;
+  s.corrupt = false;
   s.committed = {};  // the file has lost its name
   CHECK(m.Next(s).what == Do::kPull);
   CHECK(m.Next(s).goal == Version(2));
-  m.Told(Word(4, kNone, kNone));
+  m.SetWord(Word(4, kNone, kNone));
   CHECK(m.Next(s).goal == Version(2));
 }
 
 TEST_CASE("a requested sync brings a member to its group's state") {
   GroupMember m;
-  m.Told(Word(0, kNone, kNone));
+  m.SetWord(Word(0, kNone, kNone));
   CHECK(m.SyncGoal(Holding(Version(1))).status().code() == StatusCode::kFailedPrecondition);
-  m.Told(Word(4, Version(3), Version(2)));
+  m.SetWord(Word(4, Version(3), Version(2)));
   CHECK(*m.SyncGoal(Holding(Version(1))) == Version(2));
   CHECK(*m.SyncGoal(Holding(kNone)) == Version(2));
   CHECK_FALSE(m.SyncGoal(Holding(Version(3))).ok());
   auto s = Holding(Version(3));
-  s.suspects = true;
+  s.corrupt = true;
   CHECK(*m.SyncGoal(s) == Version(3));
 }
 

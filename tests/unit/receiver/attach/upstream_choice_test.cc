@@ -16,15 +16,15 @@ const UpstreamChoice::Times kTimes;
 /// Returns when that was.
 UpstreamChoice::Time AnswerTwice(UpstreamChoice& choice, size_t upstream,
                                  UpstreamChoice::Time now) {
-  now = std::max(now, choice.NextProbe());
-  REQUIRE(choice.Probe(now) == upstream);
-  REQUIRE_FALSE(choice.Probed(upstream, true, now));
-  CHECK_FALSE(choice.Probe(now).has_value());
-  const auto next = choice.NextProbe();
+  now = std::max(now, choice.NextProbeTime());
+  REQUIRE(choice.NextToProbe(now) == upstream);
+  REQUIRE_FALSE(choice.NoteProbe(upstream, true, now));
+  CHECK_FALSE(choice.NextToProbe(now).has_value());
+  const auto next = choice.NextProbeTime();
   CHECK(next >= now + kTimes.settle / 2);
   CHECK(next <= now + kTimes.settle);
-  REQUIRE(choice.Probe(next) == upstream);
-  REQUIRE(choice.Probed(upstream, true, next));
+  REQUIRE(choice.NextToProbe(next) == upstream);
+  REQUIRE(choice.NoteProbe(upstream, true, next));
   return next;
 }
 
@@ -33,21 +33,21 @@ UpstreamChoice::Time AnswerTwice(UpstreamChoice& choice, size_t upstream,
 TEST_CASE("the first upstream is used as long as it works, and nobody is probed") {
   UpstreamChoice choice(3, 1);
   CHECK(choice.current() == 0);
-  CHECK_FALSE(choice.Probe(kStart).has_value());
-  CHECK(choice.NextProbe() == UpstreamChoice::Time::max());
-  choice.Worked(0);
+  CHECK_FALSE(choice.NextToProbe(kStart).has_value());
+  CHECK(choice.NextProbeTime() == UpstreamChoice::Time::max());
+  choice.NoteSuccess(0);
   CHECK(choice.current() == 0);
 }
 
 TEST_CASE(
     "a failed upstream is left for the next in order, and failures of others change nothing") {
   UpstreamChoice choice(3, 1);
-  choice.Failed(2, Failure::kGone, kStart);
+  choice.NoteFailure(2, Failure::kGone, kStart);
   CHECK(choice.current() == 0);
-  choice.Failed(0, Failure::kGone, kStart);
+  choice.NoteFailure(0, Failure::kGone, kStart);
   CHECK(choice.current() == 1);
   // The third one has failed as lately as the second, and the first before both.
-  choice.Failed(1, Failure::kGone, kStart + milliseconds(40));
+  choice.NoteFailure(1, Failure::kGone, kStart + milliseconds(40));
   CHECK(choice.current() != 1);
 }
 
@@ -57,7 +57,7 @@ TEST_CASE("when all have failed, the one that may be tried soonest is the curren
   std::set<size_t> tried;
   for (int i = 0; i < 8; ++i) {
     tried.insert(choice.current());
-    choice.Failed(choice.current(), Failure::kGone, now);
+    choice.NoteFailure(choice.current(), Failure::kGone, now);
     now += milliseconds(1);
   }
   CHECK(tried.size() == 2);
@@ -65,35 +65,35 @@ TEST_CASE("when all have failed, the one that may be tried soonest is the curren
 
 TEST_CASE("an upstream whose pause is over is preferred again at the next failure") {
   UpstreamChoice choice(3, 1);
-  choice.Failed(0, Failure::kGone, kStart);
+  choice.NoteFailure(0, Failure::kGone, kStart);
   REQUIRE(choice.current() == 1);
-  choice.Failed(1, Failure::kGone, kStart + UpstreamChoice::kLongest);
+  choice.NoteFailure(1, Failure::kGone, kStart + UpstreamChoice::kLongest);
   CHECK(choice.current() == 0);
 }
 
 TEST_CASE("a preferred upstream is used again after two answers with a pause between") {
   UpstreamChoice choice(2, 3);
-  choice.Failed(0, Failure::kGone, kStart);
+  choice.NoteFailure(0, Failure::kGone, kStart);
   REQUIRE(choice.current() == 1);
-  CHECK_FALSE(choice.Probe(kStart).has_value());
+  CHECK_FALSE(choice.NextToProbe(kStart).has_value());
   AnswerTwice(choice, 0, kStart);
   CHECK(choice.current() == 1);  // the owner says when: no pull may be running
   choice.Return(0);
   CHECK(choice.current() == 0);
-  CHECK_FALSE(choice.Probe(kStart + std::chrono::hours(1)).has_value());
+  CHECK_FALSE(choice.NextToProbe(kStart + std::chrono::hours(1)).has_value());
 }
 
 TEST_CASE("an upstream that answers once and then fails begins anew") {
   UpstreamChoice choice(2, 3);
-  choice.Failed(0, Failure::kGone, kStart);
-  auto now = choice.NextProbe();
-  REQUIRE_FALSE(choice.Probed(0, true, now));
-  now = choice.NextProbe();
-  REQUIRE_FALSE(choice.Probed(0, false, now));
-  now = choice.NextProbe();
-  REQUIRE_FALSE(choice.Probed(0, true, now));
-  now = choice.NextProbe();
-  CHECK(choice.Probed(0, true, now));
+  choice.NoteFailure(0, Failure::kGone, kStart);
+  auto now = choice.NextProbeTime();
+  REQUIRE_FALSE(choice.NoteProbe(0, true, now));
+  now = choice.NextProbeTime();
+  REQUIRE_FALSE(choice.NoteProbe(0, false, now));
+  now = choice.NextProbeTime();
+  REQUIRE_FALSE(choice.NoteProbe(0, true, now));
+  now = choice.NextProbeTime();
+  CHECK(choice.NoteProbe(0, true, now));
 }
 
 TEST_CASE("an upstream that works but is behind is left when it was behind twice") {
@@ -101,12 +101,12 @@ TEST_CASE("an upstream that works but is behind is left when it was behind twice
   const uint64_t one = 1, two = 2;
   auto now = kStart;
   const auto compare = [&](bool newer, uint64_t news) {
-    REQUIRE(choice.Compare(now) == size_t{2});
-    const bool behind = choice.Compared(newer, news, now);
-    CHECK_FALSE(choice.Compare(now).has_value());
-    CHECK(choice.NextCompare() >= now + kTimes.compare_every / 2);
-    CHECK(choice.NextCompare() <= now + kTimes.compare_every);
-    now = choice.NextCompare();
+    REQUIRE(choice.NextToCompare(now) == size_t{2});
+    const bool behind = choice.NoteComparison(newer, news, now);
+    CHECK_FALSE(choice.NextToCompare(now).has_value());
+    CHECK(choice.NextCompareTime() >= now + kTimes.compare_every / 2);
+    CHECK(choice.NextCompareTime() <= now + kTimes.compare_every);
+    now = choice.NextCompareTime();
     return behind;
   };
   CHECK_FALSE(compare(false, one));
@@ -115,10 +115,10 @@ TEST_CASE("an upstream that works but is behind is left when it was behind twice
   CHECK_FALSE(compare(false, two));
   CHECK_FALSE(compare(true, two));
   CHECK(compare(true, two));
-  choice.Failed(0, Failure::kGone, now);
-  choice.Failed(1, Failure::kGone, now);
+  choice.NoteFailure(0, Failure::kGone, now);
+  choice.NoteFailure(1, Failure::kGone, now);
   REQUIRE(choice.current() == 2);
-  CHECK_FALSE(choice.Compare(now).has_value());  // nobody is left to be compared with
+  CHECK_FALSE(choice.NextToCompare(now).has_value());  // nobody is left to be compared with
 }
 
 TEST_CASE("pauses grow with each failure up to the longest, and receivers return apart") {
@@ -126,14 +126,14 @@ TEST_CASE("pauses grow with each failure up to the longest, and receivers return
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     UpstreamChoice choice(2, seed);
     auto now = kStart;
-    choice.Failed(0, Failure::kGone, now);
+    choice.NoteFailure(0, Failure::kGone, now);
     SteadyClock::duration first{}, last{};
     for (int i = 0; i < 12; ++i) {
-      last = choice.NextProbe() - now;
+      last = choice.NextProbeTime() - now;
       if (i == 0) first = last;
       CHECK(last <= UpstreamChoice::kLongest);
-      now = choice.NextProbe();
-      choice.Probed(0, false, now);
+      now = choice.NextProbeTime();
+      choice.NoteProbe(0, false, now);
     }
     CHECK(last > 4 * first);
     CHECK(last >= UpstreamChoice::kLongest / 2);
@@ -147,9 +147,9 @@ TEST_CASE("one that answers and fails at its work is preferred again after pause
   auto now = kStart;
   std::vector<SteadyClock::duration> pauses;
   for (int i = 0; i < 8; ++i) {
-    choice.Failed(0, Failure::kBadWork, now);
+    choice.NoteFailure(0, Failure::kBadWork, now);
     REQUIRE(choice.current() == 1);
-    pauses.push_back(choice.NextProbe() - now);
+    pauses.push_back(choice.NextProbeTime() - now);
     now = AnswerTwice(choice, 0, now);
     choice.Return(0);
   }
@@ -158,9 +158,9 @@ TEST_CASE("one that answers and fails at its work is preferred again after pause
   CHECK(pauses[7] >= kTimes.longest_doubt / 2);
   CHECK(pauses[7] <= kTimes.longest_doubt);
   // Answers alone are no proof of it; a pull is.
-  choice.Worked(0);
-  choice.Failed(0, Failure::kBadWork, now);
-  CHECK(choice.NextProbe() - now <= kTimes.first_doubt);
+  choice.NoteSuccess(0);
+  choice.NoteFailure(0, Failure::kBadWork, now);
+  CHECK(choice.NextProbeTime() - now <= kTimes.first_doubt);
 }
 
 TEST_CASE(
@@ -170,7 +170,7 @@ TEST_CASE(
   choice.Reorder({std::nullopt, 0}, kStart);
   CHECK(choice.current() == 0);
   // The new one fails, and keeps its pauses when others come after it.
-  choice.Failed(0, Failure::kGone, kStart);
+  choice.NoteFailure(0, Failure::kGone, kStart);
   REQUIRE(choice.current() == 1);
   choice.Reorder({0, std::nullopt, 1}, kStart);
   CHECK(choice.current() == 1);  // what is new is preferred to the origin
@@ -185,18 +185,18 @@ TEST_CASE(
   CHECK(choice.current() == 0);
   choice.Reorder({1}, now);
   CHECK(choice.current() == 0);
-  CHECK(choice.NextProbe() == UpstreamChoice::Time::max());
+  CHECK(choice.NextProbeTime() == UpstreamChoice::Time::max());
 }
 
 TEST_CASE("one that fails at its work is better than one that cannot be reached, but no better") {
   UpstreamChoice choice(3, 4);
-  choice.Failed(0, Failure::kBadWork, kStart);
+  choice.NoteFailure(0, Failure::kBadWork, kStart);
   REQUIRE(choice.current() == 1);
   const auto later = kStart + UpstreamChoice::kLongest;
-  for (int i = 0; i < 6; ++i) choice.Failed(0, Failure::kBadWork, kStart);
-  choice.Failed(1, Failure::kGone, later);
+  for (int i = 0; i < 6; ++i) choice.NoteFailure(0, Failure::kBadWork, kStart);
+  choice.NoteFailure(1, Failure::kGone, later);
   CHECK(choice.current() == 2);
-  choice.Failed(2, Failure::kGone, later);
+  choice.NoteFailure(2, Failure::kGone, later);
   CHECK(choice.current() == 0);
 }
 

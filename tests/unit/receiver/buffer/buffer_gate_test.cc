@@ -81,7 +81,7 @@ TEST_CASE("gate: engines are told of a version once it is ready") {
   s.gate.OnReady([&] { ++told; });
   CHECK(told == 1);
   REQUIRE(s.Update(2).ok());
-  s.gate.Look(*s.buffer);
+  s.gate.NoteBuffer(*s.buffer);
   CHECK(s.gate.Ready() == s.one());
   s.gate.MakeReady();
   CHECK(told == 2);

@@ -446,12 +446,12 @@ TEST_CASE("replies to a plain reload that are another call's are no yes") {
 
 TEST_CASE("no text of an engine's forges a line, shows a key, or is longer than it may be") {
   const std::string key = "se\"cr\\et";
-  CHECK(Foreign("a\n[error] b\x1b[0m\x80", {}) == "a [error] b [0m ");
-  CHECK(Foreign("x " + key + " y", {key}) == "x [key] y");
-  CHECK(Foreign(Json(key).dump(), {key}) == "\"[key]\"");
-  CHECK(Foreign(std::string(1000, 'x'), {}, 64).size() == 64);
+  CHECK(QuoteForeign("a\n[error] b\x1b[0m\x80", {}) == "a [error] b [0m ");
+  CHECK(QuoteForeign("x " + key + " y", {key}) == "x [key] y");
+  CHECK(QuoteForeign(Json(key).dump(), {key}) == "\"[key]\"");
+  CHECK(QuoteForeign(std::string(1000, 'x'), {}, 64).size() == 64);
   // A key at the place of the cut is not shown in part.
-  CHECK(Foreign(std::string(60, 'x') + key, {key}, 64) == std::string(60, 'x') + "[key");
+  CHECK(QuoteForeign(std::string(60, 'x') + key, {key}, 64) == std::string(60, 'x') + "[key");
   const TempDir dir;
   const std::string file = dir.path() / "key";
   testing::WriteFile(file, "the-key");

@@ -77,7 +77,7 @@ struct EngineRig {
     engines = std::make_unique<Engines>(all, *source, [](const EngineDriver::Settings& s) {
       return MakeHook(s.options, s.model, s.access);
     });
-    replica->gate().OnReady([this] { engines->News(); });
+    replica->gate().OnReady([this] { engines->NoteReady(); });
   }
 
   void Publish() {

@@ -91,7 +91,7 @@ TEST_CASE("however many requests a hold covers, it ends after twice the time of 
   Engines engines({Engine("vllm=http://a:1", kLimit)}, source,
                   [&](const EngineDriver::Settings&) { return std::make_unique<FakeHook>(slow); });
   source.version = 1;
-  engines.News();
+  engines.NoteReady();
   // The second attempt is to detach the engine and let it read the directory.
   REQUIRE(Eventually([&] { return reloads && holds >= 3; }));
   CHECK(late == 0);
@@ -112,7 +112,7 @@ TEST_CASE("each version that an engine begins to serve is told once") {
   std::thread trainer([&] {
     while (source.version < kVersions) {
       ++source.version;
-      engines.News();
+      engines.NoteReady();
     }
   });
   std::map<std::string, uint64_t> told;
@@ -147,7 +147,7 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   CHECK(OldestServed(engines.views()) == Identity{});
   CHECK(OldestServed({}) == Identity{});
   source.version = 7;
-  engines.News();
+  engines.NoteReady();
   REQUIRE(Eventually([&] { return ServedByAll(engines.views()) == Version(7); }));
   CHECK(OldestServed(engines.views()) == Version(7));
   // A view shows a version before the event that tells of it, so both events are taken first.
@@ -161,7 +161,7 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   }
   second_refuses = true;
   source.version = 8;
-  engines.News();
+  engines.NoteReady();
   REQUIRE(Eventually([&] { return engines.views()[0].served == Version(8); }));
   const auto served = NextServed(engines, seen);
   REQUIRE(served);
@@ -172,7 +172,7 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   std::atomic<int> calls{0};
   const auto listener = engines.OnServed([&] { ++calls; });
   source.version = 9;
-  engines.News();
+  engines.NoteReady();
   CHECK(Eventually([&] { return calls == 1; }));
   engines.Stop();
   CHECK(calls == 2);
@@ -231,7 +231,7 @@ TEST_CASE("whoever is told of a call may look at all engines until the last of t
   const auto listener = engines->OnCalled([&, raw = engines.get()] {
     if (ending) seen = raw->views().size();
   });
-  engines->News();
+  engines->NoteReady();
   REQUIRE(Eventually([&] { return called.load(); }));
   ending = true;
   engines.reset();

@@ -120,7 +120,7 @@ class LocalUpstream : public RoundUpstream {
                               .fingerprint = wish.fingerprint.Hex(),
                               .streams = wish.streams,
                               .incoming = wish.incoming,
-                              .corrupt = wish.suspects};
+                              .corrupt = wish.corrupt};
     DW_ASSIGN_OR_RETURN(const PullTicket ticket, relay_.OpenPull(request));
     return PullGrant{.ticket = ticket.ticket,
                      .host = "relay",
@@ -183,8 +183,8 @@ struct Cascade {
     const auto round = rig.Round(rig.Newest());
     const Status pulled = rig.Run(*round);
     if (pulled.ok()) {
-      CHECK(
-          channel.Committed(*rig.buffer, rig.buffer->Serve(), round->delta(), round->delta_from()));
+      CHECK(channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), round->delta(),
+                                   round->delta_from()));
     }
     forwarding->End(pulled.ok() ? absl::AbortedError("committed") : pulled);
     return pulled;
@@ -290,7 +290,7 @@ TEST_CASE("forwarding: what overtakes the relay's pull ends those behind it") {
   REQUIRE(s.rig.Run(*round) == absl::OkStatus());
   CHECK(absl::IsAborted(beside.Join()));
   CHECK(leaf.buffer->committed().empty());
-  CHECK(s.channel.Committed(*s.rig.buffer, s.rig.buffer->Serve(), nullptr, {}));
+  CHECK(s.channel.ServeCommitted(*s.rig.buffer, s.rig.buffer->Serve(), nullptr, {}));
   s.forwarding->End(absl::AbortedError("it cannot be served yet"));
   REQUIRE(leaf.Pull(s.newest(), false) == absl::OkStatus());
   CHECK(leaf.Holds(s.newest(), s.two));

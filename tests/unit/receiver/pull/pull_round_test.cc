@@ -143,7 +143,7 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
   SECTION("while the other one is sending") {
     s.at(0).on_run = [&] {
       CHECK(opened() == 0);
-      round->Told(1);
+      round->Announce(1);
     };
     REQUIRE(s.Run(*round) == absl::OkStatus());
     CHECK(s.Holds(s.Newest().whole, second));
@@ -153,7 +153,7 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
     const auto patient = s.Round(target);
     std::thread teller;
     s.at(0).at_end = [&](StatusOr<net::PullEnd>&) {
-      teller = std::thread([&] { patient->Told(1); });
+      teller = std::thread([&] { patient->Announce(1); });
     };
     const Status ended = s.Run(*patient);
     teller.join();
@@ -292,7 +292,7 @@ TEST_CASE("pull round: a chunk with wrong bytes is asked for again of its agent 
   CHECK(s.Holds(s.Newest().whole, first));
   CHECK(round->stats().repaired_chunks == 1);
   CHECK(s.at(0).agent.counts().opens == 1);
-  CHECK(s.at(1).agent.counts().suspects ==
+  CHECK(s.at(1).agent.counts().corrupt ==
         std::vector<std::vector<uint32_t>>{{}, std::vector<uint32_t>{3}});
   CHECK(s.moved(0) == 3);
   CHECK(s.moved(1) == 4);
@@ -488,7 +488,7 @@ TEST_CASE("pull round: one that is cancelled runs nothing more and commits nothi
   s.at(1).agent.Set([](FakeAgent::Faults& f) { f = {}; });
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.Newest().whole, first));
-  const uint64_t flipped = s.at(1).agent.counts().suspects.size() == 3 ? 1 : 0;
+  const uint64_t flipped = s.at(1).agent.counts().corrupt.size() == 3 ? 1 : 0;
   CHECK(s.moved(0) + s.moved(1) == 6 + flipped);
 }
 

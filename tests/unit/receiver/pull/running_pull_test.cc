@@ -24,14 +24,14 @@ TEST_CASE("running pull: its state is that of the version, until it ends") {
   pull.Begin(nullptr, Target(true, 7));
   CHECK(pull.state() == State::kIncoming);
   CHECK(pull.awaits_agents());
-  CHECK_FALSE(pull.early());
+  CHECK_FALSE(pull.began_unwritten());
   pull.Begin(nullptr, Target(true, 0));
   CHECK(pull.state() == State::kUnwritten);
-  CHECK(pull.early());
-  pull.Progress(0, 40, RunningPull::Time(std::chrono::hours(1)));
+  CHECK(pull.began_unwritten());
+  pull.NoteProgress(0, 40, RunningPull::Time(std::chrono::hours(1)));
   pull.MarkPublished();
   CHECK(pull.state() == State::kPublished);
-  CHECK(pull.early());
+  CHECK(pull.began_unwritten());
   pull.End();
   CHECK(pull.state() == State::kNone);
   CHECK(pull.bytes_done() == 40);
@@ -46,12 +46,12 @@ TEST_CASE("running pull: bytes of all agents count once, and a report is due now
   RunningPull::Time now{std::chrono::hours(1)};
   pull.Begin(nullptr, Target(false, 7));
   pull.Expect(100);
-  CHECK(pull.Progress(0, 10, now));
-  CHECK_FALSE(pull.Progress(1, 5, now));
-  CHECK_FALSE(pull.Progress(0, 8, now));  // an older word came later
+  CHECK(pull.NoteProgress(0, 10, now));
+  CHECK_FALSE(pull.NoteProgress(1, 5, now));
+  CHECK_FALSE(pull.NoteProgress(0, 8, now));  // an older word came later
   CHECK(pull.bytes_done() == 15);
   now += std::chrono::milliseconds(200);
-  CHECK(pull.Progress(0, 30, now));
+  CHECK(pull.NoteProgress(0, 30, now));
   CHECK(pull.bytes_done() == 35);
 }
 

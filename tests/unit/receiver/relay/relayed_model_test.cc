@@ -162,10 +162,10 @@ TEST_CASE("relay: a version whose side files cannot be read is served when they 
   REQUIRE(rig.Update(1, {{"config.json", "{}"}}) == absl::OkStatus());
   const fs::path kept = rig.dir.path() / ".deltawire.receiver", away = rig.dir.path() / ".away";
   fs::rename(kept, away);
-  CHECK_FALSE(channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
+  CHECK_FALSE(channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
   CHECK(absl::IsNotFound(relay.Source("m").status()));
   fs::rename(away, kept);
-  CHECK(channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
+  CHECK(channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
   const auto source = relay.Source("m");
   REQUIRE(source.ok());
   CHECK((*source)->published()->info.identity == BufferRig::At(*rig.buffer, 1));
@@ -180,7 +180,7 @@ TEST_CASE("relay: what a commit brings is served though what was kept of its sid
   const std::vector<SideFile> files = {{"config.json", "{}"}, {"vocab.txt", "a b"}};
   const auto commit = [&](uint64_t version) {
     REQUIRE(rig.Update(version, files) == absl::OkStatus());
-    return channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {});
+    return channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), nullptr, {});
   };
   const auto lose = [&] {
     for (const auto& entry : fs::directory_iterator(rig.dir.path() / ".deltawire.receiver")) {
@@ -205,7 +205,7 @@ TEST_CASE("relay: a relay that cannot serve what it commits sends those who foll
   Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
   const fs::path kept = rig.dir.path() / ".deltawire.receiver", away = rig.dir.path() / ".away";
   const auto tell = [&] {
-    return channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {});
+    return channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), nullptr, {});
   };
   REQUIRE(rig.Update(1, {{"config.json", "{}"}}) == absl::OkStatus());
   CHECK(absl::IsAborted(relay.Source("m").status()));  // it has only just started
@@ -240,14 +240,14 @@ TEST_CASE(
   Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
   CHECK(absl::IsNotFound(relay.Source("m").status()));
   const Identity target = BufferRig::At(*rig.buffer, 1);
-  channel.News({.fetching = target});  // it has begun, and nothing has come
+  channel.ReportNews({.fetching = target});  // it has begun, and nothing has come
   CHECK(absl::IsNotFound(relay.Source("m").status()));
-  channel.News({.fetching = target, .fetched_bytes = 3});
+  channel.ReportNews({.fetching = target, .fetched_bytes = 3});
   CHECK(absl::IsAborted(relay.Source("m").status()));
 
   Relay hasty({.start_patience = milliseconds(0), .pull_patience = milliseconds(0)}, pool, rates);
   Downstream& stuck = *hasty.Of("m", [](const std::string&, uint32_t) {});
-  stuck.News({.fetching = target, .fetched_bytes = 3});
+  stuck.ReportNews({.fetching = target, .fetched_bytes = 3});
   CHECK(absl::IsNotFound(hasty.Source("m").status()));
 }
 
@@ -259,10 +259,10 @@ TEST_CASE("relay: those who are served hear of an older version that was taken o
   Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
   const auto commit = [&](uint64_t version) {
     REQUIRE(rig.Update(version) == absl::OkStatus());
-    REQUIRE(channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
+    REQUIRE(channel.ServeCommitted(*rig.buffer, rig.buffer->Serve(), nullptr, {}));
   };
   commit(5);
-  channel.News({.fetching = BufferRig::At(*rig.buffer, 6), .fetched_bytes = 3, .path = {4}});
+  channel.ReportNews({.fetching = BufferRig::At(*rig.buffer, 6), .fetched_bytes = 3, .path = {4}});
   const auto token = relay.attachments().Attach("m", "leaf", "peer");
   REQUIRE(token.ok());
   const auto first = testing::NextEvent(relay.attachments(), *token);

@@ -19,16 +19,16 @@ TEST_CASE("commit log: serials rise, and a commit again only gets new statistics
   const SteadyClock::time_point now{std::chrono::hours(1)};
   int news = 0;
   const auto listener = log.OnCommit([&] { ++news; });
-  CHECK_FALSE(log.After(0)->has_value());
+  CHECK_FALSE(log.CommitAfter(0)->has_value());
   log.TakeUp(Version(1));
-  CHECK((*log.After(0))->serial == 1);
+  CHECK((*log.CommitAfter(0))->serial == 1);
   CHECK(log.recent().empty());  // it is not of this process
   CHECK(log.Add(Version(2), {}, {}, now, false));
-  CHECK((*log.After(1))->id == Version(2));
+  CHECK((*log.CommitAfter(1))->id == Version(2));
   PullStats again;
   again.payload_bytes = 7;
   CHECK_FALSE(log.Add(Version(2), again, {}, now, false));
-  CHECK_FALSE(log.After(2)->has_value());
+  CHECK_FALSE(log.CommitAfter(2)->has_value());
   CHECK(log.last()->stats.payload_bytes == 7);
   CHECK(log.Add(Version(2), {}, {}, now, true));  // in a directory that was made anew
   CHECK(log.last()->serial == 3);
@@ -37,7 +37,7 @@ TEST_CASE("commit log: serials rise, and a commit again only gets new statistics
   CHECK(news == 1);
   log.Stop();
   CHECK(news == 2);
-  CHECK(absl::IsUnavailable(log.After(0).status()));
+  CHECK(absl::IsUnavailable(log.CommitAfter(0).status()));
 }
 
 TEST_CASE("commit log: only the latest commits are kept") {
@@ -51,9 +51,9 @@ TEST_CASE("commit log: only the latest commits are kept") {
 TEST_CASE("commit log: a version queues from its first word until its pull begins") {
   CommitLog log;
   const SteadyClock::time_point start{std::chrono::hours(1)};
-  log.Heard(Version(1), start);
-  log.Heard(Version(2), start + seconds(1));
-  log.Heard(Version(3), start + seconds(9));
+  log.NoteNamed(Version(1), start);
+  log.NoteNamed(Version(2), start + seconds(1));
+  log.NoteNamed(Version(3), start + seconds(9));
   CHECK(log.Add(Version(2), {}, {}, start + seconds(4), false)->queue == 3);
   CHECK(log.Add(Version(1), {}, {}, start + seconds(5), false)->queue == 0);  // forgotten
   // It overtook the pull.

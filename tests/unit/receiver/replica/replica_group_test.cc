@@ -312,7 +312,7 @@ TEST_CASE(
   m.Tell(7, 2, 1);
   REQUIRE(m.Answers(7, true));
   // The relay's leaves say that the chunk came with other bytes: as scrubbing finds it.
-  m.replica->Suspect(m.agent.layout().fingerprint().Hex(), 3);
+  m.replica->ReportCorrupt(m.agent.layout().fingerprint().Hex(), 3);
   REQUIRE(Eventually([&] { return m.status().scrub_mismatches > 0; }));
   REQUIRE(Eventually([&] { return m.status().prepared == m.Version(2) && m.Holds(1); }));
   m.Tell(7, 0, 2);

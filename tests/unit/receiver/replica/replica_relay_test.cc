@@ -53,21 +53,21 @@ struct Setup {
 
 /// Takes nothing at first, and remembers what it is told.
 struct SlowDownstream : Downstream {
-  bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile>, std::shared_ptr<const Delta>,
-                 const Identity&) override {
+  bool ServeCommitted(const Buffer& buffer, std::shared_ptr<ServedFile>,
+                      std::shared_ptr<const Delta>, const Identity&) override {
     std::lock_guard lock(mu);
     told.push_back(buffer.committed());
     return told.size() > 1;
   }
-  void News(const RelayNews& news) override {
+  void ReportNews(const RelayNews& news) override {
     std::lock_guard lock(mu);
     if (!news.fetching.empty()) fetched = news.fetching;
   }
-  bool Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override { return false; }
-  void Gone() override {}
-  void Dropped() override {}
+  bool ServeIncoming(const Buffer&, std::shared_ptr<IncomingVersion>) override { return false; }
+  void EndIncoming() override {}
+  void DiscardModel() override {}
   void MakeWay(ServedFile&) override {}
-  void Distrusted(std::span<const uint32_t> chunks) override {
+  void RecheckChunks(std::span<const uint32_t> chunks) override {
     std::lock_guard lock(mu);
     distrusted.insert(chunks.begin(), chunks.end());
   }
@@ -80,16 +80,16 @@ struct SlowDownstream : Downstream {
 
 /// Records what it is told of versions, in order.
 struct OrderedDownstream : SlowDownstream {
-  bool Committed(const Buffer&, std::shared_ptr<ServedFile>, std::shared_ptr<const Delta>,
-                 const Identity&) override {
+  bool ServeCommitted(const Buffer&, std::shared_ptr<ServedFile>, std::shared_ptr<const Delta>,
+                      const Identity&) override {
     Add("committed");
     return true;
   }
-  bool Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override {
+  bool ServeIncoming(const Buffer&, std::shared_ptr<IncomingVersion>) override {
     Add("comes");
     return false;
   }
-  void Gone() override { Add("gone"); }
+  void EndIncoming() override { Add("gone"); }
   void Add(const std::string& what) {
     std::lock_guard lock(mu);
     order.push_back(what);

@@ -57,11 +57,11 @@ TEST_CASE("an event is a beat if it says what the one before said, and asks for 
                             .delta_bytes = 5};
   UpstreamEvent next = first;
   next.number = 2;
-  CHECK(SaysTheSame(first, next));
+  CHECK(IsBeat(first, next));
   const auto differs = [&](const std::function<void(UpstreamEvent&)>& change) {
     UpstreamEvent other = next;
     change(other);
-    return !SaysTheSame(first, other);
+    return !IsBeat(first, other);
   };
   CHECK(differs([](UpstreamEvent& e) { e.newest.id.version = 3; }));
   CHECK(differs([](UpstreamEvent& e) { e.newest.attempt = 5; }));  // another offload of the state
@@ -72,7 +72,7 @@ TEST_CASE("an event is a beat if it says what the one before said, and asks for 
   CHECK(differs([](UpstreamEvent& e) { e.incoming.version = e.newest; }));
   UpstreamEvent asks = first;
   asks.sync_request = 7;
-  CHECK_FALSE(SaysTheSame(asks, asks));
+  CHECK_FALSE(IsBeat(asks, asks));
 }
 
 TEST_CASE("a beat that brings a version back which was given up is acted on at once") {
@@ -196,7 +196,7 @@ TEST_CASE("a whole chunk that comes with other bytes is asked for again, as a su
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.Holds(chunks));
   CHECK(s.replica->status().repaired_chunks == 2);
-  const auto suspects = s.agent().counts().suspects;
+  const auto suspects = s.agent().counts().corrupt;
   REQUIRE(suspects.size() == 3);
   CHECK(suspects[0].empty());
   CHECK(suspects[1] == std::vector<uint32_t>{3});

@@ -48,7 +48,7 @@ TEST_CASE("run state: a pause lets a caller's pull and a half-updated file's pul
   run.End();
   CHECK(run.settled());
 
-  gate.LoseName();
+  gate.NoteNameLost();
   CHECK_FALSE(run.settled());
   CHECK(run.Begin(Use::kFollow));
   CHECK_FALSE(run.EndsPull());

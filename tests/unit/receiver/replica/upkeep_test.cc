@@ -126,7 +126,7 @@ TEST_CASE("upkeep: the hidden file is brought up after a commit, and after those
     if (!CanCatchUp(*rig.buffer)) return;  // no leases here
     upkeep.Run(Task::kCheck, *rig.buffer, &sink, Never);
     const auto before = SteadyClock::now();
-    upkeep.Committed(*rig.buffer);
+    upkeep.NoteCommit(*rig.buffer);
     const Upkeep::Situation idle{.committed = true};
     CHECK_FALSE(upkeep.MayCatchUp(idle, before - std::chrono::milliseconds(1)));
     const auto after = SteadyClock::now() + std::chrono::milliseconds(100);
