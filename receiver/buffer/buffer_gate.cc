@@ -94,18 +94,18 @@ StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
     if (named && !holders_.empty()) return false;
     updates_begun_ += named ? 1 : 0;
   }
-  // Also when an exception ends the call: no engine could hold the directory any more.
+  std::shared_ptr<ServedFile> served;
+  // An exception, too, must let engines and receivers hold the file again. Another thread may have
+  // begun the update that this call could not begin.
   const absl::Cleanup ended = [&] {
+    if (served != nullptr) served->EndDrain();
     MutexLock lock(mu_);
     updates_begun_ -= named ? 1 : 0;
     NoteBufferUnder(buffer);
   };
-  const auto served = options_.downstream == nullptr ? nullptr : buffer.update().BlockingFile();
+  if (options_.downstream != nullptr) served = buffer.update().BlockingFile();
   if (served != nullptr) options_.downstream->MakeWay(*served);
-  auto begun = buffer.update().Begin();
-  // Another thread may have begun the update that this call could not begin.
-  if (served != nullptr) served->EndDrain();
-  return begun;
+  return buffer.update().Begin();
 }
 
 Status BufferGate::WaitWritable(Buffer& buffer) {

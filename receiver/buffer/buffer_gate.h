@@ -89,8 +89,8 @@ class BufferGate {
   void NoteBuffer(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   /// Takes note of the committed version alone, after a check, which is no update.
   void NoteVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// The committed version is about to lose its name, since chunks of it are corrupt. Ends the
-  /// change. REQUIRES: BeginChange.
+  /// The committed version has lost its name, since chunks of it are corrupt. Ends the change.
+  /// REQUIRES: BeginChange.
   void NoteNameLost() ABSL_LOCKS_EXCLUDED(mu_);
   /// No version is committed or ready: the directory is gone.
   void ForgetVersion() ABSL_LOCKS_EXCLUDED(mu_);

@@ -38,6 +38,10 @@ void RunningPull::End() {
   round_.reset();
 }
 
+void RunningPull::CancelUnwritten() const {
+  if (state_ == State::kUnwritten) round_->Cancel();
+}
+
 bool RunningPull::NoteProgress(size_t agent, uint64_t bytes, Time now) {
   bytes_done_ += bytes - std::min(bytes, part_bytes_[agent]);
   part_bytes_[agent] = std::max(part_bytes_[agent], bytes);

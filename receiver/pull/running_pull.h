@@ -29,6 +29,8 @@ class RunningPull {
   /// All agents have published what was kUnwritten. Tells the round.
   void MarkPublished();
   void End();
+  /// Cancels the round if it is of an unwritten version, which could take long.
+  void CancelUnwritten() const;
 
   State state() const { return state_; }
   /// The trainer wrote the target when the pull began.

@@ -49,10 +49,16 @@ std::vector<wire::FrameHeader> StagedDeltas::Ends() const {
 }
 
 void StagedDeltas::Overlay(wire::Have& have) const {
-  for (const wire::FrameHeader& end : Ends()) {
-    have.chunks[end.chunk] = {end.version, end.digest_after, 0};
-  }
   MutexLock lock(mu_);
+  for (const auto& [chunk, list] : staged_) {
+    wire::Have::Entry& held = have.chunks[chunk];
+    // As BeginRound discards them: the delta of a stream that broke may be incomplete, and a chunk
+    // that was found corrupt has lost the base of its deltas.
+    for (const StagedDelta& d : list) {
+      if (!d.complete || d.header.digest_before != held.digest) break;
+      held = {d.header.version, d.header.digest_after, 0};
+    }
+  }
   for (const uint32_t chunk : refused_) have.chunks[chunk] = {};
 }
 

@@ -129,9 +129,9 @@ bool AgentAttachments::Accepts(size_t agent, const UpstreamEvent& event) {
 
 void AgentAttachments::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   if (!TakeEvent(agent, attachment, event)) return;
-  if (event.sync_request != 0 || env_.planner.Obsoletes(env_.puller.running())) {
-    env_.puller.CancelUnwritten();
-  }
+  // The pull that was judged is cancelled, and not one that has begun since.
+  const RunningPull pull = env_.puller.running();
+  if (event.sync_request != 0 || env_.planner.Obsoletes(pull)) pull.CancelUnwritten();
   NotifyDownstream();
 }
 
@@ -139,6 +139,8 @@ bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const Upstre
   MutexLock lock(mu_);
   Agent& a = agents_[agent];
   if (!keeper_.IsCurrent(agent, attachment)) return false;
+  // Before the planner knows the version: a pull of another lineage waits for the description.
+  if (!event.newest.empty()) env_.setup.NoteLineage(agent, event.newest.lineage);
   const Planner::Change change = env_.planner.NoteEvent(agent, event);
   if (change.all_attached) env_.line.Recover(ReplicaLine::Cause::kConnection);
   if (!a.heard) {
@@ -150,7 +152,6 @@ bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const Upstre
   const RunningPull pull = env_.puller.running();
   if (env_.planner.HasPublished(pull)) env_.puller.MarkPublished();
   env_.planner.NotifyRound(pull);
-  if (!event.newest.empty()) env_.setup.NoteLineage(agent, event.newest.lineage);
   if (event.sync_request != 0) {
     env_.requests.AddRemote({agent, event.sync_request, event.force_full});
   }

@@ -127,15 +127,21 @@ std::shared_ptr<PullRound> Puller::MakeRound(const Follower::Target& target, con
 Status Puller::WithdrawCorrupt() {
   if (env_.corrupt.empty()) return absl::OkStatus();
   DW_RETURN_IF_ERROR(env_.gate.BeginChange());
-  env_.gate.NoteNameLost();
   const std::vector<uint32_t> chunks = env_.corrupt.Take();
+  Status withdrawn = buffer().bases().Withdraw(chunks);
+  // After an error, or if the chunks prove intact, the version keeps its name.
+  if (buffer().updating()) {
+    env_.gate.NoteNameLost();
+  } else {
+    env_.gate.EndChange(buffer());
+  }
+  if (!withdrawn.ok()) {
+    env_.corrupt.Merge(chunks);
+    return withdrawn;
+  }
   {
     MutexLock lock(mu_);
     totals_.repaired_chunks += chunks.size();
-  }
-  if (Status withdrawn = buffer().bases().Withdraw(chunks); !withdrawn.ok()) {
-    env_.corrupt.Merge(chunks);
-    return withdrawn;
   }
   env_.downstream.RecheckChunks(chunks);
   return absl::OkStatus();
@@ -302,12 +308,6 @@ void Puller::MarkPublished() {
 
 void Puller::Cancel() {
   if (const auto round = running().round(); round != nullptr) round->Cancel();
-}
-
-void Puller::CancelUnwritten() {
-  if (const RunningPull pull = running(); pull.state() == RunningPull::State::kUnwritten) {
-    pull.round()->Cancel();
-  }
 }
 
 void Puller::CountEnd(bool failed) {

@@ -113,8 +113,6 @@ class Puller {
   /// The agents have published the version that is pulled unwritten.
   void MarkPublished() ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Ends a pull of an unwritten version, which could take long while a caller waits.
-  void CancelUnwritten() ABSL_LOCKS_EXCLUDED(mu_);
 
   /// A pull or commit has ended, and not by a pause.
   void CountEnd(bool failed) ABSL_LOCKS_EXCLUDED(mu_);

@@ -259,7 +259,7 @@ StatusOr<uint64_t> Replica::AskSync(bool force_full) {
   if (!planner_.attached()) return line_.WhyNoSender();
   const uint64_t request = requests_.AddSync(force_full);
   bell_.Ring();
-  pulls_.puller().CancelUnwritten();
+  pulls_.puller().running().CancelUnwritten();
   return request;
 }
 
@@ -273,7 +273,7 @@ uint64_t Replica::AskCheck(bool repair) {
   const uint64_t request = requests_.AddCheck(repair);
   bell_.Ring();
   // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
-  pulls_.puller().CancelUnwritten();
+  pulls_.puller().running().CancelUnwritten();
   return request;
 }
 

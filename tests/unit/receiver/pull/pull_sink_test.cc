@@ -151,6 +151,32 @@ TEST_CASE("a delta for other bytes is refused before it is staged") {
   CHECK(s.sink->Begin(delta).status().code() == StatusCode::kDataLoss);
 }
 
+TEST_CASE("a pull names no chunk as held whose staged delta cannot be applied") {
+  Setup s;
+  std::vector<std::byte> payload;
+  const wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
+  const auto staged = s.sink->Begin(delta);
+  REQUIRE(staged.ok());
+  const wire::Have::Entry base = s.buffer->bases().have().chunks[0];
+  wire::Have::Entry named = base;
+  SECTION("its stream broke, and abandoned nothing") {}
+  SECTION("it has come") {
+    Fill(*staged, payload);
+    REQUIRE(s.sink->Finish(delta).ok());
+    named = {delta.version, delta.digest_after, 0};
+  }
+  SECTION("the bytes that it starts from were found corrupt") {
+    Fill(*staged, payload);
+    REQUIRE(s.sink->Finish(delta).ok());
+    s.buffer->files().slot(s.buffer->files().front()).bytes(0)[3] ^= std::byte{1};
+    REQUIRE(s.buffer->bases().Withdraw(std::vector<uint32_t>{0}).ok());
+    named = {};
+  }
+  wire::Have have = s.buffer->bases().have();
+  s.sink->staged().Overlay(have);
+  CHECK(have.chunks[0] == named);
+}
+
 TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
   const uint64_t seed = 12;
   CAPTURE(seed);

@@ -526,6 +526,23 @@ TEST_CASE("verify finds what memory lost, repairs it, and ends when its caller h
   CHECK(s.Holds(chunks));
 }
 
+TEST_CASE("a version that cannot be hidden for its repair stays committed until it can") {
+  ReplicaRig s;
+  const auto chunks = s.Begin({.buffers = 1});
+  const std::filesystem::path hidden[] = {s.dir.path() / ".model.safetensors.partial",
+                                          s.dir.path() / ".model.safetensors.partial2"};
+  for (const auto& name : hidden) std::filesystem::create_directory(name);
+  testing::FlipByte(s.dir.path() / "model.safetensors", -3);
+  const Status refused = testing::VerifyOf(*s.replica, true, kStays).status();
+  CHECK(refused.message().find("rename") != std::string::npos);
+  CHECK(s.committed() == s.agent().identity());
+  CHECK(s.replica->gate().Hold(s.agent().identity(), "engine"));
+  CHECK(s.replica->status().repaired_chunks == 0);
+  s.replica->gate().Release("engine");
+  for (const auto& name : hidden) std::filesystem::remove(name);
+  CHECK(Eventually([&] { return s.replica->status().repaired_chunks == 1 && s.Holds(chunks); }));
+}
+
 TEST_CASE("verify ends though a scrub is always due") {
   ReplicaRig s;
   s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
