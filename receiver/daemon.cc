@@ -112,7 +112,7 @@ std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions&
   std::vector<std::unique_ptr<Upstream>> upstreams;
   if (!options_.site.empty()) {
     SiteOffer offer{.site = options_.site, .address = {}};
-    // One that pulls only when told to would keep its followers waiting.
+    // A receiver that pulls only on request would keep its followers waiting.
     if (options_.bulk && options_.follow) {
       const bool named = !options_.advertise_host.empty();
       offer.address = ToString(
@@ -155,7 +155,7 @@ void Daemon::StartEngines(const std::string& model) {
       std::move(settings), *source,
       [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model, s.access); });
   const auto tell = [&replica, raw = engines.get(), mu = std::make_shared<Mutex>()] {
-    // Else what one thread saw first could be told last, and stay.
+    // Without the lock an older state could be reported last, and would stand.
     const std::lock_guard one_at_a_time(*mu);
     const std::vector<EngineDriver::View> all = raw->views();
     replica.agents().SetEngines(
@@ -191,9 +191,9 @@ void Daemon::BeginStop() {
 }
 
 void Daemon::Stop() {
-  // All are told to stop before any is destroyed, so that they stop in parallel.
+  // All begin to stop before any is destroyed, so that they stop in parallel.
   BeginStop();
-  // A replica's thread tells its engines of versions, and they release what they hold of it.
+  // A replica's thread notifies its engines of versions, and they release their holds on it.
   for (auto& [name, replica] : replicas_) replica->Join();
   engines_.clear();
   replicas_.clear();

@@ -29,7 +29,7 @@ class Daemon {
 
   /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
   Status Start();
-  /// Reads the files of what engines are shown, and whom they are believed by, again.
+  /// Reads the files with the engines' keys and certificate authorities again.
   void ReloadEngineAccess();
   /// Ends all calls that wait, here and in the replicas; Stop must follow.
   void BeginStop();
@@ -61,7 +61,7 @@ class Daemon {
   void StartEngines(const std::string& model);
   /// The senders of a replica with these options, as its upstreams.
   std::vector<std::unique_ptr<Upstream>> UpstreamsOf(const ReplicaOptions& o) const;
-  /// A receiver that is served here doubts a chunk, which has lost its digest.
+  /// A receiver that is served here has reported a chunk, which has lost its digest.
   void Doubted(const std::string& model, const std::string& layout, uint32_t chunk);
 
   std::vector<std::shared_ptr<EngineAccess>> engine_access_;  // by engine of options_; fixed

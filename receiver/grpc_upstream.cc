@@ -123,7 +123,7 @@ class Attachment {
   // Ends the attachment as a lost connection would.
   void Break() { context_.TryCancel(); }
 
-  // Of progress reports only the newest matters; every answer to a request must arrive. A peer that
+  // Only the newest progress report matters, but every answer to a request must arrive. A peer that
   // asks and never reads the answers loses the connection.
   void Send(v1::ReceiverReport report, bool must_arrive) {
     std::lock_guard lock(mu_);

@@ -54,11 +54,9 @@ Status Attachment::NoteEvent(uint64_t number, Time now) {
   }
   if (number != last_event_ + 1) {
     state_ = State::kBroken;
-    return Errorf(
-        StatusCode::kDataLoss,
-        "sender {}: event {} came after event {}: what it said between is lost; attaching "
-        "anew",
-        address_, number, last_event_);
+    return Errorf(StatusCode::kDataLoss,
+                  "sender {}: event {} came after event {}, so events were lost; attaching again",
+                  address_, number, last_event_);
   }
   last_event_ = number;
   heard_at_ = now;

@@ -27,7 +27,7 @@ class AttachmentKeeper {
     virtual Report MakeReport(size_t upstream) = 0;
     /// Returns false for an event that must be ignored. It is no sign of life either.
     virtual bool Accepts(size_t /*upstream*/, const UpstreamEvent& /*event*/) { return true; }
-    /// The owner checks IsCurrent under its own lock: the attachment may have ended meanwhile.
+    /// The owner checks IsCurrent under its own lock, since the attachment may have ended.
     virtual void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) = 0;
     /// Called once for each attachment, before the next one to that upstream begins.
     virtual void OnEnded(size_t upstream, const Status& why) = 0;

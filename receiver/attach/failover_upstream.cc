@@ -146,7 +146,7 @@ class ChosenUpstream : public FailoverUpstream {
     if (!attached.ok() && !AsksForPatience(attached)) {
       Fail(*now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
-      // Another thread left this upstream meanwhile, and found no attachment to end.
+      // Another thread has left this upstream, and found no attachment to end.
       now->upstream->Detach();
     }
     return attached;
@@ -359,7 +359,7 @@ class ChosenUpstream : public FailoverUpstream {
       const auto place = PlaceOf(*peer);
       if (cancelled_ || !place || *place >= choice_.current()) return;
       choice_.Return(*place);
-      LogInfo("model {}: back to {}, which is well again", model_, peer->address());
+      LogInfo("model {}: back to {}, which works again", model_, peer->address());
     }
     from->upstream->Detach();
   }
@@ -428,8 +428,8 @@ class ChosenUpstream : public FailoverUpstream {
     if (!choice_.NoteComparison(newer, news, Clock::now())) return;
     lock.unlock();
     Leave(current, UpstreamChoice::Failure::kGone,
-          Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
-                 asked->address(), ToString(*newest)));
+          Errorf(StatusCode::kUnavailable, "{} has {}, which this upstream lacks", asked->address(),
+                 ToString(*newest)));
     lock.lock();
   }
 

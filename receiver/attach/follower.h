@@ -103,7 +103,7 @@ class Follower {
   };
   struct Choice {
     bool pull = false;
-    Target target;  ///< what to pull, if `pull`
+    Target target;  ///< the version to pull, if `pull`
     /// The reason to wait if not `pull`; empty if the newest state is held. Also the reason why the
     /// target of a caller's pull is older than what is held.
     std::string why;

@@ -62,11 +62,10 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
                                  ToString(prepared_))};
     }
     if (gone_.empty()) return {.what = Do::kHold, .idle = true};
-    return {
-        .what = Do::kHold,
-        .why = fmt::format("{}: {} is not to be had any more; waiting for the next version that "
-                           "the group commits",
-                           of, ToString(gone_.back()))};
+    return {.what = Do::kHold,
+            .why = fmt::format("{}: no sender has {} any more; waiting for the next version that "
+                               "the group commits",
+                               of, ToString(gone_.back()))};
   }
   if (open) {
     return {.what = Do::kHold,
@@ -92,7 +91,7 @@ GroupReport GroupMember::report(const Situation& s) const {
   } else if (asked && refused()) {
     report.refusal = refusal_;
   } else if (!asked && LacksDecision(s) && IsGone(word_.commit)) {
-    report.refusal = fmt::format("{} is not to be had any more", ToString(word_.commit));
+    report.refusal = fmt::format("no sender has {} any more", ToString(word_.commit));
   } else {
     report.prepared = asked && (prepared_ == word_.prepare || s.committed == word_.prepare);
   }

@@ -28,7 +28,7 @@ class GroupMember {
     Do what = Do::kFollow;
     Identity goal;
     std::string why;
-    bool idle = false;  ///< with kHold: a version that the trainer writes may be prepared meanwhile
+    bool idle = false;  ///< with kHold: an unwritten version may be prepared
   };
   using Situation = Follower::Situation;
 

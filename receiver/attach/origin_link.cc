@@ -10,7 +10,7 @@ using Clock = SteadyClock;
 
 // The longest time in which a sender names an upstream. Its own patience is shorter.
 constexpr std::chrono::milliseconds kUndecided{4000};
-// As many requests as a sender keeps for a receiver.
+// The limit on requests, which is the number that a sender keeps for a receiver.
 constexpr size_t kMostRequests = 64;
 
 }  // namespace

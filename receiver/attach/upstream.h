@@ -68,7 +68,7 @@ struct UpstreamEvent {
   uint64_t number = 0;  ///< 1, 2, 3, ... within an attachment
   Identity newest;
   uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
-  uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
+  uint64_t sync_request = 0;  ///< the number of the request to sync and report; 0: none
   bool force_full = false;
   RelayNews relay;                       ///< if the upstream is a relay
   GroupWord group;                       ///< if the receiver is a member of a group

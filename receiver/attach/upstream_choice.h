@@ -84,7 +84,8 @@ class UpstreamChoice {
     Backoff backoff;
   };
   void PutOff(State& state, Time now);
-  /// Of those that may be tried now the preferred one, or else the one that may be tried soonest.
+  /// Returns the preferred upstream of those that may be tried now, or the one that may be tried
+  /// soonest.
   size_t Soonest(Time now) const;
   /// Half of `most` to all of it.
   SteadyClock::duration Pause(std::chrono::milliseconds most);
@@ -93,7 +94,8 @@ class UpstreamChoice {
   std::vector<State> upstreams_;
   size_t current_ = 0;
   Time compare_at_{};
-  std::optional<uint64_t> behind_;  // `news` when NoteComparison last found a newer state elsewhere
+  std::optional<uint64_t>
+      behind_;  // `news` when the last comparison found a newer state at the other upstream
   std::mt19937_64 random_;
 };
 

@@ -38,7 +38,7 @@ class Buffer {
     bool unsafe_in_place = false;
   };
 
-  /// For CreateBuffer and RecoverBuffer (recovery.h), which the others use.
+  /// REQUIRES: the caller is CreateBuffer or RecoverBuffer (recovery.h).
   Buffer(const std::filesystem::path& dir, std::shared_ptr<DirLock> lock, Layout layout,
          ChunkTable chunks, StateFile state, const Options& options);
 

@@ -61,14 +61,16 @@ void BufferGate::EndKeepName() {
 Status BufferGate::Touch(Buffer& buffer) {
   if (limit_ == Limit::kKeepName) {
     return absl::AbortedError(
-        "what an agent has published does not fit into the staging, and is pulled when all have "
+        "an agent's published part does not fit into the staging, and is pulled when all agents "
+        "have "
         "published");
   }
   if (limit_ == Limit::kPrepare) DW_RETURN_IF_ERROR(TouchForPrepare(buffer));
   DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate(buffer));
   if (begun) return absl::OkStatus();
   refusal_ = Refusal::kReader;
-  return Errorf(StatusCode::kUnavailable, "{} is in use by others", buffer.directory().native());
+  return Errorf(StatusCode::kUnavailable, "{}: another process reads the weights",
+                buffer.directory().native());
 }
 
 Status BufferGate::TouchForPrepare(Buffer& buffer) {
@@ -77,12 +79,11 @@ Status BufferGate::TouchForPrepare(Buffer& buffer) {
   if (buffer.buffers() == 2 || !named || fresh) return absl::OkStatus();
   if (options_.copy_for_reader) return buffer.update().BeginInFreshFile();
   refusal_ = Refusal::kCannotPrepare;
-  return Errorf(
-      StatusCode::kFailedPrecondition,
-      "model \"{}\": it cannot be made ready beside the one file of weights, since chunks "
-      "come whole or its delta exceeds the staging bound; use buffers = 2, "
-      "on-busy-reader = copy or a larger staging",
-      options_.model);
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": it cannot be prepared beside the only weight file, since chunks "
+                "come whole or its delta exceeds the staging bound; use buffers = 2, "
+                "on-busy-reader = copy or a larger staging",
+                options_.model);
 }
 
 StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
@@ -172,7 +173,7 @@ Status BufferGate::BeginChange() {
     if (!waiting_since_) waiting_since_ = start;
     const std::string readers = Holders();
     if (std::exchange(readers_, readers) != readers) {
-      LogDebug("model {}: waiting for {} to have read the weights", options_.model, readers);
+      LogDebug("model {}: waiting for {} to finish reading the weights", options_.model, readers);
       const MutexUnlock unlocked(mu_);
       if (news_) news_();
       continue;
@@ -300,7 +301,7 @@ void BufferGate::DropLateHolders() {
   const auto now = SteadyClock::now();
   std::erase_if(holders_, [&](const auto& holder) {
     if (holder.second > now) return false;
-    LogWarn("model {}: {} has read the weights for too long, and is not waited for any longer",
+    LogWarn("model {}: {} has held the weights beyond its time limit; updating them all the same",
             options_.model, holder.first);
     return true;
   });

@@ -26,8 +26,9 @@ class BufferGate {
   struct Options {
     std::string model;
     bool unsafe_in_place = false;
-    /// With one file: how long an update waits for its readers if copy_for_reader is set. Then the
-    /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
+    /// The time for which an update of the only file waits for readers, if copy_for_reader is set.
+    /// After it the update goes to a fresh file, and the readers keep the old one. Without
+    /// copy_for_reader an update waits without limit.
     std::chrono::milliseconds reader_grace{10000};
     bool copy_for_reader = false;
     Downstream* downstream = nullptr;  ///< serves the committed file; null: none

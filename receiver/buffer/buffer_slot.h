@@ -64,7 +64,7 @@ class BufferSlot {
   /// Closes the file, if there is one, and forgets its chunks. Its readers keep their
   /// mappings.
   void Forget();
-  /// Forgets the file and removes it from the directory, unless its path leads elsewhere.
+  /// Forgets the file and removes it from the directory, unless its path leads to another file.
   Status Remove();
   /// True when the file's path still leads to that file.
   bool HasItsPath() const;

@@ -89,7 +89,8 @@ std::shared_ptr<ServedFile> BufferUpdate::BlockingFile() {
   const std::lock_guard lock(lock_);
   BufferSlot& slot = buffer_.files().slot(NextSlot());
   if (begun() || !slot.IsLeased() || !slot.IsReusable()) return nullptr;
-  // While others have it open, too, it would be of no use that those who are served leave it.
+  // If other processes have it open, too, the update would wait although the served receivers leave
+  // it.
   const bool held = slot.lease().held();
   const Answer answer = slot.TryAlone();
   if (!held) slot.lease().Release();

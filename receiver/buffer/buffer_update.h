@@ -48,8 +48,7 @@ class BufferUpdate {
   /// The processes that have the file open for which Begin returned false. Inspects every process
   /// of the machine, so it is too slow to be called at each retry.
   std::string Readers() const;
-  /// The served file that Begin would have to change, if those who are served read it and nobody
-  /// else has it open; else null.
+  /// The served file that Begin would have to change, if served receivers alone read it; else null.
   std::shared_ptr<ServedFile> BlockingFile();
   /// An earlier process may have left an update of the slot's file: goes on with it.
   void Resume(int slot);
@@ -65,8 +64,8 @@ class BufferUpdate {
   Status Commit(const Identity& whole, const std::vector<SideFile>& side_files);
   /// Commits the committed version once more, in another file. REQUIRES: kNone.
   Status CommitCopy();
-  /// In two-file mode: discards what has come of the version. The front file is what the next
-  /// update starts from.
+  /// With two files, discards the chunks of the version, so that the next update starts from the
+  /// front file.
   void Discard();
 
  private:

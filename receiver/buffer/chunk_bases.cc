@@ -78,7 +78,8 @@ void ChunkBases::Revert() {
 StatusOr<MutableBytes> ChunkBases::Prepare(uint32_t i, uint64_t digest) {
   const int base = slot_of(i), work = slot_;
   if (base < 0 || files_.slot(base).digest(i) != digest) {
-    return Errorf(StatusCode::kDataLoss, "{}: chunk {} of tensor {} has other bytes than asked for",
+    return Errorf(StatusCode::kDataLoss,
+                  "{}: chunk {} of tensor {} is not at the digest that its delta starts from",
                   files_.directory().native(), i, layout_.tensor(chunks_[i].tensor).name);
   }
   BufferSlot& to = files_.slot(work);
@@ -103,7 +104,7 @@ StatusOr<std::vector<uint64_t>> ChunkBases::DigestsOf(const Identity& whole) con
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const int base = slot_of(i);
     if (base < 0) {
-      return Errorf(StatusCode::kInternal, "{}: chunk {} (tensor {}) is not there",
+      return Errorf(StatusCode::kInternal, "{}: chunk {} of tensor {} is missing",
                     files_.directory().native(), i, layout_.tensor(chunks_[i].tensor).name);
     }
     digests[i] = files_.slot(base).digest(i);
@@ -128,7 +129,7 @@ Status ChunkBases::FillFile(const std::vector<uint64_t>& digests) {
     failed.Update(copied);
     corrupt.push_back(i);
   });
-  // Otherwise every retry would copy the same bad bytes.
+  // Without this every retry would copy the same corrupt bytes.
   if (!corrupt.empty()) DW_RETURN_IF_ERROR(Withdraw(corrupt));
   corrupt_.insert(corrupt_.end(), corrupt.begin(), corrupt.end());
   return failed;

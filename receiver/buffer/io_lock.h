@@ -1,4 +1,4 @@
-// A lock for calls that do I/O: a flag says that one runs, and no mutex is held meanwhile.
+// A lock for calls that do I/O. It is a flag, so that no mutex is held during the I/O.
 #pragma once
 
 #include "common/base/sync.h"

@@ -104,7 +104,7 @@ Status OpenFiles(WeightFiles& files) {
     if (!files.slot(s).has_file()) files.slot(s).Forget();
   }
   if (files.slot(0).has_file() || files.slot(1).has_file()) return absl::OkStatus();
-  return Errorf(StatusCode::kDataLoss, "{}: the state file is of other weight files",
+  return Errorf(StatusCode::kDataLoss, "{}: the state file belongs to other weight files",
                 files.directory().native());
 }
 
@@ -130,8 +130,8 @@ Status TakeUp(Buffer& buffer) {
     if (slot.has_file()) corrupt[s] = slot.FindCorrupt();
     whole[s] = slot.IsWhole() && corrupt[s].empty() && slot.HasItsRoot();
     if (corrupt[s].empty()) continue;
-    LogError("{}: {} chunks of {} changed while it was down: they are fetched anew", dir.native(),
-             corrupt[s].size(), ToString(slot.identity()));
+    LogError("{}: {} chunks of {} changed while the receiver was down; fetching them again",
+             dir.native(), corrupt[s].size(), ToString(slot.identity()));
   }
   // A commit gives the name first, so the file that has it is the newest.
   int newest = files.last_front();
@@ -149,7 +149,7 @@ Status TakeUp(Buffer& buffer) {
   }
   const Status side =
       buffer.side_files().Recover(front < 0 ? Identity{} : files.slot(front).identity());
-  if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir.native(), MessageOf(side));
+  if (!side.ok()) LogWarn("{}: {}; fetching its side files again", dir.native(), MessageOf(side));
   if (front >= 0) DW_RETURN_IF_ERROR(files.GiveName(front));
   RemoveStrays(files);
   if (front >= 0) files.slot(front).Remember();
@@ -236,7 +236,7 @@ StatusOr<std::unique_ptr<Buffer>> CreateBuffer(const fs::path& dir, std::shared_
                                          std::move(state), options);
   DW_RETURN_IF_ERROR(buffer->files().Make(0));
   const Status side = buffer->side_files().Recover({});
-  if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir.native(), MessageOf(side));
+  if (!side.ok()) LogWarn("{}: {}; fetching its side files again", dir.native(), MessageOf(side));
   return buffer;
 }
 

@@ -76,14 +76,14 @@ fs::path InstalledSideFiles::ContentPath(const Entry& entry) const {
 StatusOr<std::string> InstalledSideFiles::ReadContent(const Entry& entry) const {
   DW_ASSIGN_OR_RETURN(std::string content, ReadFile(ContentPath(entry)));
   if (content.size() == entry.bytes && Xxh3(AsBytes(content)) == entry.hash) return content;
-  return Errorf(StatusCode::kDataLoss, "{} is not the {} that was put there",
+  return Errorf(StatusCode::kDataLoss, "{} is not the content of {} that was written there",
                 ContentPath(entry).native(), entry.name);
 }
 
 StatusOr<InstalledSideFiles::Manifest> InstalledSideFiles::ReadManifest(const char* name) const {
   DW_ASSIGN_OR_RETURN(const std::string text, ReadFile(kept_ / name));
   const auto damaged = [&] {
-    return Errorf(StatusCode::kDataLoss, "{} is damaged", (kept_ / name).native());
+    return Errorf(StatusCode::kDataLoss, "{} is corrupt", (kept_ / name).native());
   };
   const size_t last = text.rfind("xxh3 ");
   if (last == std::string::npos ||

@@ -13,7 +13,7 @@
 namespace deltawire::receiver {
 namespace {
 
-/// No state of a sender's: senders compare the digests alone.
+/// The version of chunks that no sender has sent. Senders compare only their digests.
 constexpr uint64_t kNoVersion = 0;
 constexpr std::chrono::milliseconds kStopSlice{50};
 
@@ -138,7 +138,8 @@ StatusOr<StartedFrom> StartFrom(const std::filesystem::path& from, Buffer& buffe
   if (reading->pairs.empty()) return reading->result;
   DW_ASSIGN_OR_RETURN(const bool begun, buffer.update().Begin());
   if (!begun) {
-    return Errorf(StatusCode::kUnavailable, "{} is open elsewhere", buffer.directory().string());
+    return Errorf(StatusCode::kUnavailable, "another process has the weights in {} open",
+                  buffer.directory().string());
   }
   for (uint32_t c = 0; c < buffer.chunks().size(); ++c) buffer.bases().MarkUnknown(c);
   threads = std::max<size_t>(1, threads);

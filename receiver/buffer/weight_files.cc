@@ -44,8 +44,8 @@ Status WeightFiles::GiveName(int slot) {
     DW_RETURN_IF_ERROR(file.Exchange(other.file()));
   } else if (file.path() != name) {
     DW_RETURN_IF_ERROR(file.Rename(name));
-    // Somebody removed or replaced the other file's name, so that file is given up. This waits for
-    // the rename: until then the other file's bytes are the base.
+    // Another process removed or replaced the other file's name, so that file is forgotten. This
+    // waits for the rename: until then its bytes are the base.
     if (other.IsAt(name)) other.Forget();
   }
   // The state file follows the name: a reader of both never opens an older file than the state

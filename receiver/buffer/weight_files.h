@@ -41,7 +41,7 @@ class WeightFiles {
   Status Make(int slot, const std::function<bool()>& stop = nullptr);
   /// Makes the slot's file the front one.
   Status GiveName(int slot);
-  /// Hides the front file, whoever has it open.
+  /// Hides the front file, even from processes that have it open.
   Status Hide();
   /// Hides the front file if nobody else has it open; else the file has its name again. REQUIRES:
   /// there is one.

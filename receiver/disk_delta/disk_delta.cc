@@ -37,7 +37,7 @@ constexpr const char* kLock = ".deltawire.lock";
 constexpr std::string_view kEncodings[] = {"xor", "overwrite"};
 static_assert(std::size(kEncodings) == static_cast<size_t>(DiskDeltaEncoding::kOverwrite) + 1);
 
-// Of tensors' bytes that are encoded between two looks at `stop`.
+// The bytes of tensors that are encoded between two calls of `stop`.
 constexpr uint64_t kBatchBytes = 256 << 20;
 // A file of a version is ended when it has so many payload bytes.
 constexpr uint64_t kFileBytes = 1 << 30;
@@ -85,7 +85,7 @@ bool IsRun(const std::string& name) {
   return RunName({.lineage = *lineage, .id = {.epoch = *epoch}}) == name;
 }
 
-/// What a directory holds; nothing where it cannot be read.
+/// Returns the names in a directory, or none if it cannot be read.
 std::vector<fs::directory_entry> Entries(const fs::path& directory) {
   std::vector<fs::directory_entry> all;
   std::error_code error;
@@ -100,7 +100,7 @@ Status Cancelled() { return absl::CancelledError("it was not written within its 
 /// Makes a new file that nobody but its owner may write. `mode`: of a directory beside it, whose
 /// bits for reading it gets, whatever the umask is.
 StatusOr<UniqueFd> NewFile(const fs::path& path, mode_t mode) {
-  // Never a file that is there: its name may be a link that somebody else has put there.
+  // An existing file is never reused: its name may be another process's link.
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoError(fmt::format("remove {}", path.native()));
   }
@@ -183,7 +183,7 @@ Status Rename(const fs::path& from, const fs::path& to) {
   return ErrnoError(fmt::format("rename {} to {}", from.native(), to.native()));
 }
 
-/// What stands in a version's kMark; nullopt where there is no such version, or not one of ours.
+/// Returns the content of a version's kMark, or nullopt if there is no such version of ours.
 struct Mark {
   std::string kind;
   Identity id;
@@ -210,7 +210,8 @@ struct Payload {
   std::string checksum;  // of the whole tensor, as it is after the delta
 };
 
-/// What makes the bytes `was` of a tensor `is`, but for the name; no bytes: nothing has changed.
+/// Returns the entry, but for its name, that turns the bytes `was` of a tensor into `is`. It has no
+/// bytes if they are equal.
 StatusOr<Payload> PayloadOf(const std::string& name, Bytes was, Bytes is,
                             DiskDeltaEncoding encoding) {
   Payload payload;
@@ -370,7 +371,7 @@ Status DiskDelta::Own() {
                   options_.directory.native());
   }
   lock_ = std::move(fd);
-  // What a killed writer had begun, of up to the model's size each.
+  // A killed writer's unfinished versions have up to the model's size each.
   std::error_code error;
   for (const fs::directory_entry& run : Entries(options_.directory)) {
     if (!IsRun(run.path().filename().native())) continue;
@@ -409,8 +410,8 @@ StatusOr<bool> DiskDelta::LiesThere(const fs::path& run, const Identity& id) con
   const std::optional<Mark> mark = ReadMark(version);
   if (mark && mark->kind != "gap" && mark->id == id) return true;
   return Errorf(StatusCode::kAlreadyExists,
-                "{} holds something else than {}: remove it, or name another directory",
-                version.native(), DescribeFully(id));
+                "{} does not hold {}: remove it, or name another directory", version.native(),
+                DescribeFully(id));
 }
 
 Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const Identity& id,
@@ -446,7 +447,7 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
 }
 
 Status DiskDelta::WriteGap(const fs::path& run, const Identity& id) {
-  // An attempt that was given up later may have written it.
+  // An earlier attempt, which was discarded, may have written it.
   const std::optional<Mark> mark = ReadMark(run / VersionName(id.id.version));
   if (mark && mark->kind == "gap") return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version, mode_));
@@ -533,7 +534,7 @@ Status DiskDelta::Keep(const ModelDir& model, const Identity& id) {
 }
 
 void DiskDelta::Tidy(const fs::path& run, uint64_t newest) {
-  // By version. A whole version may come behind numbers that were never committed.
+  // Sorted by version. A whole version may follow numbers that were never committed.
   std::map<uint64_t, bool> whole;
   for (const fs::directory_entry& entry : Entries(run)) {
     const auto version = VersionOf(entry.path().filename().native());
@@ -547,7 +548,7 @@ void DiskDelta::Tidy(const fs::path& run, uint64_t newest) {
     if (chains == 2) fs::remove_all(run / VersionName(it->first), error);
     if (it->first <= newest && it->second) chains = std::min(chains + 1, 2);
   }
-  // Of runs that have ended the last one stays for slow readers.
+  // The last run that has ended stays for slow readers.
   std::vector<std::pair<fs::file_time_type, fs::path>> ended;
   for (const fs::directory_entry& entry : Entries(options_.directory)) {
     if (!IsRun(entry.path().filename().native()) || entry.path() == run) continue;

@@ -1,4 +1,4 @@
-// What a changed tensor becomes in a delta on a disk (docs/disk_delta.md, "A version"): one zstd
+// The form of a changed tensor in a delta on a disk (docs/disk_delta.md, "A version"): one zstd
 // frame. Pure functions of two tensors of one size; any thread. Cost: a pass over both, or two, and
 // the compression. Errors: kResourceExhausted where zstd has no memory.
 #pragma once

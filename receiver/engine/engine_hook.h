@@ -16,7 +16,7 @@
 
 namespace deltawire::receiver {
 
-/// The facts of a model that an engine is told.
+/// The facts about a model that an engine needs.
 struct EngineModel {
   std::string name;
   std::filesystem::path directory;

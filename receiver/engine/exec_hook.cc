@@ -224,7 +224,7 @@ class ExecHook : public EngineHook {
   static EngineAnswer Judge(const End& end) {
     if (end.error != 0) {
       return {Result::kUnsure,
-              std::string(MessageOf(ErrnoError("it cannot be told how it ended", end.error))),
+              std::string(MessageOf(ErrnoError("its exit status is unknown", end.error))),
               {}};
     }
     if (WIFSIGNALED(end.status)) {

@@ -112,7 +112,7 @@ class Exchange {
     }
     co_await Talk(stream);
   }
-  /// On the context's thread.
+  /// REQUIRES: the context's thread calls it.
   void Close() {
     closed_ = true;
     stream_.close();

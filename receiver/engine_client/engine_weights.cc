@@ -174,7 +174,7 @@ StatusOr<Identity> EngineWeights::WaitForOther(const Identity& known,
     DW_RETURN_IF_ERROR(RefuseOtherBuffer());
     const Identity now = committed();
     if (!now.empty() && !(now == known)) return now;
-    if (gone && gone()) return absl::CancelledError("nobody waits any longer");
+    if (gone && gone()) return absl::CancelledError("the caller has gone");
     if (SteadyClock::now() >= end) {
       return Errorf(StatusCode::kDeadlineExceeded, "{}: nothing newer than {} was committed",
                     directory_.native(), ToString(known));

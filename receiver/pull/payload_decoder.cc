@@ -87,7 +87,7 @@ StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes p
         chunk, tensor, kernels::NameOf(coder->codec), kernels::ToString(decoded));
     out.fits = false;
   } else {
-    return Errorf(StatusCode::kDataLoss, "the {} delta for chunk {} of tensor {} is not one: {}",
+    return Errorf(StatusCode::kDataLoss, "the {} delta for chunk {} of tensor {} is malformed: {}",
                   kernels::NameOf(coder->codec), chunk, tensor, kernels::ToString(decoded));
   }
   return out;

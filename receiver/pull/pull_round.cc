@@ -58,7 +58,7 @@ Status PullRound::Advance() {
 
 Status PullRound::Open() {
   const bool first = repairs_ == 0;
-  // Before the call, so that those who are served open their pulls meanwhile.
+  // Before the call, so that served receivers open their pulls in the same time.
   Forwarding* const forward = first ? env_.forward : nullptr;
   if (forward != nullptr) {
     forward->Open(env_.buffer, wish_.target.whole, MakeHave(), parts_.size() > 1);
@@ -228,10 +228,11 @@ Status PullRound::CheckRoots(bool staged) {
     const Identity& end = part.result().end;
     if (root == end.root) continue;
     root_mismatch_ = true;
-    fault_ = Errorf(StatusCode::kDataLoss,
-                    "sender {}: what it sent does not make up {}: the chunks here have root "
-                    "{:016x}; a chunk was left out, or is another version's; not committed",
-                    part.name(), DescribeFully(end), root);
+    fault_ =
+        Errorf(StatusCode::kDataLoss,
+               "sender {}: the chunks that it sent do not make up {}: they have root {:016x} here; "
+               "a chunk was left out, or is another version's; not committed",
+               part.name(), DescribeFully(end), root);
     return fault_;
   }
   return absl::OkStatus();

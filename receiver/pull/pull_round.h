@@ -42,7 +42,7 @@ class PullRound {
   Status Advance();
   /// Ends a running transfer, and makes every later one fail.
   void Cancel() { transfers_.Cancel(); }
-  /// An agent that was awaited says that it has its part, or that it is on its way.
+  /// An awaited agent has its part, or announces it as incoming.
   void Announce(size_t agent) { transfers_.Announce(agent); }
   /// The unwritten target is published, when `bytes` of it had come.
   void MarkPublished(uint64_t bytes) { clock_.MarkPublished(bytes); }
@@ -75,7 +75,7 @@ class PullRound {
   /// `staged`: of the chunks as they will be when what is staged is applied.
   Status CheckRoots(bool staged);
   Status FetchSideFiles();
-  /// All has come: those who are served may end their pulls.
+  /// All chunks have come, so pulls of served receivers may end.
   void ForwardEnd();
 
   const Env env_;

@@ -90,7 +90,7 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   if (header.digest_before != digest_[header.chunk]) {
     return Errorf(
         StatusCode::kDataLoss,
-        "refused a delta for chunk {} of tensor {}: it is for other bytes than those here",
+        "refused a delta for chunk {} of tensor {}: it starts from other bytes than those here",
         header.chunk, buffer_.layout().tensor(chunk.tensor).name);
   }
   return staged_.Add(header);
@@ -156,7 +156,7 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
   }
   StagedDelta* const staged = *decoded;
   if (staged == nullptr) return absl::OkStatus();
-  // Before it is applied: whoever is served compares the chunk with its digest itself.
+  // Before it is applied: a served receiver compares the chunk with its digest itself.
   Forward(header, staged);
   staged->came.reset();
   std::vector<StagedDelta> apply_now = staged_.Complete(header.chunk);
@@ -187,7 +187,7 @@ StatusOr<StagedDelta*> PullSink::Decode(const wire::FrameHeader& header) {
   uint64_t changed = 0;
   const auto valid = backend_.validate(mine->fast(), chunk.bytes, chunk.width, &changed);
   if (valid != kernels::DecodeStatus::kOk) {
-    return Errorf(StatusCode::kDataLoss, "the delta for chunk {} of tensor {} is not one: {}",
+    return Errorf(StatusCode::kDataLoss, "the delta for chunk {} of tensor {} is malformed: {}",
                   header.chunk, buffer_.layout().tensor(chunk.tensor).name,
                   kernels::ToString(valid));
   }

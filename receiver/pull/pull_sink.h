@@ -31,7 +31,7 @@ class PullSink : public net::ChunkSink {
   /// Begins a round, before its frames come: drops frames that the last round left incomplete, and
   /// starts its tally anew. `history` has the deltas that led to the buffer's bytes, `record`
   /// records what comes (or is null), `at_once` lets the buffer change before the round ends,
-  /// `forward` is told of each chunk that has been checked (or is null).
+  /// `forward` gets each chunk that has been checked (or is null).
   void BeginRound(LogView history, DeltaBuilder* record, bool at_once,
                   Forwarding* forward = nullptr);
   /// Applies the staged deltas, in parallel. Returns the chunks whose digest came out wrong or

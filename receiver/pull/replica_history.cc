@@ -34,7 +34,7 @@ std::shared_ptr<const Delta> ReplicaHistory::Commit(StateId to) {
   std::shared_ptr<const Delta> delta;
   if (builder_ != nullptr && from_ != to) delta = builder_->Finish(from_, to);
   builder_.reset();
-  // One that is too large for the history is for those alone who are served.
+  // A delta that is too large for the history is only served to other receivers.
   const bool fits = delta != nullptr && delta->payload_bytes() <= std::max<uint64_t>(1, limit_ / 2);
   if (keeps_ && fits) log_.Append(delta);
   return delta;

@@ -35,7 +35,8 @@ void RoundClock::MarkPublished(uint64_t bytes) {
 
 void RoundClock::SetAhead(uint64_t bytes, PullStats& stats) {
   MutexLock lock(mu_);
-  // Without the word the last frame shows it, since no pull ends before.
+  // If no event has said so, the version was published by the last frame, since no pull ends before
+  // that.
   const Time at = published_ ? std::clamp(published_->at, start_, last_frame_) : last_frame_;
   stats.ahead_bytes = published_ ? std::min(published_->bytes, bytes) : bytes;
   times_.ahead = stats.ahead_seconds = SecondsBetween(start_, at);

@@ -12,7 +12,7 @@
 
 namespace deltawire::receiver {
 
-/// Where a pull's time went, in seconds, without what it waited for readers.
+/// The times of a pull's parts, in seconds, without its waits for readers.
 struct RoundTimes {
   double ahead = 0;     ///< of an unwritten version: before it was published; transfer is after it
   double transfer = 0;  ///< from the call that opens it until the last frame is in

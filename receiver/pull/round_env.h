@@ -56,7 +56,7 @@ struct RoundEnv {
   /// Take side files that an engine may execute.
   bool allow_code_files = false;
   std::function<void(size_t agent, uint64_t bytes)> progress;
-  /// Is told of what comes, to serve it on. Null: nobody is served, or not before the commit.
+  /// Forwards what comes to other receivers. Null: none are served, or not before the commit.
   Forwarding* forward = nullptr;
 };
 

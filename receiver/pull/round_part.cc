@@ -127,7 +127,7 @@ Status RoundPart::CheckEnd() {
   DW_RETURN_IF_ERROR(end_.status());
   const Identity& end = end_->identity;
   if (end.empty()) {
-    return Errorf(StatusCode::kDataLoss, "sender {}: its pull ended at nothing", name());
+    return Errorf(StatusCode::kDataLoss, "sender {}: its pull ended at no version", name());
   }
   // Since the grant it may have gone back to a lineage that was left.
   DW_RETURN_IF_ERROR(CheckFloor(end));

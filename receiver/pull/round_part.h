@@ -43,7 +43,7 @@ class RoundPart {
   /// Whether the agent has granted it.
   bool open() const { return transport_ != nullptr; }
   const RoundTransfers::Transport& transport() const { return transport_; }
-  /// Receives the part, once its agent has told of it. `have` is what the buffer holds.
+  /// Receives the part, once its agent has announced it. `have` is what the buffer holds.
   void Transfer(const wire::Have& have);
   /// The end of the transfer: the error that ended it, or whether its state is the one asked for.
   Status CheckEnd();
@@ -53,10 +53,10 @@ class RoundPart {
   Status FetchSideFiles(SideFileCache& cache) const;
 
  private:
-  /// Asks the agent for its part, and connects meanwhile if it is known where to.
+  /// Asks the agent for its part. Connects during that call if the address is known.
   Status Open();
-  /// Opens the part when its agent has told of it. kAborted: the other agents have sent all without
-  /// that, so what is left can be pulled when it is published.
+  /// Opens the part when its agent has announced it. kAborted: the other agents have sent
+  /// everything first, so the rest can be pulled when it is published.
   Status Await();
   /// Refuses a single agent's state that is older than the wish's floor.
   Status CheckFloor(const Identity& state) const;

@@ -53,7 +53,7 @@ Status RoundTransfers::Await(size_t agent, std::chrono::milliseconds patience) {
     if (moving_ == 0) break;
   }
   if (IsOver()) return EndedError();
-  if (announced_[agent] == 0) return absl::AbortedError("it was not told of");
+  if (announced_[agent] == 0) return absl::AbortedError("its agent has not announced it");
   ++moving_;
   return absl::OkStatus();
 }

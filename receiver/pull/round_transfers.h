@@ -24,7 +24,7 @@ class RoundTransfers {
 
   /// Ends the running transfers, and makes all later ones fail.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  /// An awaited agent has its part, or says that it is on its way.
+  /// An awaited agent has its part, or announces it as incoming.
   void Announce(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
 
   // kCancelled: Cancel was called, or EndOthers.

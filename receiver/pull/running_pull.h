@@ -16,8 +16,8 @@ namespace deltawire::receiver {
 class RunningPull {
  public:
   using Time = SteadyClock::time_point;
-  /// kNone -> kComplete (the upstream has the target), kIncoming (it is on its way to the upstream)
-  /// or kUnwritten (the trainer still writes it) by Begin; kUnwritten -> kPublished; all of them ->
+  /// kNone -> kComplete (the upstream has the target), kIncoming (the upstream is pulling it) or
+  /// kUnwritten (the trainer still writes it) by Begin; kUnwritten -> kPublished; all of them ->
   /// kNone by End.
   enum class State : uint8_t { kNone, kComplete, kIncoming, kUnwritten, kPublished };
 

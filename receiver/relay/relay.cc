@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kCutTimeout{2000};
 
 }  // namespace
 
-/// One replica's way to tell of its versions.
+/// The channel by which one replica reports its versions.
 class Relay::Channel : public Downstream {
  public:
   using OnCorrupt = std::function<void(const std::string& fingerprint, uint32_t chunk)>;
@@ -36,10 +36,10 @@ class Relay::Channel : public Downstream {
       LogLine(said ? LogLevel::kDebug : LogLevel::kWarn,
               "model {}: {} is not served to other receivers yet: {}", name_,
               ToString(buffer.committed()), MessageOf(installed));
-      // While this lasts, receivers that follow this relay stay at an old version. Once may pass;
-      // after the second time they are let go.
+      // Until it is served, receivers that follow this relay stay at an old version. After the
+      // second failure in a row the relay cuts them off.
       if (failed_before && !fresh) {
-        Withdraw(Errorf(StatusCode::kAborted, "this relay cannot serve what it has committed: {}",
+        Withdraw(Errorf(StatusCode::kAborted, "this relay cannot serve its committed version: {}",
                         MessageOf(installed)));
       }
       return false;
@@ -139,7 +139,7 @@ class Relay::Channel : public Downstream {
   std::atomic<bool> failed_ = false;  // not_served_ is an error
   mutable Mutex mu_;
   SteadyClock::time_point expected_until_;
-  uint64_t fetched_bytes_ = 0;  // as last told
+  uint64_t fetched_bytes_ = 0;  // in the last report
 };
 
 Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)

@@ -25,11 +25,11 @@ class Relay : public net::PullSource, public PullHost {
     uint64_t rate_limit_per_receiver = 0, rate_limit_per_site = 0;
     /// How long pulls may hold up an update of the file that they read.
     std::chrono::milliseconds grace{250};
-    StageObserver stages;  ///< told of each pull that has ended as it should
+    StageObserver stages;  ///< observes each pull that succeeds
     uint64_t number = 0;   ///< of this relay in RelayNews::path
-    /// A model that the relay lacks counts as on its way for `start_patience` after the relay's own
-    /// start, and for `pull_patience` after each sign of progress. For so long, receivers that want
-    /// the model are told to ask here again.
+    /// A model that the relay lacks counts as expected for `start_patience` after the relay's own
+    /// start, and for `pull_patience` after each sign of progress. Until then, the relay asks
+    /// receivers that want the model to try again.
     std::chrono::milliseconds start_patience{3000}, pull_patience{10000};
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);

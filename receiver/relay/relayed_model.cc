@@ -108,7 +108,7 @@ std::shared_ptr<const void> RelayedModel::LeaseHalf(uint32_t half, const Identit
 StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) {
   auto newest = store_.newest();
   if (newest != nullptr && newest->info.identity.id == id.id) return store_.At(id);
-  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not what this relay holds; pull again",
+  return Errorf(StatusCode::kAborted, "model \"{}\": this relay no longer holds {}; pull again",
                 name_, DescribeFully(id));
 }
 

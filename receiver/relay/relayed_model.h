@@ -19,7 +19,7 @@ namespace deltawire::receiver {
 
 class RelayedModel : public StateSource {
  public:
-  /// `on_corrupt` is called for a chunk that has lost its digest here, as a receiver suspected.
+  /// `on_corrupt` is called for a chunk that a receiver reports and that has lost its digest here.
   RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
                std::function<void(uint32_t chunk)> on_corrupt);
 
@@ -27,7 +27,7 @@ class RelayedModel : public StateSource {
   /// the side files cannot be read; then the state before is still served.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from);
-  /// `incoming` is what is served now: receivers that come late get its payloads as they came.
+  /// Keeps the payloads of `incoming`, which is served now, for receivers that come late.
   void KeepPayloads(const IncomingVersion& incoming) const;
   /// The version whose pulls are served while it comes; null: none.
   void SetIncoming(std::shared_ptr<IncomingVersion> incoming);
@@ -51,14 +51,14 @@ class RelayedModel : public StateSource {
   /// ones, follows the agents and no relay.
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override;
   std::shared_ptr<const SideFileSet> side_files() const override;
-  /// Also finds those of the version that is coming, once that is complete.
+  /// Also finds those of the incoming version, once it is complete.
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// Marks a chunk that has lost its digest, so that it is not served until it was fetched anew.
   void Recheck(uint32_t chunk) override {
     if (Mark(chunk)) on_corrupt_(chunk);
   }
   std::string_view healed_by() const override { return "this relay has fetched it anew"; }
-  /// Recheck, but tells nobody; true when it was found to be bad.
+  /// Recheck without the call of `on_corrupt`. Returns true if the chunk is corrupt.
   bool Mark(uint32_t chunk);
   void CountPull(int) override {}
   std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
@@ -67,7 +67,7 @@ class RelayedModel : public StateSource {
   uint64_t log_bytes() const { return store_.log_bytes(); }
   uint64_t log_limit() const override { return store_.log_limit(); }
   EncodedCache::Counts encoded() const { return store_.encoded(); }
-  /// The same of the versions that SetIncoming was told of.
+  /// The same of the versions that SetIncoming was given.
   EncodedCache::Counts early_encoded() const;
 
  private:

@@ -155,8 +155,8 @@ bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const Upstre
   if (event.sync_request != 0) {
     env_.requests.AddRemote({agent, event.sync_request, event.force_full});
   }
-  // A beat that says what the one before said comes every second and changes nothing, except that
-  // it brings back an incoming version that the planner had forgotten.
+  // A beat comes every second and changes nothing, except that it brings back an incoming version
+  // that the planner has forgotten.
   const bool beat = a.heard && IsBeat(*a.heard, event);
   if (!beat || change.incoming || env_.setup.due()) env_.bell.Ring();
   a.heard = event;

@@ -64,7 +64,7 @@ class AgentAttachments : private AttachmentKeeper::Owner {
   void SendReports() ABSL_LOCKS_EXCLUDED(mu_);
   /// The same if the phase or the answer to the group has changed since; returns whether it has.
   bool SendReportsIfNews() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Tells those who are served what is fetched here and above.
+  /// Notifies the served receivers of what this receiver and its upstreams fetch.
   void NotifyDownstream() ABSL_LOCKS_EXCLUDED(mu_);
   /// Ends the requests of `batch` with `status`.
   void Answer(const RequestQueue::Batch& batch, const Status& status);

@@ -39,8 +39,8 @@ class AgentLinks {
                                uint32_t streams);
   /// Notes the results of a round that has ended; `committed`: by the commit of its target.
   void NoteRoundEnd(const PullRound& round, bool committed);
-  /// Tells every upstream its fault in the last pull. Among several agents the fault is not
-  /// assigned to one.
+  /// Notes the end of a pull at every upstream, with its fault. Among several agents the fault is
+  /// not assigned to one.
   void NotePullEnd(Status fault);
 
  private:

@@ -24,7 +24,7 @@
 
 namespace deltawire::receiver {
 
-/// A buffer as threads see it that must not touch it.
+/// Facts about a buffer, for threads that must not touch it.
 struct BufferFacts {
   uint64_t model_bytes = 0;
   std::string fingerprint;  ///< of the layout; empty: there is no buffer
@@ -58,7 +58,7 @@ class BufferHome {
   StatusOr<bool> Make(ModelDescription& description, BufferGate& gate,
                       const std::function<bool()>& stop);
   BufferFacts facts() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Notes the state that the buffer last was wholly, after a pull or commit.
+  /// Updates BufferFacts::last_whole, after a pull or commit.
   void NoteWhole() ABSL_LOCKS_EXCLUDED(mu_);
   /// Writes the delta of the last commit to a file for engines.
   void WriteDelta();

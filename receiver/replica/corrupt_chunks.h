@@ -20,7 +20,7 @@ class CorruptChunks {
   bool Add(uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
   /// The same for a chunk of the layout `fingerprint`. Returns false also for another layout.
   bool AddOf(const std::string& fingerprint, uint32_t chunk) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Adds chunks that were counted elsewhere, or that Take returned.
+  /// Adds chunks without counting them: others have counted them, or Take has returned them.
   void Merge(const std::vector<uint32_t>& chunks) ABSL_LOCKS_EXCLUDED(mu_);
   /// Counts chunks that the buffer has marked unknown by itself.
   void Count(size_t chunks) ABSL_LOCKS_EXCLUDED(mu_);

@@ -17,7 +17,7 @@ struct DueState {
   bool describe = false;      ///< the agents are to be asked before the next pull ...
   bool describe_now = false;  ///< ... and the pause since the last attempt is over
   GroupMember::Do group = GroupMember::Do::kFollow;
-  bool lost = false;          ///< an unwritten version of which something has come will not come
+  bool lost = false;          ///< an unwritten version of which chunks have come was abandoned
   bool pull = false;          ///< the planner has a target ...
   bool unwritten = false;     ///< ... which the trainer still writes
   bool may_catch_up = false;  ///< the hidden file is behind, and may be brought up

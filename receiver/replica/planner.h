@@ -57,7 +57,7 @@ class Planner {
     bool attached = false;  ///< to all agents; if not, the rest is not set
     GroupMember::Do what = GroupMember::Do::kFollow;
     Follower::Choice choice;
-    bool lost = false;  ///< the unwritten version of which something has come will not come
+    bool lost = false;  ///< the unwritten version of which chunks have come was abandoned
   };
   /// The next thing to do if no caller asks for a pull. `unwritten`: see
   /// Puller::unwritten_parts.
@@ -74,7 +74,7 @@ class Planner {
       ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether all agents have published what `pull` began to pull before that.
   bool HasPublished(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Tells the round of such a pull which agents have their parts by now, or will.
+  /// Announces to the round of such a pull the agents that have their parts by now, or will.
   void NotifyRound(const RunningPull& pull) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Whether `pull`, of a version that was not published when it began, is to end: the agents have
   /// abandoned the version, or the group wants another one.

@@ -23,7 +23,7 @@ namespace deltawire::receiver {
 
 class PullRunner : private Puller::Owner {
  public:
-  /// The objects that a pull works with, and that are told of its end. They outlive this.
+  /// The objects that a pull works with, and that note its end. They outlive this.
   struct Env {
     Puller::Env pull;
     RunState& run;

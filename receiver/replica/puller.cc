@@ -216,7 +216,8 @@ Status Puller::EndRound(PullRound& round, SteadyClock::time_point began, Status 
     NoteCommit(round, began);
     // A forwarded version of an older lineage would look like the one after the committed version.
     if (!(running().target().lineage == buffer().committed().lineage)) {
-      env_.downstream.EndForwarding(absl::AbortedError("a new lineage has come"));
+      env_.downstream.EndForwarding(
+          absl::AbortedError("a version of another lineage was committed"));
     }
     env_.downstream.Serve(buffer(), round.delta(), round.delta_from());
   }
@@ -280,7 +281,7 @@ void Puller::LogNewLineage(const Identity& target) {
 void Puller::DiscardUnwritten(const Identity& next) {
   const Identity& whole = unwritten_.whole;
   if (whole.empty() || IsOf(whole, next)) return;
-  LogInfo("model {}: what came of {} before it was published is dropped {}", env_.options.model,
+  LogInfo("model {}: discarding the chunks of {}, which is not published {}", env_.options.model,
           ToString(whole), ToString(TraceOf(whole)));
   unwritten_ = {};
   env_.home.sink()->Discard();

@@ -272,7 +272,7 @@ void Replica::SetPaused(bool paused) {
 uint64_t Replica::AskCheck(bool repair) {
   const uint64_t request = requests_.AddCheck(repair);
   bell_.Ring();
-  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
+  // A pull of an unwritten version may take long, and would hold up the check.
   pulls_.puller().running().CancelUnwritten();
   return request;
 }

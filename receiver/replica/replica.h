@@ -106,8 +106,8 @@ class Replica {
   /// For engines that read the directory (receiver/engine).
   BufferGate& gate() { return gate_; }
   AgentAttachments& agents() { return agents_; }
-  /// Has the next pull fetch a chunk of the layout `fingerprint`: a receiver that is served here
-  /// got it without its digest, and it has lost its digest here, too.
+  /// Has the next pull fetch a chunk of the layout `fingerprint`, which came to a served receiver
+  /// without its digest, and has lost it here, too.
   void ReportCorrupt(const std::string& fingerprint, uint32_t chunk);
 
   void Stop();

@@ -39,8 +39,8 @@ class ReplicaLine {
   /// `logged`: it is in the log already.
   void Wait(const std::string& message, const Status& why, Cause cause = Cause::kOther,
             bool logged = false) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Nothing is to be pulled: shows `why`, what is waited for, unless a failure or a connection's
-  /// wait stands. Returns true if the phase became `phase`.
+  /// Shows that nothing is due, and `why`, unless a failure or a connection's wait stands. Returns
+  /// true if the phase became `phase`.
   bool Rest(const std::string& why, ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);
   /// Changes the phase and keeps the message. Returns false if it is that already.
   bool SetPhase(ReceiverPhase phase) ABSL_LOCKS_EXCLUDED(mu_);

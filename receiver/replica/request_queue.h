@@ -62,7 +62,7 @@ class RequestQueue {
   /// Adds a request and returns its number. `repair`: a sync then fetches the corrupt chunks.
   uint64_t AddSync(bool force_full) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t AddCheck(bool repair) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Drops a request whose caller has gone.
+  /// Discards a request whose caller has gone.
   void Forget(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
   /// Returns the answer, nullopt if there is none yet, or the error of the sync or check. An answer
   /// is given once; then the request is forgotten.
@@ -75,7 +75,7 @@ class RequestQueue {
   /// Adds a request, unless it is there already, as after a new attachment. One beyond kMostRemote
   /// is never answered.
   void AddRemote(const Remote& request) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Drops the requests that came through `agent`: its attachment has ended, so no one waits.
+  /// Discards the requests that came through `agent`. Its attachment has ended, so no caller waits.
   void DropRemote(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Syncs.

@@ -19,7 +19,7 @@ class RunState {
     kNone,
     kFollow,   ///< a pause forbids it, and ends a pull
     kRequest,  ///< a pull that a caller waits for, which a pause lets go on
-    kUpkeep,   ///< goes on in a pause, which is not complete meanwhile
+    kUpkeep,   ///< goes on in a pause, which is complete after it
   };
 
   /// `follow`: new versions are pulled without a request.

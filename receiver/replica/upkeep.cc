@@ -101,7 +101,7 @@ void Upkeep::Check(Buffer& buffer) {
   if (!health.ok()) return env_.line.Fail(health.status(), ReplicaLine::Cause::kCheck);
   env_.line.Recover(ReplicaLine::Cause::kCheck);
   for (const std::string& name : health->put_back) {
-    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+    LogWarn("model {}: another process removed or changed {}: put back", options_.model, name);
   }
   {
     MutexLock lock(mu_);
@@ -109,8 +109,8 @@ void Upkeep::Check(Buffer& buffer) {
   }
   if (health->corrupt_chunks.empty()) return;
   env_.corrupt.Count(health->corrupt_chunks.size());
-  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
-           options_.model, health->corrupt_chunks.size(), buffer.directory().native());
+  LogError("model {}: another process changed {} chunks of {}: fetching them whole", options_.model,
+           health->corrupt_chunks.size(), buffer.directory().native());
 }
 
 void Upkeep::NoteCommit(const Buffer& buffer) {

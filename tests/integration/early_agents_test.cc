@@ -165,7 +165,7 @@ TEST_CASE(
     other.emplace(s, 1, 2, 21);
     s.WriteFirst(*other);
   }
-  const bool dropped = Eventually([&] { return s.Says("before it was published is dropped"); });
+  const bool dropped = Eventually([&] { return s.Says("which is not published"); });
   INFO(s.Logs());
   REQUIRE(dropped);
   CHECK(Eventually([&] { return Holding(*s.receiver, 2) == 0; }));
@@ -241,7 +241,7 @@ TEST_CASE("the only file keeps its name until the last of several agents has pub
   }
   SECTION("and forever if it does not") {
     parts[1].Abandon();
-    REQUIRE(Eventually([&] { return s.Says("before it was published is dropped"); }));
+    REQUIRE(Eventually([&] { return s.Says("which is not published"); }));
     s.ReadersSeeTheOld();
     s.trainer.Step();
     for (auto& part : s.Begin(2, 22)) s.PublishAll(part);

@@ -201,8 +201,8 @@ TEST_CASE("a decided state that is not to be had does not keep a member from the
   m.SetWord(Word(4, kNone, Version(2)));
   for (int i = 0; i < 3; ++i) m.NoteFailure(Version(2), absl::AbortedError("gone"), true);
   CHECK(m.Next(at1).what == Do::kHold);
-  CHECK(m.Next(at1).why.find("not to be had") != std::string::npos);
-  CHECK(m.report(at1).refusal == "version 2 is not to be had any more");
+  CHECK(m.Next(at1).why.find("no sender has") != std::string::npos);
+  CHECK(m.report(at1).refusal == "no sender has version 2 any more");
   // Also in rounds that are aborted and tried again.
   for (uint64_t round = 5; round < 8; ++round) {
     m.SetWord(Word(round, Version(3), Version(2)));

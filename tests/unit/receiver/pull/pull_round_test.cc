@@ -230,7 +230,7 @@ TEST_CASE("pull round: an end at nothing is no state") {
   s.at().at_end = [](StatusOr<net::PullEnd>& end) { end->identity = {}; };
   const Status refused = s.Pull();
   CHECK(refused.code() == StatusCode::kDataLoss);
-  CHECK(Says(refused, "ended at nothing"));
+  CHECK(Says(refused, "ended at no version"));
   CHECK(s.buffer->committed().empty());
 }
 

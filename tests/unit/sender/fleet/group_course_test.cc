@@ -348,7 +348,7 @@ TEST_CASE("an orchestrator's group is over when all have committed, or have stay
   CHECK_FALSE(g.course.over());  // b is still to come
   SECTION("it comes back and follows") { g.Says("b", Version(2)); }
   SECTION("it cannot get there any more") {
-    g.Says("b", Version(1), false, "version 2 is not to be had any more");
+    g.Says("b", Version(1), false, "no sender has version 2 any more");
   }
   CHECK(g.course.over());
 }
