@@ -75,8 +75,7 @@ void Attachment::NoteEnd(const Status& why, Time now) {
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting, and a relay's first pull may be about to end.
   constexpr std::chrono::milliseconds kUnregistered{200};
-  attach_at_ = now + std::chrono::duration_cast<SteadyClock::duration>(backoff_.Next(
-                         random_, AsksToWait(why) ? kUnregistered : Backoff::kLongest));
+  attach_at_ = now + backoff_.Next(random_, AsksToWait(why) ? kUnregistered : Backoff::kLongest);
 }
 
 }  // namespace deltawire::receiver

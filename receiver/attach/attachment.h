@@ -8,9 +8,9 @@
 #include <random>
 #include <string>
 
+#include "common/base/backoff.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
-#include "receiver/attach/follower.h"
 
 namespace deltawire::receiver {
 

@@ -48,13 +48,6 @@ Identity Combine(std::span<const Identity> parts) {
   return whole;
 }
 
-std::chrono::nanoseconds Backoff::Next(std::mt19937_64& random, std::chrono::milliseconds longest) {
-  const std::chrono::nanoseconds pause = std::min(pause_, longest);
-  pause_ = std::min(pause_ * 2, kLongest);
-  return pause - std::chrono::nanoseconds(
-                     static_cast<int64_t>(random() % static_cast<uint64_t>(pause.count() / 2 + 1)));
-}
-
 Follower::Follower(std::vector<std::string> addresses, Options options)
     : options_(options), agents_(addresses.size()), random_(options.seed) {
   for (size_t i = 0; i < agents_.size(); ++i) agents_[i].address = std::move(addresses[i]);
@@ -336,7 +329,7 @@ void Follower::NotePullEnd(const Status& status, bool reached, Time now) {
     pull_at_ = now;
     return;
   }
-  pull_at_ = now + std::chrono::duration_cast<SteadyClock::duration>(pull_backoff_.Next(random_));
+  pull_at_ = now + pull_backoff_.Next(random_);
 }
 
 std::string Follower::NewestOfEach() const {

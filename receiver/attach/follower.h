@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/backoff.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
@@ -24,19 +25,6 @@ namespace deltawire::receiver {
 /// the parts' (epochs differ if one agent was rolled back more often). Root: the sum of the parts'.
 Hash128 CombineLineages(std::vector<Hash128> lineages);
 Identity Combine(std::span<const Identity> parts);
-
-/// A backoff whose pause doubles from kFirst to kLongest with each failure. A random part of up to
-/// half is taken off, so that receivers which failed together do not all come back at once.
-class Backoff {
- public:
-  static constexpr std::chrono::milliseconds kFirst{50}, kLongest{2000};
-  void Reset() { pause_ = kFirst; }
-  std::chrono::nanoseconds Next(std::mt19937_64& random,
-                                std::chrono::milliseconds longest = kLongest);
-
- private:
-  std::chrono::milliseconds pause_ = kFirst;
-};
 
 class Follower {
  public:

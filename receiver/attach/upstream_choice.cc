@@ -11,8 +11,7 @@ SteadyClock::duration UpstreamChoice::Pause(std::chrono::milliseconds most) {
 
 void UpstreamChoice::PutOff(State& state, Time now) {
   state.answered = false;
-  state.try_at = now + std::chrono::duration_cast<SteadyClock::duration>(
-                           state.backoff.Next(random_, kLongest));
+  state.try_at = now + state.backoff.Next(random_);
 }
 
 void UpstreamChoice::NoteFailure(size_t upstream, Failure failure, Time now) {

@@ -11,16 +11,14 @@
 #include <random>
 #include <vector>
 
+#include "common/base/backoff.h"
 #include "common/base/sync.h"
-#include "receiver/attach/follower.h"
 
 namespace deltawire::receiver {
 
 class UpstreamChoice {
  public:
   using Time = SteadyClock::time_point;
-  /// The longest pause before an upstream that cannot be reached is tried again.
-  static constexpr std::chrono::milliseconds kLongest = Backoff::kLongest;
   /// Pauses; half of each is fixed, and the other half random.
   struct Times {
     /// Between the two answers after which a receiver returns to an upstream.

@@ -31,7 +31,11 @@ constexpr std::string_view kLeftPaused =
 }  // namespace
 
 EngineCourse::EngineCourse(const EngineTraits& traits, const Policy& policy)
-    : traits_(traits), policy_(policy), facts_(traits), pause_(policy.first_pause, policy.seed) {}
+    : traits_(traits),
+      policy_(policy),
+      facts_(traits),
+      random_(policy.seed),
+      pause_(policy.first_pause, policy.longest_pause) {}
 
 void EngineCourse::Ready(const Identity& id) {
   if (id.empty() || id == target_) return;
@@ -123,13 +127,13 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     totals_.error = fmt::format("{}: {}", ToString(call), answer.why);
     process.paused = attempt_.was_paused;
     attempt_.unasked = true;
-    not_before_ = now + pause_.Next(policy_.longest_pause);
+    not_before_ = now + pause_.Next(random_);
     return;
   }
   if (known.closing) {
     // An open update takes memory in the engine, as much as the chunks that came whole.
     known.closing = answer.result == Result::kUnsure;
-    if (known.closing) not_before_ = now + pause_.Next(policy_.longest_pause);
+    if (known.closing) not_before_ = now + pause_.Next(random_);
     return;
   }
   if (attempt_.Aims(Aim::kResume)) return attempt_.step.reset();
@@ -395,7 +399,7 @@ void EngineCourse::RepeatStep(Time now) {
   ++facts_.known.attempts;
   ++totals_.retries;
   attempt_.repeating = true;
-  not_before_ = now + pause_.Next(policy_.longest_pause);
+  not_before_ = now + pause_.Next(random_);
 }
 
 void EngineCourse::EndAttempt(bool may_repeat, Time now) {
@@ -404,7 +408,7 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   if (may_repeat && facts_.known.attempts <= policy_.retries &&
       (!facts_.process.spoiled || traits_.prepares)) {
     ++totals_.retries;
-    not_before_ = now + pause_.Next(policy_.longest_pause);
+    not_before_ = now + pause_.Next(random_);
     return;
   }
   facts_.known.given_up = attempt_.to;
@@ -497,7 +501,7 @@ void EngineCourse::Lost(bool gone, Time now) {
   probe_.error.clear();
   probe_.denials = 0;
   facts_.Forget(/*same=*/!gone);
-  not_before_ = now + pause_.Next(policy_.reach_every);
+  not_before_ = now + pause_.Next(random_, policy_.reach_every);
 }
 
 void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
@@ -513,7 +517,7 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
   }
   if (answer.result == Result::kUnsure) {
     probe_.error = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
-    if (unreachable_) not_before_ = now + pause_.Next(policy_.reach_every);
+    if (unreachable_) not_before_ = now + pause_.Next(random_, policy_.reach_every);
     return;
   }
   if (facts_.known.asleep && !answer.done()) {

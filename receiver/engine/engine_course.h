@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <random>
 #include <string>
 
+#include "common/base/backoff.h"
 #include "common/base/engine_state.h"
 #include "common/base/identity.h"
 #include "common/base/sync.h"
@@ -19,7 +21,6 @@
 #include "receiver/engine/engine_checks.h"
 #include "receiver/engine/engine_facts.h"
 #include "receiver/engine/process_names.h"
-#include "receiver/engine/retry_pause.h"
 
 namespace deltawire::receiver {
 
@@ -137,7 +138,8 @@ class EngineCourse {
   EngineFacts facts_;
   EngineChecks checks_;
   ProcessNames names_;
-  RetryPause pause_;
+  std::mt19937_64 random_;
+  Backoff pause_;
   Time not_before_{}, pause_began_{};
   bool unreachable_ = false;
   struct {

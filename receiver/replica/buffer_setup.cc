@@ -58,8 +58,7 @@ Status BufferSetup::Describe() {
     return prepared;
   }
   const auto longest = absl::IsNotFound(described) ? kUnregisteredPause : Backoff::kLongest;
-  const auto pause =
-      std::chrono::duration_cast<SteadyClock::duration>(backoff_.Next(random_, longest));
+  const auto pause = backoff_.Next(random_, longest);
   {
     MutexLock lock(mu_);
     due_ = true;

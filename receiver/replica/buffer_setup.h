@@ -8,12 +8,12 @@
 #include <random>
 #include <vector>
 
+#include "common/base/backoff.h"
 #include "common/base/checked_mutex.h"
 #include "common/base/checksum.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/layout/coverage.h"
-#include "receiver/attach/follower.h"
 #include "receiver/attach/upstream.h"
 #include "receiver/buffer/buffer_gate.h"
 #include "receiver/pull/downstream_link.h"

@@ -67,7 +67,7 @@ TEST_CASE("an upstream whose pause is over is preferred again at the next failur
   UpstreamChoice choice(3, 1);
   choice.NoteFailure(0, Failure::kGone, kStart);
   REQUIRE(choice.current() == 1);
-  choice.NoteFailure(1, Failure::kGone, kStart + UpstreamChoice::kLongest);
+  choice.NoteFailure(1, Failure::kGone, kStart + Backoff::kLongest);
   CHECK(choice.current() == 0);
 }
 
@@ -131,12 +131,12 @@ TEST_CASE("pauses grow with each failure up to the longest, and receivers return
     for (int i = 0; i < 12; ++i) {
       last = choice.NextProbeTime() - now;
       if (i == 0) first = last;
-      CHECK(last <= UpstreamChoice::kLongest);
+      CHECK(last <= Backoff::kLongest);
       now = choice.NextProbeTime();
       choice.NoteProbe(0, false, now);
     }
     CHECK(last > 4 * first);
-    CHECK(last >= UpstreamChoice::kLongest / 2);
+    CHECK(last >= Backoff::kLongest / 2);
     returns.insert((AnswerTwice(choice, 0, now) - now).count());
   }
   CHECK(returns.size() == 20);
@@ -192,7 +192,7 @@ TEST_CASE("one that fails at its work is better than one that cannot be reached,
   UpstreamChoice choice(3, 4);
   choice.NoteFailure(0, Failure::kBadWork, kStart);
   REQUIRE(choice.current() == 1);
-  const auto later = kStart + UpstreamChoice::kLongest;
+  const auto later = kStart + Backoff::kLongest;
   for (int i = 0; i < 6; ++i) choice.NoteFailure(0, Failure::kBadWork, kStart);
   choice.NoteFailure(1, Failure::kGone, later);
   CHECK(choice.current() == 2);
