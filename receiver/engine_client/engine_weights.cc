@@ -9,7 +9,8 @@
 #include <set>
 #include <thread>
 
-#include "kernels/element_width.h"
+#include "common/layout/root.h"
+#include "receiver/engine_client/delta_chain.h"
 #include "receiver/engine_client/prepared_update.h"
 
 namespace deltawire::engine {
@@ -20,95 +21,9 @@ namespace fs = std::filesystem;
 constexpr const char* kState = ".deltawire.state";
 constexpr std::chrono::milliseconds kLookEvery{2};
 
-/// Refuses a byte of memory that two boxes claim through two storages: a difference would be added
-/// to it twice. The layout program does not see that, since to it storages are but numbers.
-Status RefuseMemoryTwice(const Layout& layout, const Binding& binding) {
-  std::vector<uint32_t> by_address;
-  for (uint32_t s = 0; s < binding.storages.size(); ++s) {
-    if (binding.storages[s].bytes > 0) by_address.push_back(s);
-  }
-  std::sort(by_address.begin(), by_address.end(), [&](uint32_t a, uint32_t b) {
-    return std::less<>()(binding.memory[a], binding.memory[b]);
-  });
-  // Storages whose memory overlaps are joined into one, and their boxes' places with them. Storages
-  // that overlap no other are left out.
-  std::vector<Storage> joined;
-  std::map<uint32_t, std::pair<uint32_t, uint64_t>> places;  // in joined: number and offset
-  for (size_t first = 0, next = 0; first < by_address.size(); first = next) {
-    const std::byte* begin = binding.memory[by_address[first]];
-    Storage all{"", 0};
-    for (next = first; next < by_address.size(); ++next) {
-      const uint32_t s = by_address[next];
-      const auto offset = static_cast<uint64_t>(binding.memory[s] - begin);
-      if (next > first && offset >= all.bytes) break;
-      all.name += (next > first ? " and " : "") + binding.storages[s].name;
-      all.bytes = std::max(all.bytes, offset + binding.storages[s].bytes);
-      places[s] = {static_cast<uint32_t>(joined.size()), offset};
-    }
-    if (next == first + 1) {
-      places.erase(by_address[first]);
-    } else {
-      joined.push_back(std::move(all));
-    }
-  }
-  if (joined.empty()) return absl::OkStatus();
-  std::vector<Box> boxes;
-  for (Box box : binding.boxes) {
-    const auto place = places.find(box.storage);
-    if (place == places.end()) continue;
-    box.storage = place->second.first;
-    box.copy.dst_offset += static_cast<int64_t>(place->second.second);
-    boxes.push_back(box);
-  }
-  return Annotate(LayoutProgram::Create(layout, std::move(joined), boxes).status(),
-                  "storages with one memory");
-}
-
-template <typename T, bool kBack>
-void AddTo(std::byte* place, uint64_t difference) {
-  T value;
-  std::memcpy(&value, place, sizeof value);
-  const auto step = static_cast<T>(difference);
-  value = static_cast<T>(kBack ? value - step : value + step);
-  std::memcpy(place, &value, sizeof value);
-}
-
-/// Adds a block's changes at the places of one box. `first`: the tensor's byte of the block.
-template <typename T, bool kBack>
-void AddBlock(Finder& finder, uint64_t first, const kernels::BlockChanges& changes) {
-  constexpr size_t kBatch = 64, kAhead = 16;
-  constexpr uint64_t kLongRun = 4096;
-  const std::span at = changes.at;
-  std::byte* places[kBatch];
-  for (size_t from = 0, end; from < at.size(); from = end) {
-    const uint64_t byte = first + at[from] * sizeof(T);
-    std::byte* const place = finder.At(byte);
-    const uint64_t left = place == nullptr ? 0 : finder.LeftAt(byte);
-    if (left >= kLongRun) {
-      // Nothing but sums, so that the processor has many lines of memory on their way by itself.
-      const uint64_t limit = at[from] + left / sizeof(T);
-      const uint16_t* const last = at.data() + at.size();
-      end = at.size();
-      if (at.back() >= limit) {
-        end = static_cast<size_t>(std::lower_bound(at.data() + from, last, limit) - at.data());
-      }
-      const auto place_of = [&](size_t i) { return place + (at[i] - at[from]) * sizeof(T); };
-      for (size_t i = from; i < end; ++i) {
-        __builtin_prefetch(place_of(std::min(i + kAhead, end - 1)), 1);
-        AddTo<T, kBack>(place_of(i), changes.differences[i]);
-      }
-      continue;
-    }
-    // Places first and then sums, for the same reason.
-    end = std::min(from + kBatch, at.size());
-    for (size_t i = from; i < end; ++i) {
-      places[i - from] = finder.At(first + at[i] * sizeof(T));
-      if (places[i - from] != nullptr) __builtin_prefetch(places[i - from], 1);
-    }
-    for (size_t i = from; i < end; ++i) {
-      if (places[i - from] != nullptr) AddTo<T, kBack>(places[i - from], changes.differences[i]);
-    }
-  }
+Status Overtaken() { return absl::UnavailableError("another version was committed meanwhile"); }
+Status UnknownMemory() {
+  return absl::FailedPreconditionError("the version in the engine's memory is not known");
 }
 
 }  // namespace
@@ -121,7 +36,8 @@ EngineWeights::EngineWeights(fs::path directory, StateReader state, Layout layou
       chunks_(std::move(chunks)),
       key_(state_.shape().digest_seed),
       backend_(kernels::Best()),
-      pool_(threads) {}
+      pool_(threads),
+      memory_(layout_, chunks_, key_, pool_) {}
 
 EngineWeights::~EngineWeights() = default;
 
@@ -141,7 +57,7 @@ StatusOr<std::unique_ptr<EngineWeights>> EngineWeights::Open(const fs::path& dir
 }
 
 Identity EngineWeights::committed() const {
-  // As HeldBuffer goes by the name.
+  // By the file's name, as HeldBuffer does.
   struct stat named;
   if (::stat((directory_ / HeldBuffer::kFileName).c_str(), &named) != 0 || !state_.IsCurrent())
     return {};
@@ -150,6 +66,12 @@ Identity EngineWeights::committed() const {
     if (slot.inode == named.st_ino && slot.phase == SlotPhase::kWhole) return slot.identity;
   }
   return {};
+}
+
+StatusOr<HeldBuffer> EngineWeights::OpenBuffer() const {
+  DW_ASSIGN_OR_RETURN(HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
+  if (buffer.data().size() >= layout_.total_bytes()) return buffer;
+  return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
 }
 
 Status EngineWeights::RefuseOtherBuffer() const {
@@ -184,58 +106,28 @@ StatusOr<Identity> EngineWeights::WaitForOther(const Identity& known,
 }
 
 Status EngineWeights::Bind(const Binding& binding) {
-  if (binding.memory.size() != binding.storages.size()) {
-    return Errorf(StatusCode::kInvalidArgument, "{} storages and {} addresses",
-                  binding.storages.size(), binding.memory.size());
-  }
-  DW_ASSIGN_OR_RETURN(LayoutProgram program,
-                      LayoutProgram::Create(layout_, binding.storages, binding.boxes));
-  DW_RETURN_IF_ERROR(RefuseMemoryTwice(layout_, binding));
-  // Nothing of what was bound before is left, whatever comes.
+  DW_ASSIGN_OR_RETURN(LayoutProgram program, BoundMemory::ProgramOf(layout_, binding));
+  // Nothing of the earlier binding is left, even if this one fails.
   prepared_.reset();
   applied_.reset();
   drifted_.clear();
   held_ = {};
-  device_.reset();  // it knows the program
-  program_.emplace(std::move(program));
-  memory_ = binding.memory;
-  if (binding.device >= 0) {
-    uint32_t largest = 0;
-    for (uint32_t i = 0; i < chunks_.size(); ++i) {
-      largest = std::max(largest, static_cast<uint32_t>(chunks_[i].bytes));
-    }
-    auto device = DeviceMemory::Create(binding.device, binding.stream, *program_, layout_.size(),
-                                       memory_, largest);
-    if (!device.ok()) {
-      memory_.clear();
-      program_.reset();
-      return device.status();
-    }
-    device_ = *std::move(device);
-  }
-  return absl::OkStatus();
+  return memory_.Bind(binding, std::move(program));
 }
 
 StatusOr<Comparison> EngineWeights::Adopt() {
-  if (!program_) return absl::FailedPreconditionError("no memory is bound");
-  DW_ASSIGN_OR_RETURN(const HeldBuffer held, HeldBuffer::Open(directory_, state_));
-  const Bytes data = held.data();
-  if (data.size() < layout_.total_bytes()) {
-    return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
-  }
+  if (!memory_.bound()) return absl::FailedPreconditionError("no memory is bound");
+  DW_ASSIGN_OR_RETURN(const HeldBuffer held, OpenBuffer());
   std::atomic<uint64_t> bytes{0};
   std::vector<uint8_t> bad(chunks_.size(), 0);
-  ForEachIndex(chunks_.size(), [&](size_t i) {
-    uint64_t mine = 0;
-    ForEachRun(static_cast<uint32_t>(i), Access::kRead, [&](uint64_t at, MutableBytes live) {
-      const std::byte* want = data.data() + chunks_[static_cast<uint32_t>(i)].offset + at;
-      if (std::memcmp(live.data(), want, live.size()) != 0) bad[i] = 1;
-      mine += live.size();
-    });
-    bytes += mine;
+  memory_.ForEachIndex(chunks_.size(), [&](size_t i) {
+    const auto chunk = static_cast<uint32_t>(i);
+    const auto found = memory_.Compare(chunk, held.data().data() + chunks_[chunk].offset);
+    bad[i] = found.differs ? 1 : 0;
+    bytes += found.bytes;
   });
-  DW_RETURN_IF_ERROR(DeviceStatus());
-  if (!held.StillHolds()) return absl::UnavailableError("another version was committed meanwhile");
+  DW_RETURN_IF_ERROR(memory_.TakeStatus());
+  if (!held.StillHolds()) return Overtaken();
   Comparison found{.identity = held.identity(), .bytes = bytes, .different = {}, .shares = {}};
   std::set<uint32_t> tensors;
   for (uint32_t i = 0; i < bad.size(); ++i) {
@@ -252,113 +144,21 @@ StatusOr<Comparison> EngineWeights::Adopt() {
   return found;
 }
 
-void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const {
-  const Chunk& c = chunks_[chunk];
-  const uint64_t begin = c.offset - layout_.offset(c.tensor);
-  const uint64_t end = begin + c.bytes;
-  std::vector<Finder>& finders = scratch.finders;
-  finders.clear();
-  for (const OrderedBox& box : program_->boxes(c.tensor)) {
-    if (box.first() >= end || box.last() <= begin) continue;
-    finders.emplace_back(box, memory_[box.storage()]);
-  }
-  if (finders.empty()) return;
-  kernels::WithWidth(c.width, [&]<typename T>(T) {
-    struct Context {
-      std::vector<Finder>& finders;
-      uint64_t begin;
-      bool backwards;
-    } context{finders, begin, way == Way::kBackwards};
-    const auto add = [](void* raw, const kernels::BlockChanges& changes) {
-      auto& ctx = *static_cast<Context*>(raw);
-      const uint64_t first = ctx.begin + changes.first * sizeof(T);
-      for (Finder& finder : ctx.finders) {
-        if (ctx.backwards) {
-          AddBlock<T, true>(finder, first, changes);
-        } else {
-          AddBlock<T, false>(finder, first, changes);
-        }
-      }
-    };
-    // Prepare has validated it.
-    (void)backend_.changes(payload, c.bytes, c.width,
-                           std::as_writable_bytes(std::span(scratch.changes)), add, &context);
-  });
-}
-
-void EngineWeights::Exchange(uint32_t chunk, std::byte* other) const {
-  std::byte piece[4096];  // stays in the nearest cache
-  ForEachRun(chunk, Access::kWrite, [&](uint64_t, MutableBytes live) {
-    while (!live.empty()) {
-      const size_t n = std::min(live.size(), sizeof piece);
-      std::memcpy(piece, live.data(), n);
-      std::memcpy(live.data(), other, n);
-      std::memcpy(other, piece, n);
-      other += n;
-      live = live.subspan(n);
-    }
-  });
-}
-
-void EngineWeights::ForEachIndex(size_t count, const std::function<void(size_t)>& fn) const {
-  if (device_ == nullptr) return pool_.ParallelFor(count, fn);
-  for (size_t i = 0; i < count; ++i) fn(i);  // a device has one piece of staging
-}
-
-Status EngineWeights::DeviceStatus() const {
-  return device_ == nullptr ? absl::OkStatus() : device_->TakeStatus();
-}
-
-Status EngineWeights::LoadOnDevice(const Prepared& p) const {
-  std::vector<DeviceMemory::Change> changes;
-  for (size_t i = 0; i < p.delta_chunks.size(); ++i) {
-    const Chunk& c = chunks_[p.delta_chunks[i]];
-    changes.push_back({.tensor = c.tensor,
-                       .first_byte = c.offset - layout_.offset(c.tensor),
-                       .bytes = static_cast<uint32_t>(c.bytes),
-                       .width = c.width,
-                       .payloads = p.deltas[i]});
-  }
-  return device_->Load(changes);
-}
-
-Status EngineWeights::Write(Prepared& p, Way way) {
-  if (device_ != nullptr) return WriteOnDevice(p, way);
-  // Nothing in this loop can fail: what it reads was checked, and the memory that it needs is
-  // there. Whatever ends this process in its middle ends the engine's memory with it.
-  const size_t whole = p.from_buffer.size();
-  pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
-    if (i < whole) return Exchange(p.from_buffer[i], p.other[i].get());
-    p.scratches->With([&](Scratch& scratch) {
-      // Sums do not depend on the order.
-      for (const Bytes payload : p.deltas[i - whole]) {
-        Scatter(p.delta_chunks[i - whole], payload, way, scratch);
-      }
-    });
-  });
-  return absl::OkStatus();
-}
-
-Status EngineWeights::WriteOnDevice(Prepared& p, Way way) {
-  // First, since it waits for all that the engine has queued.
-  Status status = device_->Add(way == Way::kBackwards);
-  for (size_t i = 0; status.ok() && i < p.from_buffer.size(); ++i) {
-    Exchange(p.from_buffer[i], p.other[i].get());
-    status = device_->TakeStatus();
-  }
-  if (status.ok()) return status;
+Status EngineWeights::Write(PreparedUpdate& update, BoundMemory::Way way) {
+  const Status written = memory_.Write(update, way);
+  if (written.ok()) return written;
   held_ = {};
   prepared_.reset();
   applied_.reset();
-  return Annotate(status, "the device has failed within an update; start the engine anew");
+  return Annotate(written, "the device has failed within an update; start the engine anew");
 }
 
 void EngineWeights::Discard() { prepared_.reset(); }
 
 Status EngineWeights::Apply() {
   if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
-  Prepared& p = *prepared_;
-  DW_RETURN_IF_ERROR(Write(p, Way::kForwards));
+  PreparedUpdate& p = *prepared_;
+  DW_RETURN_IF_ERROR(Write(p, BoundMemory::Way::kForwards));
   applied_ = std::move(prepared_);
   digests_.swap(p.digests_after);
   for (const uint32_t chunk : p.healed) drifted_.erase(chunk);
@@ -368,8 +168,8 @@ Status EngineWeights::Apply() {
 
 Status EngineWeights::Rollback() {
   if (applied_ == nullptr) return absl::FailedPreconditionError("no update was applied");
-  Prepared& p = *applied_;
-  DW_RETURN_IF_ERROR(Write(p, Way::kBackwards));
+  PreparedUpdate& p = *applied_;
+  DW_RETURN_IF_ERROR(Write(p, BoundMemory::Way::kBackwards));
   digests_.swap(p.digests_before);
   // The old bytes are back, so the chunks that the update had healed have drifted again.
   drifted_.insert(p.healed.begin(), p.healed.end());
@@ -379,9 +179,254 @@ Status EngineWeights::Rollback() {
 }
 
 StatusOr<uint64_t> EngineWeights::DigestOf(uint32_t chunk) const {
-  if (held_.empty()) return absl::FailedPreconditionError("what the memory holds is not known");
+  if (held_.empty()) return UnknownMemory();
   if (chunk < digests_.size()) return digests_[chunk];
   return Errorf(StatusCode::kInvalidArgument, "chunk {} of {}", chunk, digests_.size());
+}
+
+StatusOr<Comparison> EngineWeights::Check(uint32_t first, uint32_t count) {
+  if (held_.empty()) return UnknownMemory();
+  if (first > chunks_.size() || count > chunks_.size() - first) {
+    return Errorf(StatusCode::kInvalidArgument, "{} chunks from {} on, of {}", count, first,
+                  chunks_.size());
+  }
+  std::vector<BoundMemory::Gathered> gathered(count);
+  memory_.ForEachIndex(
+      count, [&](size_t i) { gathered[i] = memory_.Gather(first + static_cast<uint32_t>(i)); });
+  DW_RETURN_IF_ERROR(memory_.TakeStatus());
+  Comparison found{.identity = held_, .bytes = 0, .different = {}, .shares = {}};
+  std::set<uint32_t> tensors;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t chunk = first + i;
+    const BoundMemory::Gathered& g = gathered[i];
+    const Chunk& c = chunks_[chunk];
+    found.bytes += g.bytes;
+    const bool whole = g.bytes == c.bytes;
+    if (g.differs || (whole && g.bytes > 0 && g.digest != digests_[chunk])) {
+      drifted_.insert(chunk);
+      tensors.insert(c.tensor);
+    }
+    if (g.bytes > 0 && !whole) found.shares.push_back({chunk, g.bytes, g.digest, g.places});
+  }
+  for (const uint32_t t : tensors) found.different.push_back(layout_.tensor(t).name);
+  return found;
+}
+
+StatusOr<Comparison> EngineWeights::Judge(std::span<const Share> of_all_ranks) {
+  if (held_.empty()) return UnknownMemory();
+  std::map<uint32_t, Share> sums;
+  for (const Share& share : of_all_ranks) {
+    if (share.chunk >= chunks_.size()) {
+      return Errorf(StatusCode::kInvalidArgument, "a share of chunk {} of {}", share.chunk,
+                    chunks_.size());
+    }
+    Share& sum = sums[share.chunk];
+    sum.bytes += share.bytes;
+    sum.digest += share.digest;
+    sum.places += share.places;
+  }
+  Comparison found{.identity = held_, .bytes = 0, .different = {}, .shares = {}};
+  std::set<uint32_t> tensors;
+  std::map<uint64_t, uint64_t> all_ones;  // by bytes: most chunks have the same number
+  for (const auto& [chunk, sum] : sums) {
+    const Chunk& c = chunks_[chunk];
+    const uint64_t times = sum.bytes / c.bytes;
+    auto ones = all_ones.find(c.bytes);
+    if (ones == all_ones.end()) {
+      const std::vector<std::byte> each(c.bytes, std::byte{1});
+      ones = all_ones.emplace(c.bytes, backend_.digest(key_, each)).first;
+    }
+    if (sum.bytes != times * c.bytes || sum.places != times * ones->second) continue;
+    found.bytes += c.bytes;
+    if (sum.digest == times * digests_[chunk]) continue;
+    drifted_.insert(chunk);
+    tensors.insert(c.tensor);
+  }
+  for (const uint32_t t : tensors) found.different.push_back(layout_.tensor(t).name);
+  return found;
+}
+
+Status EngineWeights::CheckChain(PreparedUpdate& p) const {
+  std::map<uint32_t, std::vector<Bytes>> deltas;
+  // A delta that is added to bytes that have drifted would keep the drift, so these come whole.
+  std::set<uint32_t> whole = drifted_;
+  p.digests_after = digests_;
+  for (const DeltaFile& file : p.files) {
+    for (const DeltaFileEntry& e : file.entries()) {
+      uint64_t& digest = p.digests_after[e.chunk];
+      if (digest != e.digest_before) {
+        return Errorf(StatusCode::kDataLoss, "a delta of chunk {} is for other bytes", e.chunk);
+      }
+      digest = e.digest_after;
+      if (e.whole() || whole.contains(e.chunk)) {
+        whole.insert(e.chunk);
+        deltas.erase(e.chunk);
+        continue;
+      }
+      deltas[e.chunk].push_back(e.payload);
+    }
+  }
+  for (auto& [chunk, payloads] : deltas) {
+    p.delta_chunks.push_back(chunk);
+    p.deltas.push_back(std::move(payloads));
+  }
+  p.from_buffer.assign(whole.begin(), whole.end());
+
+  std::atomic<uint64_t> changes{0}, bytes{0};
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.delta_chunks.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.delta_chunks[i]];
+    for (const Bytes payload : p.deltas[i]) {
+      uint64_t changed = 0;
+      if (backend_.validate(payload, c.bytes, c.width, &changed) != kernels::DecodeStatus::kOk) {
+        bad = p.delta_chunks[i];
+      }
+      changes += changed;
+      bytes += payload.size();
+    }
+  });
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss, "the delta of chunk {} is malformed", bad.load());
+  }
+  p.info.deltas = p.files.size();
+  p.info.changes = changes;
+  p.info.payload_bytes = bytes;
+  p.info.chunks_by_delta = p.delta_chunks.size();
+  return absl::OkStatus();
+}
+
+void EngineWeights::MakeRoom(PreparedUpdate& p) const {
+  std::vector<size_t> bytes(p.from_buffer.size(), 0);
+  pool_.ParallelFor(bytes.size(), [&](size_t i) { bytes[i] = memory_.BytesOf(p.from_buffer[i]); });
+  for (const size_t n : bytes) p.other.push_back(std::make_unique_for_overwrite<std::byte[]>(n));
+  if (p.delta_chunks.empty()) return;
+  size_t boxes = 0;
+  for (size_t t = 0; t < layout_.size(); ++t) boxes = std::max(boxes, program().boxes(t).size());
+  p.scratches = std::make_unique<Scratches>(pool_.size(), boxes);
+}
+
+Status EngineWeights::TakeFromBuffer(PreparedUpdate& p) const {
+  if (p.from_buffer.empty()) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, OpenBuffer());
+  if (!(buffer.identity() == p.info.to)) return Overtaken();
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
+    const uint32_t chunk = p.from_buffer[i];
+    const Bytes bytes = buffer.data().subspan(chunks_[chunk].offset, chunks_[chunk].bytes);
+    if (backend_.digest(key_, bytes) != p.digests_after[chunk]) bad = chunk;
+    memory_.Pack(chunk, bytes.data(), p.other[i].get());
+  });
+  // Otherwise the copies are of other bytes than the digests: where the file system has no leases,
+  // or another process wrote to the file.
+  if (!buffer.StillHolds()) return Overtaken();
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss,
+                  "chunk {} of tensor {} has lost its digest in the receiver's buffer", bad.load(),
+                  layout_.tensor(chunks_[bad].tensor).name);
+  }
+  p.info.chunks_whole = p.from_buffer.size();
+  return absl::OkStatus();
+}
+
+StatusOr<UpdateInfo> EngineWeights::Prepare() {
+  if (held_.empty()) {
+    return absl::FailedPreconditionError(
+        "what the engine's memory holds is not known; compare it with the buffer first (Adopt)");
+  }
+  prepared_.reset();
+  applied_.reset();
+  auto p = std::make_unique<PreparedUpdate>();
+  p->info.from = held_;
+  p->info.to = committed();
+  if (p->info.to.empty()) {
+    DW_RETURN_IF_ERROR(RefuseOtherBuffer());
+    return Errorf(StatusCode::kUnavailable, "{}: no version is committed now", directory_.native());
+  }
+  p->digests_before = digests_;
+  bool by_delta = false;
+  if (const auto chain =
+          AwaitDeltaChain(directory_ / kDeltaFolder, layout_.fingerprint(), held_, p->info.to);
+      chain.ok()) {
+    by_delta = true;
+    for (const fs::path& path : *chain) {
+      auto file = DeltaFile::Open(path);
+      by_delta = by_delta && file.ok() && file->head().chunks == chunks_.size();
+      if (!by_delta) break;
+      p->files.push_back(*std::move(file));
+    }
+    by_delta = by_delta && CheckChain(*p).ok() &&
+               RootOf(p->digests_after, Coverage::All(chunks_.size())) == p->info.to.root;
+  }
+  if (!by_delta) {
+    // The buffer has every chunk. Those whose digests differ from the engine's are taken.
+    DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, OpenBuffer());
+    auto from_buffer = std::make_unique<PreparedUpdate>();
+    from_buffer->info = {.from = held_, .to = buffer.identity()};
+    from_buffer->digests_before = digests_;
+    from_buffer->digests_after.resize(chunks_.size());
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      from_buffer->digests_after[i] = buffer.digest(i);
+      if (buffer.digest(i) != digests_[i] || drifted_.contains(i)) {
+        from_buffer->from_buffer.push_back(i);
+      }
+    }
+    if (!buffer.StillHolds() || RootOf(from_buffer->digests_after, Coverage::All(chunks_.size())) !=
+                                    buffer.identity().root) {
+      return Overtaken();
+    }
+    p = std::move(from_buffer);
+  }
+  p->healed.assign(drifted_.begin(), drifted_.end());
+  p->info.chunks_healed = p->healed.size();
+  MakeRoom(*p);
+  DW_RETURN_IF_ERROR(TakeFromBuffer(*p));
+  DW_RETURN_IF_ERROR(memory_.Load(*p));
+  prepared_ = std::move(p);
+  return prepared_->info;
+}
+
+std::vector<uint32_t> EngineWeights::ChangedTensors() const {
+  if (prepared_ == nullptr) return {};
+  std::set<uint32_t> changed;
+  for (const uint32_t chunk : prepared_->delta_chunks) changed.insert(chunks_[chunk].tensor);
+  for (const uint32_t chunk : prepared_->from_buffer) changed.insert(chunks_[chunk].tensor);
+  return {changed.begin(), changed.end()};
+}
+
+Status EngineWeights::ReadTensor(State state, uint32_t tensor, MutableBytes to) const {
+  if (tensor >= layout_.size() || to.size() != layout_.bytes(tensor)) {
+    return Errorf(StatusCode::kInvalidArgument, "{} bytes for tensor {} of {}", to.size(), tensor,
+                  layout_.size());
+  }
+  const bool prepared = state == State::kPrepared;
+  if (prepared ? prepared_ == nullptr : held_.empty()) {
+    return absl::FailedPreconditionError(prepared ? "no update is prepared"
+                                                  : "what the memory holds is not known");
+  }
+  const Identity& wanted = prepared ? prepared_->info.to : held_;
+  const std::vector<uint64_t>& digests = prepared ? prepared_->digests_after : digests_;
+  DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, OpenBuffer());
+  if (!(buffer.identity() == wanted)) {
+    return Errorf(StatusCode::kUnavailable, "{} is wanted, and the receiver holds {} by now",
+                  DescribeFully(wanted), DescribeFully(buffer.identity()));
+  }
+  const uint64_t begin = layout_.offset(tensor);
+  const uint32_t first = chunks_.first_of_tensor(tensor);
+  std::atomic<bool> bad{false};
+  pool_.ParallelFor(chunks_.end_of_tensor(tensor) - first, [&](size_t i) {
+    const auto chunk = first + static_cast<uint32_t>(i);
+    const Chunk& c = chunks_[chunk];
+    const MutableBytes copied = to.subspan(c.offset - begin, c.bytes);
+    std::memcpy(copied.data(), buffer.data().data() + c.offset, c.bytes);
+    // The copy is judged, not the buffer, so nothing can come between.
+    if (backend_.digest(key_, copied) != digests[chunk]) bad = true;
+  });
+  if (!bad) return absl::OkStatus();
+  if (!buffer.StillHolds()) {
+    return Overtaken();
+  }
+  return Errorf(StatusCode::kDataLoss, "tensor {} has lost a digest in the receiver's buffer",
+                layout_.tensor(tensor).name);
 }
 
 }  // namespace deltawire::engine

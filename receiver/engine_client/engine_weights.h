@@ -1,8 +1,8 @@
-// The weights in a running engine's memory, brought from one committed version to the next by what
-// changed (docs/engine.md). All that can be checked is checked in Prepare; Apply then only writes,
-// and Rollback takes back what it wrote. Owner: the engine's process, one per rank; not thread-safe
-// but for committed() and WaitForOther. Errors leave the memory as it was.
-// Cost: of an update, its changes; Adopt and Check read every byte.
+// The weights in a running engine's memory, which updates bring from one committed version to the
+// next (docs/engine.md). Prepare checks all that can be checked. Apply then only writes, and
+// Rollback undoes that. The engine's process owns one per rank. Only committed() and WaitForOther
+// are thread-safe. Errors leave the memory as it was. An update costs its changes; Adopt and Check
+// read every byte.
 #pragma once
 
 #include <chrono>
@@ -23,26 +23,15 @@
 #include "common/layout/layout.h"
 #include "common/shm/delta_file.h"
 #include "common/shm/state_file.h"
+#include "receiver/engine_client/bound_memory.h"
 #include "receiver/engine_client/held_buffer.h"
 #include "receiver/engine_client/layout_program.h"
 
 namespace deltawire::engine {
 
-class DeviceMemory;
-struct Scratch;
-
-/// Storages, the boxes of tensors in them, and where they are in this process.
-struct Binding {
-  std::vector<Storage> storages;
-  std::vector<std::byte*> memory;  ///< by storage; stays while it is bound
-  std::vector<Box> boxes;
-  int device = -1;         ///< the GPU that the memory is on; -1: it is this machine's
-  void* stream = nullptr;  ///< the cudaStream_t on which the engine computes; null: the default one
-};
-
-/// What this rank's memory has of a chunk, where it has a part of the chunk only. If all ranks hold
-/// the same state, their digests add up, modulo 2^64, to the chunk's digest if each byte is in one
-/// rank's memory, and to k times the chunk's digest if each byte is in the memory of k ranks.
+/// A part of a chunk in this rank's memory. If all ranks hold the same state, their digests add up,
+/// modulo 2^64, to the chunk's digest if each byte is in one rank's memory, and to k times the
+/// chunk's digest if each byte is in the memory of k ranks.
 struct Share {
   uint32_t chunk = 0;
   uint64_t bytes = 0;
@@ -50,12 +39,12 @@ struct Share {
   uint64_t places = 0;  ///< the digest if each byte were 1; it tells how the ranks' parts lie
 };
 
-/// What Adopt, Check and Judge found.
+/// The result of Adopt, Check or Judge.
 struct Comparison {
-  Identity identity;   ///< what the memory was compared with
-  uint64_t bytes = 0;  ///< of this memory that were looked at; Judge: of chunks that were judged
-  std::vector<std::string> different;  ///< tensors whose bytes in memory are others
-  std::vector<Share> shares;           ///< of Check, by chunk
+  Identity identity;   ///< the version that the memory was compared with
+  uint64_t bytes = 0;  ///< compared bytes of this memory; Judge: bytes of the chunks that it judged
+  std::vector<std::string> different;  ///< tensors that differ
+  std::vector<Share> shares;           ///< by chunk; only Check fills it
 };
 
 struct UpdateInfo {
@@ -70,48 +59,49 @@ struct UpdateInfo {
 
 class EngineWeights {
  public:
-  /// `directory`: a receiver's, of one model. `threads`: for reading and writing memory.
+  /// Opens a receiver's directory of one model. `threads` read and write memory.
   static StatusOr<std::unique_ptr<EngineWeights>> Open(const std::filesystem::path& directory,
                                                        size_t threads);
+  ~EngineWeights();
 
   const Layout& layout() const { return layout_; }
   const std::filesystem::path& directory() const { return directory_; }
-  /// What the receiver has committed; empty when nothing.
+  /// The version that the receiver has committed; empty: none.
   Identity committed() const;
   /// Waits until another version than `known` is committed. kDeadlineExceeded when the time is
   /// over, kCancelled when `gone` returns true, kFailedPrecondition when the buffer was made anew.
   StatusOr<Identity> WaitForOther(const Identity& known, std::chrono::milliseconds limit,
                                   const std::function<bool()>& gone) const;
 
-  /// From now on `binding` is the engine's memory. Its state is unknown until Adopt. Storages may
-  /// overlap where no two boxes share a byte. If the memory is on a GPU, an error of the device
-  /// within Apply or Rollback leaves its state unknown; no other error does.
+  /// Makes `binding` the engine's memory, whose state is unknown until Adopt. Storages may overlap
+  /// where no two boxes share a byte. If the memory is on a GPU, an error of the device within
+  /// Apply or Rollback leaves its state unknown; no other error does.
   Status Bind(const Binding& binding);
   /// REQUIRES: storages() > 0.
-  const LayoutProgram& program() const { return *program_; }
+  const LayoutProgram& program() const { return memory_.program(); }
   /// The number of storages that are bound; 0 if nothing is.
-  size_t storages() const { return memory_.size(); }
+  size_t storages() const { return memory_.storages(); }
 
-  /// Compares all mapped memory with the committed buffer, bit by bit. Where nothing differs, the
-  /// memory is that state from now on: held().
+  /// Compares all mapped memory with the committed buffer, bit by bit. If nothing differs, held()
+  /// is that state from now on.
   StatusOr<Comparison> Adopt();
-  /// What the memory is; empty while not known.
+  /// The version in the memory; empty: not known.
   const Identity& held() const { return held_; }
 
   /// Prepares the update from held() to the committed version, and checks all of it, before a byte
   /// of the engine's memory changes. An update that was applied before can no longer be rolled
   /// back. kFailedPrecondition while held() is empty, or when the buffer is gone or was made anew;
-  /// kUnavailable while nothing is committed, or when another version was meanwhile: try again.
-  /// Chunks that come from the buffer are copied, so that whatever becomes of the update, the
-  /// receiver's file is not held open for it.
+  /// kUnavailable while nothing is committed, or when another version was committed during the
+  /// call: try again. It copies the chunks that come from the buffer, so that the update does not
+  /// hold the receiver's file open.
   StatusOr<UpdateInfo> Prepare();
-  /// Forgets what Prepare made ready, and gives its memory back. An update that was applied stays,
-  /// and can still be rolled back.
+  /// Discards the prepared update, and frees its memory. An update that was applied stays, and can
+  /// still be rolled back.
   void Discard();
   /// The tensors that the prepared update changes, in rising order; none without one.
   std::vector<uint32_t> ChangedTensors() const;
-  /// Writes what Prepare made ready. Takes no memory for the changes: Prepare has taken and filled
-  /// it, so that a lack of memory is found before the first byte is written.
+  /// Writes the prepared update. It allocates nothing: Prepare has done so, and has thus found a
+  /// lack of memory before the first byte is written.
   Status Apply();
   /// Makes the memory what it was before the last Apply. kFailedPrecondition without one.
   Status Rollback();
@@ -133,32 +123,17 @@ class EngineWeights {
   StatusOr<uint64_t> DigestOf(uint32_t chunk) const;
 
  private:
-  struct Prepared;
-  enum class Way : int { kForwards = 1, kBackwards = -1 };
-
   EngineWeights(std::filesystem::path directory, StateReader state, Layout layout,
                 ChunkTable chunks, size_t threads);
+  /// Opens the receiver's buffer, and refuses a file that was cut short.
+  StatusOr<HeldBuffer> OpenBuffer() const;
   Status RefuseOtherBuffer() const;
-  StatusOr<std::vector<std::filesystem::path>> FindChain(const Identity& to) const;
-  StatusOr<std::vector<std::filesystem::path>> AwaitChain(const Identity& to) const;
-  Status CheckChain(Prepared& prepared) const;
-  void MakeRoom(Prepared& prepared) const;
-  Status TakeFromBuffer(Prepared& prepared) const;
-  void Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const;
-  struct Gathered;
-  Gathered Gather(uint32_t chunk) const;
-  /// Exchanges what this rank has of the chunk with `other`, run by run.
-  void Exchange(uint32_t chunk, std::byte* other) const;
-  /// What a run's bytes are wanted for. Of kNowhere only their number means something.
-  enum class Access { kNowhere, kRead, kWrite };
-  template <typename Fn>
-  void ForEachRun(uint32_t chunk, Access access, const Fn& fn) const;
-  /// fn(0) to fn(count - 1), each of which accesses the engine's memory.
-  void ForEachIndex(size_t count, const std::function<void(size_t)>& fn) const;
-  Status Write(Prepared& prepared, Way way);
-  Status LoadOnDevice(const Prepared& prepared) const;
-  Status WriteOnDevice(Prepared& prepared, Way way);
-  Status DeviceStatus() const;
+  // The parts of Prepare.
+  Status CheckChain(PreparedUpdate& update) const;
+  void MakeRoom(PreparedUpdate& update) const;
+  Status TakeFromBuffer(PreparedUpdate& update) const;
+  /// After an error nothing is known of the memory any more.
+  Status Write(PreparedUpdate& update, BoundMemory::Way way);
 
   const std::filesystem::path directory_;
   const StateReader state_;
@@ -167,17 +142,12 @@ class EngineWeights {
   const kernels::DigestKey key_;
   const kernels::Backend& backend_;
   mutable ThreadPool pool_;
-  std::optional<LayoutProgram> program_;
-  std::vector<std::byte*> memory_;
-  std::unique_ptr<DeviceMemory> device_;  // none where the memory is this machine's
+  BoundMemory memory_;
   Identity held_;
   std::vector<uint64_t> digests_;  // of held_
-  std::set<uint32_t> drifted_;     // chunks whose memory is not what held_ says
-  std::unique_ptr<Prepared> prepared_;
-  std::unique_ptr<Prepared> applied_;
-
- public:
-  ~EngineWeights();
+  std::set<uint32_t> drifted_;     // chunks whose memory differs from held_
+  std::unique_ptr<PreparedUpdate> prepared_;
+  std::unique_ptr<PreparedUpdate> applied_;
 };
 
 }  // namespace deltawire::engine

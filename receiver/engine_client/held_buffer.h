@@ -1,7 +1,7 @@
-// A receiver's committed weights, held still for reading: the file is open, so the receiver changes
-// no byte of it until this goes (docs/lifecycle.md). Owner: who reads, for as long as it reads,
-// since with one buffer the next update waits for it. Any thread may read. Errors: kUnavailable
-// while no version is committed, kDataLoss for a file that is no buffer.
+// A receiver's committed weights, held for reading: while this has the file open, the receiver
+// changes no byte of it (docs/lifecycle.md). A reader destroys it soon, since with one buffer the
+// next update waits for it. Any thread may read. kUnavailable: no version is committed. kDataLoss:
+// the file is no buffer.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@ namespace deltawire::engine {
 class HeldBuffer {
  public:
   static constexpr const char* kFileName = "model.safetensors";
-  /// What is committed in `directory` now.
+  /// Opens the version that is committed in `directory` now.
   static StatusOr<HeldBuffer> Open(const std::filesystem::path& directory,
                                    const StateReader& state);
 
@@ -31,7 +31,8 @@ class HeldBuffer {
   uint64_t digest(uint32_t chunk) const { return state_->chunk_digest(index_, chunk); }
   /// The layout that its header states.
   StatusOr<Layout> ReadLayout() const;
-  /// Nothing has been changed since it was opened. A file system without leases cannot promise so.
+  /// Whether nothing has changed since it was opened. A file system without leases cannot promise
+  /// that.
   bool StillHolds() const { return state_->StillHolds(index_, slot_); }
 
  private:

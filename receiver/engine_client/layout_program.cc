@@ -34,7 +34,7 @@ class Claims {
   std::vector<uint64_t> taken_;
 };
 
-/// Where a box's bytes lie on one of its sides.
+/// The place of a box's bytes on one of its sides.
 struct Span {
   uint64_t first, last;
   const OrderedBox* box;

@@ -19,7 +19,7 @@ namespace deltawire::engine {
 class Finder {
  public:
   Finder(const OrderedBox& box, std::byte* memory) : box_(box), memory_(memory) {}
-  /// Null where the box does not have the tensor's byte `at`. REQUIRES: `at` never falls.
+  /// Returns null if the box lacks the tensor's byte `at`. REQUIRES: `at` never falls.
   std::byte* At(uint64_t at) {
     if (at >= run_.tensor_offset + run_.bytes && !done_) {
       run_ = box_.RunAt(at);
@@ -38,7 +38,7 @@ class Finder {
   bool done_ = false;
 };
 
-/// What a thread needs while it adds differences to the engine's memory.
+/// The scratch memory of a thread that adds differences to the engine's memory.
 struct Scratch {
   std::vector<Finder> finders;
   std::vector<uint64_t> changes;
@@ -75,7 +75,8 @@ class Scratches {
   std::vector<Scratch*> free_;
 };
 
-struct EngineWeights::Prepared {
+/// An update that was found and checked by EngineWeights::Prepare.
+struct PreparedUpdate {
   UpdateInfo info;
   std::vector<DeltaFile> files;
   std::vector<uint32_t> from_buffer;       // in rising order
@@ -88,27 +89,5 @@ struct EngineWeights::Prepared {
   std::vector<std::unique_ptr<std::byte[]>> other;
   std::unique_ptr<Scratches> scratches;
 };
-
-template <typename Fn>
-void EngineWeights::ForEachRun(uint32_t chunk, Access access, const Fn& fn) const {
-  const Chunk& c = chunks_[chunk];
-  const uint64_t begin = c.offset - layout_.offset(c.tensor);
-  const uint64_t end = begin + c.bytes;
-  for (const OrderedBox& box : program_->boxes(c.tensor)) {
-    if (box.first() >= end || box.last() <= begin) continue;
-    const bool fetch = device_ != nullptr && access != Access::kNowhere;
-    std::byte* const fetched = fetch ? device_->Fetch(box, begin, end) : nullptr;
-    for (Run run = box.RunAt(begin); run.bytes > 0 && run.tensor_offset < end;
-         run = box.RunAt(run.tensor_offset + run.bytes)) {
-      const uint64_t first = std::max(run.tensor_offset, begin);
-      const uint64_t last = std::min(run.tensor_offset + run.bytes, end);
-      std::byte* at =
-          fetch ? fetched + (first - begin)
-                : memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
-      fn(first - begin, MutableBytes(at, last - first));
-    }
-    if (fetch && access == Access::kWrite) device_->Store(box, begin, end);
-  }
-}
 
 }  // namespace deltawire::engine
