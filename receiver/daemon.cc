@@ -18,7 +18,7 @@ namespace deltawire::receiver {
 class Daemon::Source : public EngineSource {
  public:
   explicit Source(Replica& replica) : replica_(replica) {}
-  Identity Ready() override { return replica_.gate().Ready(); }
+  Identity Ready() override { return replica_.gate().version().Ready(); }
   bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
     return replica_.gate().Hold(id, reader, until);
   }
@@ -165,7 +165,7 @@ void Daemon::StartEngines(const std::string& model) {
   engine_listeners_.push_back(engines->OnServed(tell));
   engine_listeners_.push_back(engines->OnCalled(tell));
   tell();
-  replica.gate().OnReady([raw = engines.get()] { raw->NoteReady(); });
+  replica.gate().version().OnReady([raw = engines.get()] { raw->NoteReady(); });
 }
 
 void Daemon::Doubted(const std::string& model, const std::string& layout, uint32_t chunk) {

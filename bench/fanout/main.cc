@@ -61,7 +61,8 @@ class Swarm {
         return;
       }
       receiver::Replica* raw = replicas_.emplace_back(*std::move(replica)).get();
-      raw->gate().OnReady([this, raw] { arrivals_.Of(raw->gate().Ready().id.version); });
+      raw->gate().version().OnReady(
+          [this, raw] { arrivals_.Of(raw->gate().version().Ready().id.version); });
     }
   }
   ~Swarm() {

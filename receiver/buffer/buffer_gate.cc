@@ -18,26 +18,13 @@ constexpr std::chrono::seconds kLookEvery{1};
 
 }  // namespace
 
-void BufferGate::OnReady(std::function<void()> listener) {
-  {
-    MutexLock lock(mu_);
-    on_ready_ = listener;
-  }
-  listener();
-}
-
-Identity BufferGate::Ready() const {
-  MutexLock lock(mu_);
-  return ready_;
-}
-
 bool BufferGate::Hold(const Identity& id, const std::string& reader,
                       SteadyClock::time_point until) {
   MutexLock lock(mu_);
   // A change waits for the holds of now alone: engines that retry out of step would hold it up for
   // ever. They take the directory again when the change has ended.
   if (stopping_ || state_ != State::kOpen || updates_begun_ > 0) return false;
-  if (id.empty() || !(committed_ == id)) return false;
+  if (id.empty() || !(version_.committed() == id)) return false;
   holders_.emplace(reader, until);
   return true;
 }
@@ -102,7 +89,7 @@ StatusOr<bool> BufferGate::BeginUpdate(Buffer& buffer) {
     if (served != nullptr) served->EndDrain();
     MutexLock lock(mu_);
     updates_begun_ -= named ? 1 : 0;
-    NoteBufferUnder(buffer);
+    version_.NoteBuffer(buffer);
   };
   if (options_.downstream != nullptr) served = buffer.update().BlockingFile();
   if (served != nullptr) options_.downstream->MakeWay(*served);
@@ -155,7 +142,7 @@ Status BufferGate::WaitWritable(Buffer& buffer) {
   }
   MutexLock lock(mu_);
   if (state_ != State::kChanging) state_ = State::kOpen;
-  NoteBufferUnder(buffer);
+  version_.NoteBuffer(buffer);
   EndWait();
   return ended;
 }
@@ -192,7 +179,13 @@ Status BufferGate::BeginChange() {
 void BufferGate::EndChange(const Buffer& buffer) {
   MutexLock lock(mu_);
   if (state_ == State::kChanging) state_ = State::kOpen;
-  NoteBufferUnder(buffer);
+  version_.NoteBuffer(buffer);
+}
+
+void BufferGate::EndChangeWithoutName() {
+  MutexLock lock(mu_);
+  state_ = State::kOpen;
+  version_.NoteNameLost();
 }
 
 void BufferGate::SetYielding(bool yielding) {
@@ -205,67 +198,6 @@ void BufferGate::Stop() {
   MutexLock lock(mu_);
   stopping_ = true;
   cv_.notify_all();
-}
-
-Identity BufferGate::committed() const {
-  MutexLock lock(mu_);
-  return committed_;
-}
-
-bool BufferGate::half_updated() const {
-  MutexLock lock(mu_);
-  return half_updated_;
-}
-
-void BufferGate::TakeUp(const Buffer& buffer) {
-  MutexLock lock(mu_);
-  committed_ = ready_ = buffer.committed();
-  half_updated_ = committed_.empty() && !buffer.last_whole().empty();
-}
-
-void BufferGate::NoteBuffer(const Buffer& buffer) {
-  MutexLock lock(mu_);
-  NoteBufferUnder(buffer);
-}
-
-void BufferGate::NoteVersion(const Buffer& buffer) {
-  MutexLock lock(mu_);
-  committed_ = buffer.committed();
-  half_updated_ = half_updated_ && committed_.empty();
-}
-
-void BufferGate::NoteBufferUnder(const Buffer& buffer) {
-  committed_ = buffer.committed();
-  const bool changed = buffer.update().begun() && !buffer.last_whole().empty();
-  half_updated_ = committed_.empty() && (half_updated_ || changed);
-}
-
-void BufferGate::NoteNameLost() {
-  MutexLock lock(mu_);
-  state_ = State::kOpen;
-  committed_ = {};
-  half_updated_ = true;
-}
-
-void BufferGate::ForgetVersion() {
-  MutexLock lock(mu_);
-  committed_ = ready_ = {};
-}
-
-void BufferGate::Forget() {
-  MutexLock lock(mu_);
-  committed_ = ready_ = {};
-  half_updated_ = false;
-}
-
-void BufferGate::MakeReady() {
-  std::function<void()> listener;
-  {
-    MutexLock lock(mu_);
-    ready_ = committed_;
-    listener = on_ready_;
-  }
-  if (listener) listener();
 }
 
 BufferGate::Waits BufferGate::waits() const {

@@ -1,7 +1,6 @@
 // The gate between the readers of a model's directory and its updates: an engine holds a version
-// while it reads it, and an update waits for readers and engines before it begins. The gate also
-// knows which version is committed, and which one engines may load. A Replica owns it, and the
-// update's calls name the Buffer. Every public method may be called from any thread.
+// while it reads it, and an update waits for readers and engines before it begins. A Replica owns
+// it, and the update's calls name the Buffer. Every public method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "receiver/buffer/buffer.h"
+#include "receiver/buffer/buffer_version.h"
 #include "receiver/buffer/downstream.h"
 
 namespace deltawire::receiver {
@@ -38,11 +38,6 @@ class BufferGate {
       : options_(std::move(options)), news_(std::move(news)) {}
 
   // Engines (receiver/engine).
-  /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
-  /// that changes the directory next. May be set once.
-  void OnReady(std::function<void()> listener) ABSL_LOCKS_EXCLUDED(mu_);
-  /// The version that was committed last, with its delta beside it; empty: none yet.
-  Identity Ready() const ABSL_LOCKS_EXCLUDED(mu_);
   /// Keeps the named file at `id` until Release or `until`; its next version waits. False: the file
   /// is not at `id`, or is about to change. waits() shows the name `reader`.
   bool Hold(const Identity& id, const std::string& reader,
@@ -75,30 +70,16 @@ class BufferGate {
   /// Waits until no engine holds the directory, and lets no other one hold it until EndChange.
   Status BeginChange() ABSL_LOCKS_EXCLUDED(mu_);
   void EndChange(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
+  /// The same after the committed version has lost its name, since chunks of it are corrupt.
+  void EndChangeWithoutName() ABSL_LOCKS_EXCLUDED(mu_);
   /// A yielding gate ends its waits with kCancelled, unless the weights' name is gone: a half
   /// updated file could not be loaded at all, so its update goes on.
   void SetYielding(bool yielding) ABSL_LOCKS_EXCLUDED(mu_);
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The buffer's state.
-  Identity committed() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Whether an update has taken the weights' name away, and is not committed.
-  bool half_updated() const ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes up a buffer that was recovered: its version is ready, or its update goes on.
-  void TakeUp(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes note of the state that the buffer is in now.
-  void NoteBuffer(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// Takes note of the committed version alone, after a check, which is no update.
-  void NoteVersion(const Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
-  /// The committed version has lost its name, since chunks of it are corrupt. Ends the change.
-  /// REQUIRES: BeginChange.
-  void NoteNameLost() ABSL_LOCKS_EXCLUDED(mu_);
-  /// No version is committed or ready: the directory is gone.
-  void ForgetVersion() ABSL_LOCKS_EXCLUDED(mu_);
-  /// The buffer is gone, too, so that no update goes on.
-  void Forget() ABSL_LOCKS_EXCLUDED(mu_);
-  /// Engines may load the committed version from now on. Calls the listener.
-  void MakeReady() ABSL_LOCKS_EXCLUDED(mu_);
+  /// The buffer's version, which the gate notes at each step of an update.
+  BufferVersion& version() { return version_; }
+  const BufferVersion& version() const { return version_; }
 
   struct Waits {
     bool waiting = false;
@@ -117,9 +98,8 @@ class BufferGate {
   StatusOr<bool> BeginUpdate(Buffer& buffer) ABSL_LOCKS_EXCLUDED(mu_);
   Status TouchForPrepare(Buffer& buffer);
   bool IsInterrupted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return stopping_ || (yielding_ && !half_updated_);
+    return stopping_ || (yielding_ && !version_.half_updated());
   }
-  void NoteBufferUnder(const Buffer& buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Ends the wait, if one had begun, and adds it to the sums.
   void EndWait() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The engines that hold the directory.
@@ -129,6 +109,7 @@ class BufferGate {
 
   const Options options_;
   const std::function<void()> news_;
+  BufferVersion version_;
   std::atomic<Limit> limit_{Limit::kNone};
   std::atomic<Refusal> refusal_{Refusal::kNone};
   mutable CheckedMutex mu_;
@@ -139,10 +120,6 @@ class BufferGate {
   /// Engines that read the directory, and until when.
   std::multimap<std::string, SteadyClock::time_point> holders_ ABSL_GUARDED_BY(mu_);
   int updates_begun_ ABSL_GUARDED_BY(mu_) = 0;  // threads that begin to change the only file
-  Identity committed_ ABSL_GUARDED_BY(mu_);
-  bool half_updated_ ABSL_GUARDED_BY(mu_) = false;
-  Identity ready_ ABSL_GUARDED_BY(mu_);
-  std::function<void()> on_ready_ ABSL_GUARDED_BY(mu_);
   std::string readers_ ABSL_GUARDED_BY(mu_);
   std::optional<SteadyClock::time_point> waiting_since_ ABSL_GUARDED_BY(mu_);
   double waited_ ABSL_GUARDED_BY(mu_) = 0, worst_wait_ ABSL_GUARDED_BY(mu_) = 0;

@@ -31,7 +31,7 @@ void AgentAttachments::Stop() {
 
 Report AgentAttachments::MakeReport(size_t /*agent*/) {
   Report report;
-  report.committed = env_.gate.committed();
+  report.committed = env_.gate.version().committed();
   ReplicaLine::Shown shown = env_.line.shown();
   report.phase = shown.phase;
   report.message = std::move(shown.message);

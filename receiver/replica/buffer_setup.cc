@@ -54,7 +54,8 @@ Status BufferSetup::Describe() {
     backoff_.Reset();
     env_.line.EndWait();
     // The directory that was lost came back before it was made anew, so its version is ready again.
-    if (env_.gate.Ready().empty() && !env_.gate.committed().empty()) env_.gate.MakeReady();
+    if (env_.gate.version().Ready().empty() && !env_.gate.version().committed().empty())
+      env_.gate.version().MakeReady();
     return prepared;
   }
   const auto longest = absl::IsNotFound(described) ? kUnregisteredPause : Backoff::kLongest;
@@ -91,7 +92,7 @@ Status BufferSetup::Prepare(std::vector<ModelDescription> descriptions) {
     MutexLock lock(mu_);
     parts_[i] = {.owned = std::move(d.owned), .owned_bytes = bytes, .lineage = d.lineage};
   }
-  env_.gate.NoteBuffer(buffer);
+  env_.gate.version().NoteBuffer(buffer);
   env_.corrupt.SetLayout(env_.home.facts().fingerprint);
   return absl::OkStatus();
 }
@@ -101,7 +102,7 @@ void BufferSetup::DiscardBuffer() {
   env_.corrupt.SetLayout("");
   env_.home.Destroy();
   env_.puller.ForgetBuffer();
-  env_.gate.Forget();
+  env_.gate.version().ForgetBuffer();
 }
 
 void BufferSetup::CheckDirectory() {
@@ -116,7 +117,7 @@ void BufferSetup::CheckDirectory() {
     due_ = true;
     due_at_ = SteadyClock::now();
   }
-  env_.gate.ForgetVersion();
+  env_.gate.version().ForgetVersion();
 }
 
 }  // namespace deltawire::receiver

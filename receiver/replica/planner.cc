@@ -43,9 +43,9 @@ void Planner::Learn(size_t agent, const Identity& newest) {
 
 Follower::Situation Planner::Situation() const {
   const BufferFacts facts = env_.home.facts();
-  return {.committed = env_.gate.committed(),
+  return {.committed = env_.gate.version().committed(),
           .last_whole = facts.last_whole,
-          .paused = env_.run.paused() && !env_.gate.half_updated(),
+          .paused = env_.run.paused() && !env_.gate.version().half_updated(),
           .requested = env_.requests.wants_pull(),
           .corrupt = !env_.corrupt.empty(),
           .checking = env_.requests.wants_check(),
@@ -151,7 +151,7 @@ void Planner::NotePull(const Follower::Target& target, const Outcome& outcome) {
   MutexLock lock(mu_);
   const Status& status = outcome.status;
   if (target.incoming && !status.ok()) follower_.ForgetIncoming(target);
-  const bool reached = outcome.hold || !IsLater(target.whole, env_.gate.committed());
+  const bool reached = outcome.hold || !IsLater(target.whole, env_.gate.version().committed());
   const Time now = SteadyClock::now();
   if (!outcome.paused && !outcome.withdrawn) follower_.NotePullEnd(status, reached, now);
   if (!target.exact || target.incoming || outcome.paused) return;

@@ -92,7 +92,7 @@ void PullRunner::ReportEnd(bool committed) {
   OnProgress();
   if (!committed) return;
   env_.pull.home.WriteDelta();
-  env_.pull.gate.MakeReady();
+  env_.pull.gate.version().MakeReady();
 }
 
 void PullRunner::DiscardPrepared() {

@@ -131,7 +131,7 @@ Status Puller::WithdrawCorrupt() {
   Status withdrawn = buffer().bases().Withdraw(chunks);
   // After an error, or if the chunks prove intact, the version keeps its name.
   if (buffer().updating()) {
-    env_.gate.NoteNameLost();
+    env_.gate.EndChangeWithoutName();
   } else {
     env_.gate.EndChange(buffer());
   }
@@ -241,7 +241,7 @@ void Puller::NoteCommit(const PullRound& round, SteadyClock::time_point began) {
   std::optional<CommitTimes> added;
   {
     MutexLock lock(mu_);
-    env_.gate.NoteBuffer(buffer());
+    env_.gate.version().NoteBuffer(buffer());
     totals_.last_pull = stats;
     totals_.bytes_received += stats.payload_bytes;
     totals_.repaired_chunks += stats.repaired_chunks;

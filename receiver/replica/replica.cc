@@ -102,7 +102,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
                                      .puller = pulls_.puller(),
                                      .bell = bell_}) {
   if (home_->buffer() == nullptr) return;
-  gate_.TakeUp(buffer());
+  gate_.version().TakeUp(buffer());
   const Identity committed = buffer().committed();
   corrupt_.SetLayout(home_->facts().fingerprint);
   if (committed.empty()) {
@@ -219,7 +219,7 @@ ReplicaStatus Replica::status() const {
   s.buffers = facts.buffers;
   s.buffers_why = std::move(facts.why_buffers);
   s.following = run_.follows();
-  s.committed = gate_.committed();
+  s.committed = gate_.version().committed();
   static_cast<PullTotals&>(s) = pulls_.puller().totals();
   static_cast<UpkeepTotals&>(s) = upkeep_.totals();
   const RunningPull pull = pulls_.puller().running();
@@ -282,7 +282,7 @@ void Replica::ReportCorrupt(const std::string& fingerprint, uint32_t chunk) {
 }
 
 Upkeep::Situation Replica::UpkeepSituation() const {
-  return {.committed = !gate_.committed().empty(),
+  return {.committed = !gate_.version().committed().empty(),
           .paused = run_.paused(),
           .prepared = pulls_.puller().prepared(),
           .corrupt = !corrupt_.empty(),

@@ -33,7 +33,7 @@ void ReplicaLine::FailConnection(const std::string& message) {
 void ReplicaLine::Wait(const std::string& message, const Status& why, Cause cause, bool logged) {
   const std::string text = fmt::format("waiting for a version: {}", message);
   // A sender that has lost a model is worth a warning.
-  const bool lost = absl::IsNotFound(why) && !gate_.committed().empty();
+  const bool lost = absl::IsNotFound(why) && !gate_.version().committed().empty();
   const auto level = logged ? LogLevel::kDebug : lost ? LogLevel::kWarn : LogLevel::kInfo;
   MutexLock lock(mu_);
   if (text != message_) LogLine(level, "model {}: {}", model_, text);

@@ -18,13 +18,13 @@ bool RunState::SetPaused(bool paused) {
   state_ = paused ? State::kPaused : State::kRunning;
   SetYielding();
   // No version is committed while the only weight file is half updated.
-  return paused && use_ != Use::kRequest && !gate_.committed().empty();
+  return paused && use_ != Use::kRequest && !gate_.version().committed().empty();
 }
 
 bool RunState::settled() const {
   MutexLock lock(mu_);
   if (state_ == State::kStopped) return true;
-  const bool goes_on = state_ == State::kPaused && follow_ && gate_.half_updated();
+  const bool goes_on = state_ == State::kPaused && follow_ && gate_.version().half_updated();
   return use_ == Use::kNone && !goes_on;
 }
 

@@ -48,7 +48,7 @@ class RunState {
  private:
   /// Whether a pause forbids to follow.
   bool Forbids() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return state_ == State::kPaused && !gate_.half_updated();
+    return state_ == State::kPaused && !gate_.version().half_updated();
   }
   /// Has waits at the gate end if a pause ends the pull that waits there.
   void SetYielding() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

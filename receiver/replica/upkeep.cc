@@ -78,7 +78,7 @@ UpkeepTotals Upkeep::totals() const {
 
 void Upkeep::AddCorrupt(const Buffer& buffer, uint32_t chunk) {
   if (!env_.corrupt.Add(chunk)) return;
-  const Identity committed = env_.gate.committed();
+  const Identity committed = env_.gate.version().committed();
   LogError(
       "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
       "{}",
@@ -97,7 +97,7 @@ void Upkeep::Check(Buffer& buffer) {
   }
   if (health.ok()) env_.downstream.RecheckChunks(health->corrupt_chunks);
   env_.downstream.RecheckChunks(buffer.bases().TakeCorrupt());
-  env_.gate.NoteVersion(buffer);
+  env_.gate.version().NoteVersion(buffer);
   if (!health.ok()) return env_.line.Fail(health.status(), ReplicaLine::Cause::kCheck);
   env_.line.Recover(ReplicaLine::Cause::kCheck);
   for (const std::string& name : health->put_back) {

@@ -214,7 +214,7 @@ void ReceiverNode::RunEngine(receiver::Replica& replica, uint64_t number) {
   Identity loaded;
   while (!stopping_) {
     Scheduler::current()->Sleep(std::chrono::milliseconds(random.Between(1, 60)));
-    const Identity ready = replica.gate().Ready();
+    const Identity ready = replica.gate().version().Ready();
     // One in three loads again what it has, as an engine that retries.
     if (stopping_ || ready.empty() || (ready == loaded && !random.Chance(0.3))) continue;
     if (!replica.gate().Hold(ready, engine, SteadyClock::now() + kEngineHold)) continue;

@@ -16,7 +16,7 @@ using Refusal = BufferGate::Refusal;
 struct Setup : BufferRig {
   explicit Setup(uint32_t buffers = 1) : BufferRig({.buffers = buffers, .huge_pages = false}) {
     REQUIRE(Update(1).ok());
-    gate.TakeUp(*buffer);
+    gate.version().TakeUp(*buffer);
   }
   Identity one() const { return At(*buffer, 1); }
 
@@ -46,12 +46,12 @@ class OutOfMemory : public Downstream {
 
 TEST_CASE("gate: an update of the only file waits for an engine that holds it") {
   Setup s;
-  CHECK(s.gate.Ready() == s.one());
+  CHECK(s.gate.version().Ready() == s.one());
   CHECK_FALSE(s.gate.Hold(BufferRig::At(*s.buffer, 2), "engine"));
   REQUIRE(s.gate.Hold(s.one(), "engine"));
   CHECK(absl::IsUnavailable(s.gate.Touch(*s.buffer)));
   CHECK(s.gate.refusal() == Refusal::kReader);
-  CHECK(s.gate.committed() == s.one());
+  CHECK(s.gate.version().committed() == s.one());
   // A wait yields at once where it may, and tells of itself.
   s.gate.SetYielding(true);
   CHECK(absl::IsCancelled(s.gate.WaitWritable(*s.buffer)));
@@ -63,8 +63,8 @@ TEST_CASE("gate: an update of the only file waits for an engine that holds it") 
   s.gate.SetLimit(Limit::kNone);
   CHECK(s.gate.Touch(*s.buffer).ok());
   CHECK(s.gate.refusal() == Refusal::kNone);
-  CHECK(s.gate.committed().empty());
-  CHECK(s.gate.half_updated());
+  CHECK(s.gate.version().committed().empty());
+  CHECK(s.gate.version().half_updated());
   CHECK_FALSE(s.gate.Hold(s.one(), "engine"));
 }
 
@@ -84,7 +84,7 @@ TEST_CASE("gate: what is prepared changes nothing that a reader sees") {
   CHECK(one.gate.refusal() == Refusal::kCannotPrepare);
   two.gate.SetLimit(Limit::kPrepare);
   CHECK(two.gate.Touch(*two.buffer).ok());
-  CHECK(two.gate.committed() == two.one());
+  CHECK(two.gate.version().committed() == two.one());
 }
 
 TEST_CASE("gate: the only file keeps its name until the version is published") {
@@ -100,7 +100,7 @@ TEST_CASE("gate: a served file gives out leases again after an update that did n
   if (!s.buffer->lease_problem().empty()) return (void)std::puts("SKIPPED: no leases here");
   OutOfMemory downstream;
   BufferGate gate({.model = "m", .downstream = &downstream});
-  gate.TakeUp(*s.buffer);
+  gate.version().TakeUp(*s.buffer);
   const auto served = s.buffer->Serve();
   const auto lease = served->Lease();
   CHECK_THROWS_AS(gate.Touch(*s.buffer), std::bad_alloc);
@@ -111,16 +111,16 @@ TEST_CASE("gate: a served file gives out leases again after an update that did n
 TEST_CASE("gate: engines are told of a version once it is ready") {
   Setup s;
   int told = 0;
-  s.gate.OnReady([&] { ++told; });
+  s.gate.version().OnReady([&] { ++told; });
   CHECK(told == 1);
   REQUIRE(s.Update(2).ok());
-  s.gate.NoteBuffer(*s.buffer);
-  CHECK(s.gate.Ready() == s.one());
-  s.gate.MakeReady();
+  s.gate.version().NoteBuffer(*s.buffer);
+  CHECK(s.gate.version().Ready() == s.one());
+  s.gate.version().MakeReady();
   CHECK(told == 2);
-  CHECK(s.gate.Ready() == BufferRig::At(*s.buffer, 2));
-  s.gate.Forget();
-  CHECK(s.gate.Ready().empty());
+  CHECK(s.gate.version().Ready() == BufferRig::At(*s.buffer, 2));
+  s.gate.version().ForgetBuffer();
+  CHECK(s.gate.version().Ready().empty());
 }
 
 }  // namespace deltawire::receiver::buffer_gate_test

@@ -675,7 +675,7 @@ TEST_CASE("a hook that is stuck beyond its time holds up no commit any longer") 
     hook = made.get();
     return made;
   });
-  rig.replica->gate().OnReady([&] { rig.engines->NoteReady(); });
+  rig.replica->gate().version().OnReady([&] { rig.engines->NoteReady(); });
   rig.Publish();
   REQUIRE(Eventually([&] { return hook->called.load(); }));
   const auto begin = Clock::now();

@@ -19,7 +19,7 @@ namespace deltawire::receiver {
 class ReplicaSource : public EngineSource {
  public:
   explicit ReplicaSource(Replica& replica) : replica_(replica) {}
-  Identity Ready() override { return replica_.gate().Ready(); }
+  Identity Ready() override { return replica_.gate().version().Ready(); }
   bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
     return replica_.gate().Hold(id, reader, until);
   }
@@ -77,7 +77,7 @@ struct EngineRig {
     engines = std::make_unique<Engines>(all, *source, [](const EngineDriver::Settings& s) {
       return MakeHook(s.options, s.model, s.access);
     });
-    replica->gate().OnReady([this] { engines->NoteReady(); });
+    replica->gate().version().OnReady([this] { engines->NoteReady(); });
   }
 
   void Publish() {

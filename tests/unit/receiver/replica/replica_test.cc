@@ -484,7 +484,7 @@ TEST_CASE("a receiver that does not follow makes a removed directory, and pulls 
   REQUIRE(Eventually([&] { return s.Sync().ok(); }));
   MoveAway(s.dir.path());
   REQUIRE(Eventually([&] { return s.committed().empty(); }));
-  CHECK(s.replica->gate().Ready().empty());
+  CHECK(s.replica->gate().version().Ready().empty());
   REQUIRE(s.Sync().ok());
   CHECK(s.Holds(chunks));
 }

@@ -16,7 +16,7 @@ TEST_CASE("run state: a pause ends a pull that follows, and is complete when the
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());
   BufferGate gate({.model = "m"});
-  gate.TakeUp(*rig.buffer);
+  gate.version().TakeUp(*rig.buffer);
   RunState run(gate, true);
   CHECK(run.follows());
   REQUIRE(run.Begin(Use::kFollow));
@@ -40,7 +40,7 @@ TEST_CASE("run state: a pause lets a caller's pull and a half-updated file's pul
   BufferRig rig({.buffers = 1, .huge_pages = false});
   REQUIRE(rig.Update(1).ok());
   BufferGate gate({.model = "m"});
-  gate.TakeUp(*rig.buffer);
+  gate.version().TakeUp(*rig.buffer);
   RunState run(gate, true);
   REQUIRE(run.Begin(Use::kRequest));
   CHECK_FALSE(run.SetPaused(true));
@@ -48,7 +48,7 @@ TEST_CASE("run state: a pause lets a caller's pull and a half-updated file's pul
   run.End();
   CHECK(run.settled());
 
-  gate.NoteNameLost();
+  gate.EndChangeWithoutName();
   CHECK_FALSE(run.settled());
   CHECK(run.Begin(Use::kFollow));
   CHECK_FALSE(run.EndsPull());
