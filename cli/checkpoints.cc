@@ -13,7 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The most unchanged scans that a checkpoint needs if it is written again and again.
+// The limit on the unchanged scans that a checkpoint needs. Each change after its publish doubles
+// the need.
 constexpr int kMostNeeded = 32;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }

@@ -24,7 +24,7 @@ struct GpuScatterItem {
   uint32_t width = 1;
   uint32_t first_box = 0;  ///< the tensor's boxes, in the list passed to Create
   uint32_t boxes = 0;
-  std::span<const Bytes> payloads;  ///< fast, each for the result of the one before
+  std::span<const Bytes> payloads;  ///< of the codec fast, in the order of application
 };
 
 /// Like all CUDA code here, it has not run on a device (docs/benchmarks.md#not-run-on-a-device).

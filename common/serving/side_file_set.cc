@@ -20,10 +20,11 @@ StatusOr<std::shared_ptr<const SideFileSet>> MakeSideFileSet(std::vector<SideFil
     }
     total += f.content.size();
     if (f.content.size() > kMaxSideFileBytes || total > kMaxSideFilesTotal) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "side file \"{}\" brings the side files to {}; the limit is {} each, {} in all",
-                    f.name, HumanBytes(total), HumanBytes(kMaxSideFileBytes),
-                    HumanBytes(kMaxSideFilesTotal));
+      return Errorf(
+          StatusCode::kInvalidArgument,
+          "side file \"{}\" is too large: with it the side files have {}; the limit is {} for "
+          "one, {} for all",
+          f.name, HumanBytes(total), HumanBytes(kMaxSideFileBytes), HumanBytes(kMaxSideFilesTotal));
     }
   }
   auto set = std::make_shared<SideFileSet>();

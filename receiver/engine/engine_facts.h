@@ -70,8 +70,8 @@ class EngineFacts {
   EngineCall FirstCall(bool of_check) const;
   /// Returns true if it is to stay paused, and the receiver does nothing about that by itself.
   bool StaysPaused(EngineFailure failure) const;
-  /// Returns true if only its reloads are known, and a receiver that has ended may have left it
-  /// paused in one, or because of one.
+  /// Returns true if an earlier receiver may have left it paused because of a reload, and it cannot
+  /// be asked which version it holds.
   bool MayBeLeft() const { return traits_.reload_spoils && !traits_.asks && known.weights.empty(); }
 
   /// Records what `call`, which was done, shows.

@@ -91,8 +91,8 @@ class RelayedModel : public StateSource {
   VersionStore store_;
 
   mutable Mutex mu_;
-  // By number. Pulls of an agent find its previous state under the number `1 - half`. Here numbers
-  // start at 2 and only rise, so no file is ever found under `1 - half`.
+  // By number, from 2 on and rising. A sender's previous state has the number `1 - half`, under
+  // which nothing is found here.
   std::map<uint32_t, Half> halves_;
   std::shared_ptr<IncomingVersion> incoming_;
   std::shared_ptr<const EncodedCache::Totals> early_encoded_;  // of the last one; null: none yet

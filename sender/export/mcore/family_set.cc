@@ -52,7 +52,7 @@ Status Extend(const Family& parent, Family& child) {
     const bool known = std::any_of(parent.params.begin(), parent.params.end(),
                                    [&](const Param& p) { return NameOf(p) == name; });
     if (!known) {
-      return Errorf(StatusCode::kInvalidArgument, "{}: without \"{}\", which \"{}\" has not",
+      return Errorf(StatusCode::kInvalidArgument, "{}: without names \"{}\", which \"{}\" lacks",
                     child.source, name, child.extends);
     }
   }

@@ -104,7 +104,7 @@ TEST_CASE("family_set: what cannot be loaded is refused with its file and the re
       {{"family = \"x\"\nextends = \"llama\"\n", "family = \"x\"\nextends = \"llama\"\n"},
        "is also in"},
       {{"family = \"x\"\nextends = \"llama\"\nwithout = [\"no.such\"]\n"},
-       "without \"no.such\", which \"llama\" has not"},
+       "without names \"no.such\", which \"llama\" lacks"},
       {{"family = \"x\"\nextends = \"llama\"\ncopies = [{ of = \"no.such\", hf = \"y\" }]\n"},
        "a copy of \"no.such\", which no parameter makes alone"},
       {{"family = \"x\"\nextends = \"llama\"\n[[param]]\nmcore = \"m\"\nrows = 1\nhf = \"{q}h\"\n"},
