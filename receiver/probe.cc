@@ -19,8 +19,8 @@ struct Row {
 constexpr Row kRows[] = {
     {"deltawire_receiver_version", "Committed version; 0 while none is whole", Kind::kGauge,
      [](const ReplicaStatus& s) { return static_cast<double>(s.committed.id.version); }},
-    {"deltawire_receiver_newest_version", "Newest version that the sender has told of",
-     Kind::kGauge, [](const ReplicaStatus& s) { return static_cast<double>(s.newest.id.version); }},
+    {"deltawire_receiver_newest_version", "Newest version that the sender has named", Kind::kGauge,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.newest.id.version); }},
     {"deltawire_receiver_versions_behind", "Versions that it is behind the newest", Kind::kGauge,
      [](const ReplicaStatus& s) {
        return static_cast<double>(VersionsBehind(s.committed, s.newest));
@@ -42,13 +42,13 @@ constexpr Row kRows[] = {
      "Chunks fetched whole since their tight delta did not fit what is here", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.refused_chunks); }},
     {"deltawire_receiver_root_mismatches_total",
-     "Pulls that were not committed since their chunks were not the state that was named",
+     "Pulls that were not committed since their chunks do not make up the named state",
      Kind::kCounter, [](const ReplicaStatus& s) { return static_cast<double>(s.root_mismatches); }},
     {"deltawire_receiver_lost_attachments_total",
-     "Control connections ended for silence, or for a gap in what the sender said", Kind::kCounter,
+     "Control connections ended for silence, or for a lost event", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.lost_attachments); }},
     {"deltawire_receiver_files_put_back_total",
-     "Weights and side files that somebody removed or changed", Kind::kCounter,
+     "Weights and side files that another process removed or changed", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.files_put_back); }},
     {"deltawire_receiver_reader_wait_seconds_total",
      "Time that updates waited for readers of the weights", Kind::kCounter,

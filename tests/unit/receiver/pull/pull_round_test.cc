@@ -185,8 +185,8 @@ TEST_CASE("pull round: a part of what is written comes when its agent has told o
   }
 }
 
-TEST_CASE("pull round: what comes before its publish took no time to transfer after it") {
-  RoundRig s;
+/// A round to a second version that was not published when it was chosen.
+std::unique_ptr<PullRound> UnwrittenRound(RoundRig& s) {
   const auto first = FakeAgent::Make(s.layout, 1);
   s.Publish({1, 1}, first);
   REQUIRE(s.Pull() == absl::OkStatus());
@@ -195,7 +195,12 @@ TEST_CASE("pull round: what comes before its publish took no time to transfer af
   target.incoming = true;
   target.root_known = false;
   target.whole.root = target.parts[0].root = 0;
-  const auto round = s.Round(target);
+  return s.Round(target);
+}
+
+TEST_CASE("pull round: what comes before its publish took no time to transfer after it") {
+  RoundRig s;
+  const auto round = UnwrittenRound(s);
   std::this_thread::sleep_for(std::chrono::milliseconds(2));  // before its first step
   REQUIRE(s.Run(*round) == absl::OkStatus());
   CHECK(round->times().ahead >= 0.002);
@@ -205,15 +210,7 @@ TEST_CASE("pull round: what comes before its publish took no time to transfer af
 
 TEST_CASE("pull round: bytes that had come at the publish were ahead of it, and no more") {
   RoundRig s;
-  const auto first = FakeAgent::Make(s.layout, 1);
-  s.Publish({1, 1}, first);
-  REQUIRE(s.Pull() == absl::OkStatus());
-  s.Publish({1, 2}, Changed(first, 2));
-  Follower::Target target = s.Newest();
-  target.incoming = true;
-  target.root_known = false;
-  target.whole.root = target.parts[0].root = 0;
-  const auto round = s.Round(target);
+  const auto round = UnwrittenRound(s);
   uint64_t said = 17;
   SECTION("less than all") {}
   SECTION("more than came") { said = uint64_t{1} << 40; }
