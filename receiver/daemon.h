@@ -1,6 +1,6 @@
 // The receiver daemon: its replicas and their engines, and the CPU workers and bulk stream threads
-// that the replicas share.
-// Owner: main. Threads: after Start, methods may be called from any thread. Errors name the model.
+// that the replicas share. main owns it. After Start, methods may be called from any thread. Errors
+// name the model.
 #pragma once
 
 #include <map>

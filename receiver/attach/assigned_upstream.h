@@ -1,6 +1,6 @@
 // The upstream of a receiver whose sender chooses it: the relays that the sender names, then the
 // sender itself, with the same failover as between addresses that an operator lists. The receiver
-// stays attached to the sender whichever upstream it follows (origin_link.h). Cost: two threads,
+// stays attached to the sender whichever upstream it follows (origin_link.h). It takes two threads,
 // and a connection to the sender beside that to the relay.
 #pragma once
 

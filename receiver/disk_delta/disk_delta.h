@@ -1,8 +1,8 @@
-// Writes each committed version into a directory of its own, as a whole checkpoint or as what
-// changed, for engines that apply such chains themselves (docs/disk_delta.md). Owner: a
-// DiskDeltaHook; one thread. Cost: Write reads the model and a copy of the version before, which is
-// kept in memory (as large as the model). Errors name the file; a version that failed leaves no
-// directory behind, and the next one is written whole.
+// A writer of each committed version into a directory of its own, whole or as the changes, for
+// engines that apply such chains themselves (docs/disk_delta.md). A DiskDeltaHook owns it; one
+// thread uses it. Write reads the model and a copy of the version before, which it keeps in memory
+// (as large as the model). Errors name the file; a version that failed leaves no directory behind,
+// and the next one is written whole.
 #pragma once
 
 #include <sys/types.h>

@@ -1,6 +1,6 @@
 // The form of a changed tensor in a delta on a disk (docs/disk_delta.md, "A version"): one zstd
-// frame. Pure functions of two tensors of one size; any thread. Cost: a pass over both, or two, and
-// the compression. Errors: kResourceExhausted where zstd has no memory.
+// frame. The functions are pure, take two tensors of one size, and make a pass or two
+// over both, and one compression. kResourceExhausted: zstd has no memory.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,7 @@
-// An engine's memory on a GPU, as EngineWeights reads and writes it: runs of a chunk by way of a
-// piece of pinned memory, and deltas by a kernel on the engine's own stream. Addresses stay.
-// Owner: EngineWeights; the memory is the engine's. Threads: one at a time. Cost: pinned memory for
-// one chunk, and on the device the boxes and the loaded payloads. Errors: a Status. Fetch and Store
-// keep their first error for TakeStatus; after an error their bytes mean nothing.
+// The access to an engine's memory on a GPU: runs of a chunk by way of pinned memory, and deltas by
+// a kernel on the engine's own stream. A BoundMemory owns it, and one thread at a time uses it. It
+// takes pinned memory for one chunk, and on the device the boxes and the loaded payloads. Fetch and
+// Store keep their first error for TakeStatus; after an error their bytes mean nothing.
 #pragma once
 
 #include <memory>

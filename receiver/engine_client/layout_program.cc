@@ -78,10 +78,10 @@ bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   return found;
 }
 
-/// Refuses boxes that put two elements into one byte of the storage. Cost: nothing for a box that
-/// is alone and whose strides show that it does not; else a bit of memory for each unit from the
-/// cluster's first byte to its last one, and a few nanoseconds for each run and each 64 units of
-/// it.
+/// Refuses boxes that put two elements into one byte of the storage. It costs nothing for a box
+/// that is alone and whose strides show that it does not; else a bit of memory for each unit from
+/// the cluster's first byte to its last one, and a few nanoseconds for each run and each 64 units
+/// of it.
 Status CheckClaims(const Layout& layout, const std::string& storage, std::span<const Span> cluster,
                    uint64_t last) {
   if (cluster.size() == 1 && cluster[0].box->storage_nests()) return absl::OkStatus();

@@ -1,7 +1,7 @@
-// Where an engine's memory has each element of the HF tensors: boxes of a tensor and the places
-// that they have in the engine's storages. Found by watching the engine's loader (python/deltawire/
-// engine), checked here. Immutable after Create; any thread may read. Units are bytes.
-// Cost: lookups go by runs; a run costs a few nanoseconds, its bytes nothing.
+// A map from the elements of HF tensors to an engine's memory: boxes of a tensor and their places
+// in the engine's storages. Found by watching the engine's loader (python/deltawire/
+// engine), checked here. Immutable after Create; any thread may read. Units are bytes. A lookup of
+// a run takes a few nanoseconds, whatever its bytes.
 #pragma once
 
 #include <cstdint>

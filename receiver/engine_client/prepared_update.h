@@ -1,7 +1,6 @@
-// One way from a state of an engine's memory to another, found and checked by
-// EngineWeights::Prepare and taken by its Apply; internal to EngineWeights, which owns it. One
-// thread, but for Scratches. Cost: mappings of delta files, and this rank's bytes of chunks that
-// come whole, which Apply exchanges with those in the engine's memory. No errors.
+// An update of an engine's memory from one state to another. EngineWeights, which owns it, prepares
+// and applies it on one thread. It takes mappings of delta files, and this rank's bytes of chunks
+// that come whole, which Apply exchanges with those in the engine's memory.
 #pragma once
 
 #include <memory>
@@ -75,7 +74,6 @@ class Scratches {
   std::vector<Scratch*> free_;
 };
 
-/// An update that was found and checked by EngineWeights::Prepare.
 struct PreparedUpdate {
   UpdateInfo info;
   std::vector<DeltaFile> files;

@@ -1,8 +1,8 @@
 // The engine's side of a receiver's directory as a stable C ABI: brings the weights in a running
-// engine's memory from one committed version to the next (docs/engine.md). Owner of a handle: the
-// caller. Threads: one at a time, but dw_engine_committed and dw_engine_wait may run beside it.
-// Cost: an update costs its changes; adopt and check read every byte. Errors: a call returns
-// DW_ENGINE_OK or a code, and dw_engine_last_error() says what happened and what to do.
+// engine's memory from one committed version to the next (docs/engine.md). The caller owns a
+// handle. One thread at a time uses it, but dw_engine_committed and dw_engine_wait may run beside
+// it. An update costs its changes; adopt and check read every byte. A call returns DW_ENGINE_OK or
+// a code, and dw_engine_last_error() says what happened and what to do.
 #pragma once
 
 #include <stddef.h>
