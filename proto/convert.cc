@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/layout/names.h"
+
 namespace deltawire {
 
 grpc::Status ToGrpc(const Status& s) {
@@ -116,6 +118,14 @@ Identity FromProto(const v1::Identity& in) {
 namespace {
 
 using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using kernels::Codec;
+
+// Returns "" for a text that is too long or not visible ASCII.
+std::string Visible(const std::string& text, size_t most) {
+  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
+  return text.size() <= most && std::ranges::all_of(text, visible) ? text : std::string();
+}
 
 // Returns null for whole and fast chunks, whose counts follow from the other figures.
 const FieldDescriptor* ChunksField(size_t form) {
@@ -132,7 +142,7 @@ const FieldDescriptor* DecodeField(size_t form) {
 }  // namespace
 
 void ToProto(const PullStats& stats, v1::PullStats* out) {
-  ToProto<PullStats>(stats, static_cast<google::protobuf::Message*>(out));
+  ToProto<PullStats>(stats, static_cast<Message*>(out));
   for (size_t form = 0; form < kernels::kForms; ++form) {
     if (const auto* field = ChunksField(form)) {
       out->GetReflection()->SetUInt64(out, field, stats.forms.chunks[form]);
@@ -141,9 +151,9 @@ void ToProto(const PullStats& stats, v1::PullStats* out) {
 }
 
 PullStats FromProto(const v1::PullStats& in) {
-  auto stats = FromProto<PullStats>(static_cast<const google::protobuf::Message&>(in));
+  auto stats = FromProto<PullStats>(static_cast<const Message&>(in));
   stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
-  uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
+  uint64_t& fast = stats.forms.chunks[kernels::FormOf(Codec::kFast)];
   fast = in.chunks_delta();
   for (size_t form = 0; form < kernels::kForms; ++form) {
     const auto* field = ChunksField(form);
@@ -154,22 +164,68 @@ PullStats FromProto(const v1::PullStats& in) {
   return stats;
 }
 
-void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out) {
+void ToProto(const PullRequest& request, v1::OpenPullRequest* out) {
+  ToProto<PullRequest>(request, static_cast<Message*>(out));
   for (size_t form = FormCounts::kRaw + 1; form < kernels::kForms; ++form) {
     if (const auto* field = DecodeField(form)) {
-      out->GetReflection()->SetDouble(out, field, speeds[static_cast<kernels::Codec>(form)]);
+      out->GetReflection()->SetDouble(out, field, request.decode[static_cast<Codec>(form)]);
     }
   }
 }
 
-CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in) {
-  CoderSpeeds speeds;
+PullRequest FromProto(const v1::OpenPullRequest& in) {
+  auto request = FromProto<PullRequest>(static_cast<const Message&>(in));
+  request.site = Visible(request.site, kMaxSiteName);
   for (size_t form = FormCounts::kRaw + 1; form < kernels::kForms; ++form) {
     if (const auto* field = DecodeField(form)) {
-      speeds[static_cast<kernels::Codec>(form)] = in.GetReflection()->GetDouble(in, field);
+      request.decode[static_cast<Codec>(form)] = in.GetReflection()->GetDouble(in, field);
     }
   }
-  return speeds;
+  return request;
+}
+
+void ToProto(const ReceiverReport& report, v1::ReceiverReport* out) {
+  ToProto<ReceiverReport>(report, static_cast<Message*>(out));
+  out->set_phase(std::string(ToString(report.phase)));
+  ToProto(report.last_pull, out->mutable_last_pull());
+  ToProto(report.engines.oldest, out->mutable_served());
+  if (report.engines.engines) out->set_engines(*report.engines.engines);
+}
+
+ReceiverReport FromProto(const v1::ReceiverReport& in) {
+  auto report = FromProto<ReceiverReport>(static_cast<const Message&>(in));
+  report.phase = ParseReceiverPhase(in.phase());
+  report.last_pull = FromProto(in.last_pull());
+  report.engines = {.engines = std::nullopt, .oldest = FromProto(in.served())};
+  if (in.has_engines()) report.engines.engines = in.engines();
+  report.message = FitUtf8(in.message(), kMaxReportMessage);
+  report.group.refusal = FitUtf8(in.group().refusal(), kMaxReportMessage);
+  report.follows = Visible(in.follows(), kMaxServeAddress);
+  return report;
+}
+
+SiteOffer OfferOf(const v1::ReceiverReport& in) {
+  return {.site = Visible(in.site(), kMaxSiteName),
+          .address = Visible(in.serve_address(), kMaxServeAddress)};
+}
+
+void ToProto(const SenderEvent& event, v1::SenderEvent* out) {
+  out->Clear();
+  ToProto<SenderEvent>(event, static_cast<Message*>(out));
+  out->set_side_files_hash(event.newest.side_files_hash);
+}
+
+SenderEvent FromProto(const v1::SenderEvent& in) {
+  constexpr size_t kMostUpstreams = 16;
+  auto event = FromProto<SenderEvent>(static_cast<const Message&>(in));
+  if (event.assignment) {
+    auto& upstreams = event.assignment->upstreams;
+    std::erase_if(upstreams, [](const std::string& address) {
+      return address.empty() || address.size() > kMaxServeAddress;
+    });
+    if (upstreams.size() > kMostUpstreams) upstreams.resize(kMostUpstreams);
+  }
+  return event;
 }
 
 }  // namespace deltawire

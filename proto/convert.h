@@ -8,10 +8,13 @@
 
 #include <vector>
 
+#include "common/base/assignment.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
-#include "common/delta/codec_choice.h"
+#include "common/delta/pull_request.h"
 #include "common/delta/pull_stats.h"
+#include "common/delta/receiver_report.h"
+#include "common/delta/sender_event.h"
 #include "common/delta/version_info.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
@@ -39,14 +42,23 @@ std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::Sid
 void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::ChunkRange>* out);
 std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
 
-/// A message has the forms' chunk counts, not their bytes. Here and in SetDecodeSpeeds, a codec's
-/// field is found by the codec's name.
+/// A message has the forms' chunk counts, not their bytes. Here and in a PullRequest's decoding
+/// speeds, a codec's field is found by the codec's name.
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
 
-/// Sets the receiver's decoding speeds. A codec without a field is left out.
-void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out);
-CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in);
+// What a peer says of itself is shown to others. So texts that are too long are truncated, and
+// sites and addresses that are too long or not visible ASCII count as none.
+void ToProto(const PullRequest& request, v1::OpenPullRequest* out);
+PullRequest FromProto(const v1::OpenPullRequest& in);
+
+void ToProto(const ReceiverReport& report, v1::ReceiverReport* out);
+ReceiverReport FromProto(const v1::ReceiverReport& in);
+/// Reads the first report.
+SiteOffer OfferOf(const v1::ReceiverReport& in);
+
+void ToProto(const SenderEvent& event, v1::SenderEvent* out);
+SenderEvent FromProto(const v1::SenderEvent& in);
 
 /// Largest gRPC message: tensors_meta of a million tensors, and side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;

@@ -39,71 +39,12 @@ class Patience {
   Seconds deadline_ = kShortCall;
 };
 
-v1::ReceiverReport ToProto(const Report& r) {
-  v1::ReceiverReport out;
-  deltawire::ToProto(r.committed, out.mutable_committed());
-  out.set_phase(std::string(ToString(r.phase)));
-  out.set_bytes_done(r.bytes_done);
-  out.set_bytes_total(r.bytes_total);
-  out.set_message(r.message);
-  out.set_sync_request(r.sync_request);
-  out.set_event(r.event);
-  deltawire::ToProto(r.last_pull, out.mutable_last_pull());
-  out.set_follows(r.follows);
-  deltawire::ToProto(r.engines.oldest, out.mutable_served());
-  if (r.engines.engines) out.set_engines(*r.engines.engines);
-  if (r.group == GroupReport{}) return out;
-  out.mutable_group()->set_round(r.group.round);
-  out.mutable_group()->set_prepared(r.group.prepared);
-  out.mutable_group()->set_refusal(r.group.refusal);
-  return out;
-}
-
-RelayNews FromProto(const v1::RelayNews& in) {
-  return {.fetching = deltawire::FromProto(in.fetching()),
-          .fetched_bytes = in.fetched_bytes(),
-          .applying = in.applying(),
-          .path = {in.path().begin(), in.path().end()}};
-}
-
-GroupWord FromProto(const v1::GroupWord& in) {
-  return {.name = in.name(),
-          .round = in.round(),
-          .prepare = deltawire::FromProto(in.prepare()),
-          .commit = deltawire::FromProto(in.commit())};
-}
-
-// Upstreams beyond the limits are ignored.
-std::optional<Assignment> FromProto(const v1::SenderEvent& event, const v1::Assignment& in) {
-  constexpr int kMostUpstreams = 16;
-  if (!event.has_assignment()) return std::nullopt;
-  Assignment out{.upstreams = {}, .undecided = in.undecided()};
-  for (const std::string& address : in.upstreams()) {
-    if (static_cast<int>(out.upstreams.size()) == kMostUpstreams) break;
-    if (!address.empty() && address.size() <= kMaxServeAddress) out.upstreams.push_back(address);
-  }
-  return out;
-}
-
-UpstreamEvent FromProto(const v1::SenderEvent& in) {
-  return {.number = in.number(),
-          .newest = deltawire::FromProto(in.newest().id()),
-          .delta_bytes = in.newest().delta_bytes(),
-          .sync_request = in.sync_request(),
-          .force_full = in.force_full(),
-          .relay = FromProto(in.relay()),
-          .group = FromProto(in.group()),
-          .assignment = FromProto(in, in.assignment()),
-          .incoming = {.version = deltawire::FromProto(in.incoming().version()),
-                       .base = deltawire::FromProto(in.incoming().base())}};
-}
-
 // One attachment: its stream, and the two threads that serve it. The reading thread also dials,
 // since that may take seconds, and the caller attends to other agents meanwhile.
 class Attachment {
  public:
   Attachment(std::shared_ptr<v1::PullService::Stub> stub,
-             std::function<void(const UpstreamEvent&)> event,
+             std::function<void(const SenderEvent&)> event,
              std::function<void(const Status&)> ended, std::string name, v1::ReceiverReport first)
       : stub_(std::move(stub)),
         event_(std::move(event)),
@@ -144,7 +85,7 @@ class Attachment {
     const auto stream = stub_->Attach(&context_);
     std::thread writer([this, &stream] { Write(*stream); });
     v1::SenderEvent event;
-    while (stream->Read(&event)) event_(FromProto(event));
+    while (stream->Read(&event)) event_(deltawire::FromProto(event));
     Close();
     writer.join();
     ended_(FromGrpc(stream->Finish(), name_));
@@ -165,7 +106,7 @@ class Attachment {
   }
 
   const std::shared_ptr<v1::PullService::Stub> stub_;
-  const std::function<void(const UpstreamEvent&)> event_;
+  const std::function<void(const SenderEvent&)> event_;
   const std::function<void(const Status&)> ended_;
   const std::string name_;
   grpc::ClientContext context_;
@@ -257,27 +198,20 @@ class GrpcUpstream : public Upstream {
     return files;
   }
 
-  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    v1::OpenPullRequest request;
-    request.set_model(model);
-    request.set_receiver_id(receiver_id_);
-    request.set_fingerprint(wish.fingerprint.Hex());
-    request.set_streams(wish.streams);
-    deltawire::SetDecodeSpeeds(wish.decode, &request);
-    request.set_owned_hash(wish.owned_hash);
-    request.set_site(offer_.site);
-    if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
-    if (!wish.incoming.empty()) deltawire::ToProto(wish.incoming, request.mutable_incoming());
-    request.set_ahead_bytes(wish.ahead_bytes);
-    for (const uint32_t chunk : wish.corrupt) request.add_suspects(chunk);
-    request.set_oldest_wire_version(wire::kOwnVersions.oldest);
-    request.set_newest_wire_version(wire::kOwnVersions.newest);
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
+    PullRequest own = request;
+    own.receiver_id = receiver_id_;
+    own.site = offer_.site;
+    v1::OpenPullRequest message;
+    deltawire::ToProto(own, &message);
+    message.set_oldest_wire_version(wire::kOwnVersions.oldest);
+    message.set_newest_wire_version(wire::kOwnVersions.newest);
     v1::OpenPullResponse response;
     const auto open = [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
-      return stub.OpenPull(context, request, &response);
+      return stub.OpenPull(context, message, &response);
     };
-    DW_RETURN_IF_ERROR(wish.corrupt.empty() ? Call("OpenPull", kShortCall, open)
-                                            : LongCall("OpenPull", open));
+    DW_RETURN_IF_ERROR(request.corrupt.empty() ? Call("OpenPull", kShortCall, open)
+                                               : LongCall("OpenPull", open));
     PullGrant grant;
     if (response.ticket().size() != grant.ticket.size() || response.bulk_port() == 0 ||
         response.bulk_port() > 65535) {
@@ -297,11 +231,12 @@ class GrpcUpstream : public Upstream {
     return grant;
   }
 
-  Status Attach(const std::string& model, const Report& first,
-                std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string& model, const ReceiverReport& first,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
-    v1::ReceiverReport report = ToProto(first);
+    v1::ReceiverReport report;
+    deltawire::ToProto(first, &report);
     report.set_model(model);
     report.set_receiver_id(receiver_id_);
     report.set_site(offer_.site);
@@ -318,9 +253,12 @@ class GrpcUpstream : public Upstream {
     return absl::OkStatus();
   }
 
-  void Send(const Report& report) override {
+  void Send(const ReceiverReport& report) override {
     std::lock_guard lock(mu_);
-    if (attachment_ != nullptr) attachment_->Send(ToProto(report), report.sync_request != 0);
+    if (attachment_ == nullptr) return;
+    v1::ReceiverReport message;
+    deltawire::ToProto(report, &message);
+    attachment_->Send(std::move(message), report.sync_request != 0);
   }
 
   void Detach() override {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/fields.h"
+
 namespace deltawire {
 
 struct SiteOffer {
@@ -29,5 +31,11 @@ struct Assignment {
 
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
+
+template <FieldsOf<Assignment> T>
+void ForEachField(T& assignment, const auto& f) {
+  f("upstreams", assignment.upstreams);
+  f("undecided", assignment.undecided);
+}
 
 }  // namespace deltawire

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/fields.h"
 #include "common/base/identity.h"
 
 namespace deltawire {
@@ -21,6 +22,14 @@ struct GroupWord {
   friend bool operator==(const GroupWord&, const GroupWord&) = default;
 };
 
+template <FieldsOf<GroupWord> T>
+void ForEachField(T& word, const auto& f) {
+  f("name", word.name);
+  f("round", word.round);
+  f("prepare", word.prepare);
+  f("commit", word.commit);
+}
+
 struct GroupReport {
   uint64_t round = 0;     ///< the round that this answers
   bool prepared = false;  ///< all of GroupWord::prepare is here and checked
@@ -28,5 +37,12 @@ struct GroupReport {
 
   friend bool operator==(const GroupReport&, const GroupReport&) = default;
 };
+
+template <FieldsOf<GroupReport> T>
+void ForEachField(T& report, const auto& f) {
+  f("round", report.round);
+  f("prepared", report.prepared);
+  f("refusal", report.refusal);
+}
 
 }  // namespace deltawire

@@ -2,6 +2,7 @@
 // pulls of it at once.
 #pragma once
 
+#include "common/base/fields.h"
 #include "common/base/identity.h"
 
 namespace deltawire {
@@ -16,6 +17,12 @@ struct IncomingNews {
 
   friend bool operator==(const IncomingNews&, const IncomingNews&) = default;
 };
+
+template <FieldsOf<IncomingNews> T>
+void ForEachField(T& news, const auto& f) {
+  f("version", news.version);
+  f("base", news.base);
+}
 
 /// Returns whether `state` is the published form of `coming`, whose root may be unknown (0).
 inline bool IsOf(const Identity& coming, const Identity& state) {

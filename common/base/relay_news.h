@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/base/fields.h"
 #include "common/base/identity.h"
 
 namespace deltawire {
@@ -20,5 +21,13 @@ struct RelayNews {
 
   friend bool operator==(const RelayNews&, const RelayNews&) = default;
 };
+
+template <FieldsOf<RelayNews> T>
+void ForEachField(T& news, const auto& f) {
+  f("fetching", news.fetching);
+  f("fetched_bytes", news.fetched_bytes);
+  f("applying", news.applying);
+  f("path", news.path);
+}
 
 }  // namespace deltawire

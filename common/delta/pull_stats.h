@@ -3,11 +3,10 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
+#include "common/base/fields.h"
 #include "kernels/format.h"
 
 namespace deltawire {
@@ -50,9 +49,8 @@ struct PullStats {
 };
 
 /// Calls f(name, field) for each field of the API's PullStats but the forms; see proto/fields.h.
-template <typename Stats, typename F>
-requires std::same_as<std::remove_const_t<Stats>, PullStats>
-void ForEachField(Stats& stats, const F& f) {
+template <FieldsOf<PullStats> T>
+void ForEachField(T& stats, const auto& f) {
 #define DW_FIELD(name) f(#name, stats.name);
   DW_FIELD(chunks_full)
   DW_FIELD(chunks_delta)

@@ -1,10 +1,9 @@
 // The result of one publish, from the publisher to statuses, events, the trainer and the tool.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
-#include <type_traits>
 
+#include "common/base/fields.h"
 #include "common/base/identity.h"
 #include "common/delta/version_fields.h"
 
@@ -31,9 +30,8 @@ struct VersionInfo {
 };
 
 /// Calls f(name, field) for each field that the API has; see proto/fields.h.
-template <typename Info, typename F>
-requires std::same_as<std::remove_const_t<Info>, VersionInfo>
-void ForEachField(Info& info, const F& f) {
+template <FieldsOf<VersionInfo> T>
+void ForEachField(T& info, const auto& f) {
   f("id", info.identity);
 #define DW_FIELD(name) f(#name, info.name);
   DW_VERSION_FIELDS(DW_FIELD)

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/base/sync.h"
-#include "common/serving/receiver_report.h"
-#include "common/serving/sender_event.h"
+#include "common/delta/receiver_report.h"
+#include "common/delta/sender_event.h"
 #include "common/serving/sync_call.h"
 #include "common/serving/version_feed.h"
 

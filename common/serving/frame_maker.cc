@@ -8,7 +8,7 @@ namespace deltawire {
 using kernels::Codec;
 
 bool FrameMaker::IsCorrupt(uint32_t chunk) const {
-  return std::binary_search(terms_.corrupt.begin(), terms_.corrupt.end(), chunk);
+  return std::binary_search(terms_.request.corrupt.begin(), terms_.request.corrupt.end(), chunk);
 }
 
 StatusOr<MadeFrame> FrameMaker::Make(const FrameTask& task, LeasedState leased) {
@@ -81,7 +81,7 @@ StatusOr<MadeFrame> FrameMaker::MakeDelta(const FrameTask& task, const LeasedSta
 }
 
 StatusOr<MadeFrame> FrameMaker::MakeFull(uint32_t chunk, const LeasedState& leased) {
-  const ChunkBytes::How how{.copy = terms_.coding.link->slow(terms_.streams),
+  const ChunkBytes::How how{.copy = terms_.coding.link->slow(terms_.request.streams),
                             .check = IsCorrupt(chunk)};
   DW_ASSIGN_OR_RETURN(WholeChunk whole, bytes_.Get(chunk, leased, how));
   net::OutFrame frame;

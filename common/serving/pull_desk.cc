@@ -22,6 +22,22 @@ StatusOr<wire::Ticket> RandomTicket() {
 // Returns "ipv4:10.0.0.2" for "ipv4:10.0.0.2:40512", and a peer without a port unchanged.
 std::string_view WithoutPort(std::string_view peer) { return peer.substr(0, peer.rfind(':')); }
 
+// The incoming version that `request` names. Null: it is published by now, or the request names
+// none. kAborted: it was abandoned.
+StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
+                                                       std::shared_ptr<IncomingVersion> incoming,
+                                                       const StateSource& source) {
+  const Identity& wanted = request.incoming;
+  if (wanted.empty()) return nullptr;
+  if (incoming != nullptr && IsOf(incoming->identity(), wanted)) return incoming;
+  const auto published = source.published();
+  const bool there = published != nullptr && (IsOf(wanted, published->info.identity) ||
+                                              IsLater(published->info.identity, wanted));
+  if (there) return nullptr;
+  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not incoming any more; ask again",
+                request.model, DescribeFully(wanted));
+}
+
 }  // namespace
 
 PullCoding PullDesk::CodingFor(const PullRequest& request) {
@@ -138,11 +154,11 @@ Status PullDesk::CheckRequest(const PullRequest& r, const StateSource& model) co
                   r.streams, wire::kMaxStreams);
   }
   DW_RETURN_IF_ERROR(CheckReceiverId(r.receiver_id));
-  if (r.fingerprint != model.layout().fingerprint().Hex()) {
+  if (r.fingerprint != model.layout().fingerprint()) {
     return Errorf(
         StatusCode::kFailedPrecondition,
         "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", r.model,
-        r.receiver_id, r.fingerprint, model.layout().fingerprint().Hex());
+        r.receiver_id, r.fingerprint.Hex(), model.layout().fingerprint().Hex());
   }
   if (r.owned_hash != model.owned().hash() && (r.owned_hash != 0 || !model.owned().all())) {
     return Errorf(StatusCode::kFailedPrecondition,
@@ -158,24 +174,34 @@ Status PullDesk::CheckRequest(const PullRequest& r, const StateSource& model) co
   return absl::OkStatus();
 }
 
-StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
+StatusOr<PullTicket> PullDesk::Open(const PullRequest& request, const PullCaller& caller,
                                     const std::shared_ptr<StateSource>& source,
-                                    const std::function<bool()>& still,
-                                    std::shared_ptr<IncomingVersion> incoming) {
+                                    std::shared_ptr<IncomingVersion> incoming,
+                                    const std::function<bool()>& still) {
+  auto ticket = Grant(request, caller, source, std::move(incoming), still);
+  if (!ticket.ok()) {
+    MutexLock lock(mu_);
+    ++finished_pulls_[request.model].refused;
+  }
+  return ticket;
+}
+
+StatusOr<PullTicket> PullDesk::Grant(const PullRequest& request, const PullCaller& caller,
+                                     const std::shared_ptr<StateSource>& source,
+                                     std::shared_ptr<IncomingVersion> incoming,
+                                     const std::function<bool()>& still) {
+  DW_ASSIGN_OR_RETURN(incoming, IncomingFor(request, std::move(incoming), *source));
   DW_RETURN_IF_ERROR(CheckRequest(request, *source));
   const auto newest = source->published();
   if (newest == nullptr && incoming == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   request.model);
   }
-  PullTerms terms{.receiver_id = request.receiver_id,
-                  .peer = request.peer,
-                  .streams = static_cast<uint16_t>(request.streams),
+  PullTerms terms{.request = request,
+                  .caller = caller,
                   .coding = CodingFor(request),
                   .incoming = incoming,
-                  .ahead_bytes = request.ahead_bytes,
                   .ends_at_incoming = incoming != nullptr && !request.at.empty(),
-                  .corrupt = request.corrupt,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
                   .rate = RateFor("receiver " + request.model + "/" + request.receiver_id,
@@ -184,9 +210,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                                    ? nullptr
                                    : RateFor("site " + request.site, traits_.rate_limit_per_site),
                   .admission = admission_,
-                  .stages = traits_.stages,
-                  .principal = request.principal,
-                  .admits = request.admits};
+                  .stages = traits_.stages};
   if (!request.at.empty() && incoming == nullptr) {
     DW_ASSIGN_OR_RETURN(terms.pinned, source->At(request.at));
   }
@@ -199,49 +223,50 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
   // Forwarded payloads refer to as much history as the origin has chosen.
   if (incoming != nullptr) history = std::max(history, incoming->history_wanted());
   auto session = std::make_shared<ServedPull>(source, std::move(terms));
-  DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));
+  DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(ticket, session, still));
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
   // Versions that were published before Enter have not overtaken the session yet.
   if (const auto now = source->published(); now != nullptr) session->Overtake(*now);
   if (incoming != nullptr) incoming->Watch(session);
   LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
-          request.peer, ToString(end), ToString(TraceOf(end)));
+          caller.peer, ToString(end), ToString(TraceOf(end)));
   VersionInfo info = InfoOf(*source, newest.get());
   if (incoming != nullptr) info = {.identity = end};
   return PullTicket{ticket, history, info};
 }
 
-StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire::Ticket& ticket,
+StatusOr<PullDesk::Pulls> PullDesk::Enter(const wire::Ticket& ticket,
                                           const std::shared_ptr<ServedPull>& session,
                                           const std::function<bool()>& still) {
+  const PullRequest& request = session->terms().request;
+  const std::string& peer = session->terms().caller.peer;
   bool attached = false;
-  DW_RETURN_IF_ERROR(
-      attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
+  DW_RETURN_IF_ERROR(attachments_.MayUse(request.model, request.receiver_id, peer, &attached));
   // A receiver has one pull at a time; an older one belongs to a broken connection. But another
   // peer's pull under the same id is not cut while it moves bytes.
   Pulls same;
   {
     MutexLock lock(mu_);
     for (const auto& [other_ticket, other] : pulls_) {
-      const bool of_it = other->terms().receiver_id == request.receiver_id;
+      const bool of_it = other->terms().request.receiver_id == request.receiver_id;
       if (of_it && other->model() == session->model()) same.push_back(other);
     }
   }
   const auto now = SteadyClock::now();
   std::erase_if(same, [&](const auto& other) { return other->IsFinished(now); });
   for (const auto& other : same) {
-    if (attached || other->terms().peer == request.peer) continue;
+    if (attached || other->terms().caller.peer == peer) continue;
     if (now - other->last_heard() > limits_.attachments.silence) continue;
     return Errorf(StatusCode::kAlreadyExists,
                   "model \"{}\": receiver \"{}\" is pulling already, from {}; give each receiver a "
                   "--receiver-id of its own",
-                  request.model, request.receiver_id, other->terms().peer);
+                  request.model, request.receiver_id, other->terms().caller.peer);
   }
   // Ended pulls count until the next sweep, which is too slow for every new one of thousands.
-  Status room = Add(request, ticket, session);
+  Status room = Add(ticket, session);
   if (absl::IsResourceExhausted(room)) {
     Sweep();
-    room = Add(request, ticket, session);
+    room = Add(ticket, session);
   }
   DW_RETURN_IF_ERROR(room);
   if (still()) return same;
@@ -251,37 +276,38 @@ StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire
                 request.model);
 }
 
-Status PullDesk::Add(const PullRequest& request, const wire::Ticket& ticket,
-                     const std::shared_ptr<ServedPull>& session) {
+Status PullDesk::Add(const wire::Ticket& ticket, const std::shared_ptr<ServedPull>& session) {
   MutexLock lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
-  DW_RETURN_IF_ERROR(CheckLimits(request));
+  DW_RETURN_IF_ERROR(CheckLimits(session->terms()));
   pulls_[ticket] = session;
   cv_.notify_all();
   return absl::OkStatus();
 }
 
-Status PullDesk::CheckLimits(const PullRequest& request) const {
+Status PullDesk::CheckLimits(const PullTerms& terms) const {
+  const auto& [peer, principal, admits] = terms.caller;
   size_t of_peer = 0, of_address = 0, of_principal = 0;
-  const std::string_view address = WithoutPort(request.peer);
+  const std::string_view address = WithoutPort(peer);
   for (const auto& [ticket, pull] : pulls_) {
-    of_peer += pull->terms().peer == request.peer;
-    of_address += WithoutPort(pull->terms().peer) == address;
-    of_principal += !request.principal.empty() && pull->terms().principal == request.principal;
+    const PullCaller& other = pull->terms().caller;
+    of_peer += other.peer == peer;
+    of_address += WithoutPort(other.peer) == address;
+    of_principal += !principal.empty() && other.principal == principal;
   }
   const auto full = [&](size_t open, const std::string& whose) {
     return Errorf(StatusCode::kResourceExhausted,
                   "model \"{}\": {} pulls{} are open, which is the most; try again when some have "
                   "ended",
-                  request.model, open, whose);
+                  terms.request.model, open, whose);
   };
   if (pulls_.size() >= limits_.pulls) return full(pulls_.size(), "");
-  if (of_peer >= limits_.pulls_per_peer) return full(of_peer, " of " + request.peer);
+  if (of_peer >= limits_.pulls_per_peer) return full(of_peer, " of " + peer);
   if (of_address >= limits_.pulls_per_address) {
     return full(of_address, fmt::format(" from {}", address));
   }
   if (of_principal >= limits_.pulls_per_principal) {
-    return full(of_principal, " of principal " + request.principal);
+    return full(of_principal, " of principal " + principal);
   }
   return absl::OkStatus();
 }
@@ -297,7 +323,7 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
   if (session == nullptr) {
     admitted = absl::PermissionDeniedError(
         "the ticket is unknown or has expired; open a pull over gRPC first");
-  } else if (const auto& admits = session->terms().admits) {
+  } else if (const auto& admits = session->terms().caller.admits) {
     admitted = admits(hello, peer);
   }
   if (!admitted.ok()) {
@@ -328,11 +354,6 @@ PullDesk::Pulls PullDesk::PullsOf(const StateSource& model) const {
   return pulls;
 }
 
-void PullDesk::CountRefusal(const std::string& model) {
-  MutexLock lock(mu_);
-  ++finished_pulls_[model].refused;
-}
-
 bool PullDesk::Sweep() {
   const auto now = SteadyClock::now();
   std::vector<std::pair<wire::Ticket, std::shared_ptr<ServedPull>>> pulls;
@@ -345,7 +366,8 @@ bool PullDesk::Sweep() {
     if (p.second->CutIfLate(now)) {
       LogWarn(
           "model {}: receiver {} at {}: cut a pull, since not all of its streams arrived in time",
-          p.second->model()->name(), p.second->terms().receiver_id, p.second->terms().peer);
+          p.second->model()->name(), p.second->terms().request.receiver_id,
+          p.second->terms().caller.peer);
     }
     return !p.second->IsFinished(now);
   });
@@ -378,7 +400,7 @@ void PullDesk::Announce(const StateSource& source) {
 
 void PullDesk::CountCut(const StateSource& source, const ServedPull& pull, std::string_view why) {
   LogInfo("model {}: receiver {}: pull was cut {}; it will resume", source.name(),
-          pull.terms().receiver_id, why);
+          pull.terms().request.receiver_id, why);
   MutexLock lock(mu_);
   ++finished_pulls_[source.name()].cut;
 }
@@ -424,20 +446,6 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
   }
   counts.admission = admission_->CountsOf(model);
   return counts;
-}
-
-StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
-                                                       std::shared_ptr<IncomingVersion> incoming,
-                                                       const StateSource& source) {
-  const Identity& wanted = request.incoming;
-  if (wanted.empty()) return nullptr;
-  if (incoming != nullptr && IsOf(incoming->identity(), wanted)) return incoming;
-  const auto published = source.published();
-  const bool there = published != nullptr && (IsOf(wanted, published->info.identity) ||
-                                              IsLater(published->info.identity, wanted));
-  if (there) return nullptr;
-  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not incoming any more; ask again",
-                request.model, DescribeFully(wanted));
 }
 
 }  // namespace deltawire

@@ -24,27 +24,6 @@
 
 namespace deltawire {
 
-/// A receiver's request to pull.
-struct PullRequest {
-  std::string model;
-  std::string receiver_id;
-  std::string peer;         ///< the receiver's address
-  std::string fingerprint;  ///< of the receiver's layout
-  uint32_t streams = 0;
-  CoderSpeeds decode;       ///< of the receiver, all its threads; 0: unknown
-  uint64_t owned_hash = 0;  ///< of the part that the receiver expects; 0: the whole
-  /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
-  Identity at;
-  /// The incoming version that the receiver can pull; epoch 0: none. If `at` is set as well, it is
-  /// the same version, and the pull ends there.
-  Identity incoming;
-  uint64_t ahead_bytes = 0;       ///< see PullTerms
-  std::vector<uint32_t> corrupt;  ///< chunks that the receiver found corrupt
-  std::string site;               ///< label of the receiver's site; empty: none
-  std::string principal;          ///< the receiver's; empty: the daemon knows no principals
-  /// Checks that a stream comes from the principal; null: a ticket is proof enough.
-  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
-};
 struct PullTicket {
   wire::Ticket ticket{};
   uint32_t history = 0;  ///< the number of deltas that the receiver should keep
@@ -80,13 +59,14 @@ class PullDesk {
   PullDesk(const PullTraits& traits, const PullLimits& limits, CoderRates& rates);
   ~PullDesk();
 
-  /// Grants a pull of `source`. `still` returns whether `source` is still the model of its name. It
-  /// is called when the pull is in the table, so that a concurrent CutAll either finds the pull or
-  /// makes `still` false. With `incoming`, the pull forwards that version's chunks as they arrive.
-  StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
-                            const std::function<bool()>& still,
-                            std::shared_ptr<IncomingVersion> incoming = nullptr);
-  void CountRefusal(const std::string& model);
+  /// Grants a pull of `source`, or counts a refusal. If the request names `incoming`, which may be
+  /// null, the pull forwards that version's chunks as they arrive. `still` returns whether `source`
+  /// is still the model of its name. It is called when the pull is in the table, so that a
+  /// concurrent CutAll either finds the pull or makes `still` false.
+  StatusOr<PullTicket> Open(const PullRequest& request, const PullCaller& caller,
+                            const std::shared_ptr<StateSource>& source,
+                            std::shared_ptr<IncomingVersion> incoming,
+                            const std::function<bool()>& still);
   /// See net::PullSource.
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
                                                    const net::StreamPeer& peer);
@@ -125,13 +105,15 @@ class PullDesk {
  private:
   using Tickets = std::map<wire::Ticket, std::shared_ptr<ServedPull>>;
 
+  StatusOr<PullTicket> Grant(const PullRequest& request, const PullCaller& caller,
+                             const std::shared_ptr<StateSource>& source,
+                             std::shared_ptr<IncomingVersion> incoming,
+                             const std::function<bool()>& still);
   Status CheckRequest(const PullRequest& request, const StateSource& source) const;
   /// Adds the session to the table if the limits allow it. Returns the pulls that it replaces.
-  StatusOr<Pulls> Enter(const PullRequest& request, const wire::Ticket& ticket,
-                        const std::shared_ptr<ServedPull>& session,
+  StatusOr<Pulls> Enter(const wire::Ticket& ticket, const std::shared_ptr<ServedPull>& session,
                         const std::function<bool()>& still);
-  Status Add(const PullRequest& request, const wire::Ticket& ticket,
-             const std::shared_ptr<ServedPull>& session);
+  Status Add(const wire::Ticket& ticket, const std::shared_ptr<ServedPull>& session);
   Pulls PullsOf(const StateSource& source) const;
   PullCoding CodingFor(const PullRequest& request);
   /// The bucket of that name; null if `bytes_per_s` is 0.
@@ -142,7 +124,7 @@ class PullDesk {
   bool Sweep();
   void CountCut(const StateSource& source, const ServedPull& pull, std::string_view why);
   static void AddTo(Counts& counts, const ServedPull& pull);
-  Status CheckLimits(const PullRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status CheckLimits(const PullTerms& terms) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const PullTraits traits_;
   const PullLimits limits_;
@@ -164,19 +146,13 @@ class PullDesk {
   Thread thread_;
 };
 
-/// The incoming version that `request` names. Null: it is published by now, or the request names
-/// none. kAborted: it was abandoned.
-StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
-                                                       std::shared_ptr<IncomingVersion> incoming,
-                                                       const StateSource& source);
-
 /// The interface of a serving daemon to the service for receivers.
 class PullHost {
  public:
   virtual ~PullHost() = default;
   /// kNotFound names the models that there are.
   virtual StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const = 0;
-  virtual StatusOr<PullTicket> OpenPull(const PullRequest& request) = 0;
+  virtual StatusOr<PullTicket> OpenPull(const PullRequest& request, const PullCaller& caller) = 0;
   virtual Attachments& attachments() = 0;
   /// The host that receivers dial for weights; empty: the one that they dialed for control.
   virtual const std::string& advertise_host() const = 0;

@@ -28,7 +28,11 @@ uint64_t StagedBytes(const IncomingVersion::Piece& piece) {
 }  // namespace
 
 PullPlan::PullPlan(StateSource& model, const PullTerms& terms, const FrameMaker& maker)
-    : model_(model), terms_(terms), maker_(maker), work_(terms.streams), pinned_(terms.pinned) {
+    : model_(model),
+      terms_(terms),
+      maker_(maker),
+      work_(terms.request.streams),
+      pinned_(terms.pinned) {
   if (pinned_ != nullptr) pin_ = model_.Pin(pinned_);
 }
 
@@ -74,7 +78,7 @@ bool PullPlan::Accept(const std::shared_ptr<const Published>& state) {
   // Each chunk is sent at most once before and once after this point. So the pull ends within twice
   // the time that the model takes on the link, however often the trainer publishes.
   LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_.name(),
-          terms_.receiver_id, ToString(state->info.id()), ToString(first_->info.id()),
+          terms_.request.receiver_id, ToString(state->info.id()), ToString(first_->info.id()),
           ToString(TraceOf(state->info.identity)));
   Pin(state);
   return true;
@@ -94,7 +98,7 @@ void PullPlan::End(const Published& now) {
   pinned_ = state();
   if (refused_bases_ == 0 || have_.held.lineage != now.info.identity.lineage) return;
   LogWarn("model {}: receiver {}: {} chunks had an unknown base and went whole", model_.name(),
-          terms_.receiver_id, refused_bases_);
+          terms_.request.receiver_id, refused_bases_);
 }
 
 // Steps ---------------------------------------------------------------------------------------
@@ -286,7 +290,7 @@ bool PullPlan::Fits(FrameTask& task) const {
   if (known && task.before.digest == header.digest_after) return false;  // the receiver has it
   // A corrupt chunk waits for the settled version, whose bytes are compared with their digest.
   if (maker_.IsCorrupt(task.chunk)) return false;
-  if (const uint64_t most = terms_.ahead_bytes; most != 0) {
+  if (const uint64_t most = terms_.request.ahead_bytes; most != 0) {
     // The receiver stages deltas, since its only file must stay until the version is published.
     if (piece.payload == nullptr || piece_bytes_ + StagedBytes(piece) > most) return false;
   }

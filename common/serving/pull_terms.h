@@ -7,11 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "common/base/stages.h"
 #include "common/base/token_bucket.h"
 #include "common/delta/coder_rates.h"
+#include "common/delta/pull_request.h"
 #include "common/net/pull_server.h"
 #include "common/serving/admission.h"
 #include "common/serving/incoming_version.h"
@@ -30,23 +30,26 @@ struct PullCoding {
   double encode_threads = 1;           ///< threads that may code for this pull at once
 };
 
+/// The peer that asks for a pull.
+struct PullCaller {
+  std::string peer;       ///< the receiver's address
+  std::string principal;  ///< the receiver's; empty: the daemon knows no principals
+  /// Checks that a stream comes from the principal; null: a ticket is proof enough.
+  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
+};
+
 struct PullTerms {
-  std::string receiver_id;
-  std::string peer;  ///< the receiver's address
-  uint16_t streams = 1;
+  PullRequest request;
+  PullCaller caller;
   PullCoding coding;
   /// The state to end at, from StateSource::At; null: the newest state at the start, or the first
   /// one that overtakes the pull.
   std::shared_ptr<const Published> pinned;
   /// The incoming version whose chunks are sent first; null: none.
   std::shared_ptr<IncomingVersion> incoming;
-  /// Until that version is published, the pull sends only deltas, and at most this many bytes of
-  /// them; 0: no limit.
-  uint64_t ahead_bytes = 0;
   /// The pull ends at that version, and a newer one does not overtake it. REQUIRES: `incoming`.
   bool ends_at_incoming = false;
-  Identity granted;               ///< the state to end at if none overtakes it, for the log
-  std::vector<uint32_t> corrupt;  ///< chunks that the receiver found corrupt
+  Identity granted;  ///< the state to end at if none overtakes it, for the log
   /// A frame that reads a half for longer than this is late, and the frames after it are copied.
   std::chrono::milliseconds late_after{62};
   /// All streams must arrive within this time. Have may arrive later, by as long as it takes at
@@ -56,9 +59,6 @@ struct PullTerms {
   std::shared_ptr<TokenBucket> rate, site_rate;
   std::shared_ptr<Admission> admission;  ///< null: no pull has priority
   StageObserver stages;                  ///< called when the pull has ended without an error
-  std::string principal;                 ///< the receiver's; empty: the sender knows no principals
-  /// Checks that a stream comes from the principal; null: a ticket is proof enough.
-  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 
 }  // namespace deltawire

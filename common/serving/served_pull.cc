@@ -16,7 +16,7 @@ using Clock = SteadyClock;
 constexpr uint64_t kSlowestHave = uint64_t{64} << 10;
 
 PullTerms WithSortedCorrupt(PullTerms terms) {
-  std::ranges::sort(terms.corrupt);
+  std::ranges::sort(terms.request.corrupt);
   return terms;
 }
 
@@ -29,7 +29,7 @@ ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
       maker_(*model_, terms_, tally_),
       turn_(terms_.admission, model_->name()),
       plan_(*model_, terms_, maker_),
-      streams_(terms_.streams),
+      streams_(terms_.request.streams),
       last_heard_(created_) {}
 
 // Streams -------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ void ServedPull::LogEnd(const Status& why) const {
   const auto& state = plan_.state();
   const Identity at = state == nullptr ? terms_.granted : state->info.identity;
   LogInfo("model {}: receiver {}: pull of {} ended after {}: {} sent{} {}", model_->name(),
-          terms_.receiver_id, ToString(at), HumanSeconds(SecondsSince(created_)),
+          terms_.request.receiver_id, ToString(at), HumanSeconds(SecondsSince(created_)),
           HumanBytes(tally_.bytes()), why.ok() ? "" : fmt::format(", {}", MessageOf(why)),
           ToString(TraceOf(at)));
 }
@@ -167,7 +167,7 @@ Status ServedPull::Start(const wire::Have& have) {
     MutexLock lock(mu_);
     plan_.Start(have);
     if (terms_.admission != nullptr && failed_.ok()) {
-      turn_.Begin(plan_.Classify(end.get()), terms_.streams);
+      turn_.Begin(plan_.Classify(end.get()), terms_.request.streams);
     }
     wakes = TakeWakes();
   }
@@ -311,7 +311,7 @@ void ServedPull::EstimateLink() {
   terms_.coding.link->Add(sent - std::min(sent, idle), longest,
                           CodersBound(coding, threads, decode, longest));
   LogDebug("model {}: receiver {}: {} in {}, {} while idle, coders {}: the link estimate is {}",
-           model_->name(), terms_.receiver_id, HumanBytes(sent), HumanSeconds(longest),
+           model_->name(), terms_.request.receiver_id, HumanBytes(sent), HumanSeconds(longest),
            HumanBytes(idle), HumanSeconds(coding / threads + decode),
            HumanRate(terms_.coding.link->bytes_per_s()));
 }
@@ -356,7 +356,7 @@ bool ServedPull::CutIfLate(SteadyClock::time_point now) {
              "model \"{}\": not all of the pull's {} streams, or not its Have, arrived within {} "
              "ms of its "
              "ticket; open another pull",
-             model_->name(), terms_.streams, limit.count()));
+             model_->name(), terms_.request.streams, limit.count()));
   return true;
 }
 

@@ -72,6 +72,12 @@ class StateSource {
   virtual uint64_t log_limit() const = 0;
 };
 
+/// The published version's info, or epoch 0 if there is none.
+inline VersionInfo PublishedInfo(const StateSource& source) {
+  const auto state = source.published();
+  return state == nullptr ? VersionInfo{} : state->info;
+}
+
 /// The info about `state` for receivers. A null `state` means that nothing is published. The side
 /// files' hash is set either way.
 inline VersionInfo InfoOf(const StateSource& source, const Published* state) {

@@ -14,7 +14,7 @@
 #include "common/base/checked_mutex.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
-#include "common/serving/receiver_report.h"
+#include "common/delta/receiver_report.h"
 
 namespace deltawire {
 

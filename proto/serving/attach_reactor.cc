@@ -5,7 +5,6 @@
 #include "common/base/log.h"
 #include "proto/convert.h"
 #include "proto/serving/pull_service.h"
-#include "proto/serving/serving_convert.h"
 
 namespace deltawire {
 namespace {
@@ -13,39 +12,6 @@ namespace {
 using Turn = StreamTurn::Next;
 
 Status Left() { return absl::CancelledError("the receiver has gone"); }
-
-void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
-  out->Clear();
-  out->set_number(in.number);
-  ToProto(in.newest, out->mutable_newest());
-  out->set_side_files_hash(in.newest.side_files_hash);
-  out->set_sync_request(in.sync_request);
-  out->set_force_full(in.force_full);
-  if (!in.group.name.empty()) {
-    v1::GroupWord* group = out->mutable_group();
-    group->set_name(in.group.name);
-    group->set_round(in.group.round);
-    if (!in.group.prepare.empty()) ToProto(in.group.prepare, group->mutable_prepare());
-    if (!in.group.commit.empty()) ToProto(in.group.commit, group->mutable_commit());
-  }
-  if (in.assignment) {
-    v1::Assignment* assignment = out->mutable_assignment();
-    for (const std::string& address : in.assignment->upstreams) assignment->add_upstreams(address);
-    assignment->set_undecided(in.assignment->undecided);
-  }
-  if (!in.incoming.version.empty()) {
-    ToProto(in.incoming.version, out->mutable_incoming()->mutable_version());
-    if (!in.incoming.base.empty()) {
-      ToProto(in.incoming.base, out->mutable_incoming()->mutable_base());
-    }
-  }
-  if (in.relay == RelayNews{}) return;
-  v1::RelayNews* relay = out->mutable_relay();
-  if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());
-  relay->set_fetched_bytes(in.relay.fetched_bytes);
-  relay->set_applying(in.relay.applying);
-  for (const uint64_t number : in.relay.path) relay->add_path(number);
-}
 
 }  // namespace
 
@@ -113,14 +79,14 @@ ReceiverReport AttachReactor::TakeReport() {
 StatusOr<uint64_t> AttachReactor::Enter() {
   DW_ASSIGN_OR_RETURN(auto model, service_.Find(context_, report_.model()));
   model.reset();  // an attachment outlasts a replaced model
-  PullRequest who{.model = report_.model(), .receiver_id = report_.receiver_id()};
-  DW_RETURN_IF_ERROR(service_.Identify(context_, who));
+  DW_ASSIGN_OR_RETURN(const PullCaller who,
+                      service_.Identify(context_, report_.model(), report_.receiver_id()));
   Attachments& attachments = service_.attachments();
   const SiteOffer offer = OfferOf(report_);
-  if (!offer.address.empty()) serves_ = who.model;
+  if (!offer.address.empty()) serves_ = report_.model();
   DW_ASSIGN_OR_RETURN(
       const uint64_t token,
-      attachments.Attach(who.model, who.receiver_id, context_.peer(), who.principal, offer));
+      attachments.Attach(report_.model(), report_.receiver_id(), who.peer, who.principal, offer));
   attachments.Report(token, TakeReport());
   attachments.OnNews(token, [weak = std::weak_ptr(self_)] {
     if (const auto reactor = weak.lock()) reactor->Pump();

@@ -7,7 +7,6 @@
 #include "common/wire/wire_versions.h"
 #include "proto/convert.h"
 #include "proto/serving/attach_reactor.h"
-#include "proto/serving/serving_convert.h"
 
 namespace deltawire {
 namespace {
@@ -39,22 +38,25 @@ StatusOr<std::shared_ptr<StateSource>> PullServiceImpl::Find(const grpc::ServerC
   return host_.Source(name);
 }
 
-Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullRequest& request) {
-  DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
+StatusOr<PullCaller> PullServiceImpl::Identify(const grpc::ServerContextBase& context,
+                                               const std::string& model,
+                                               const std::string& receiver_id) {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, model));
   DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
-  if (who == nullptr) return {};
+  PullCaller caller{.peer = context.peer()};
+  if (who == nullptr) return caller;
   // Check the id first, because it is stored.
-  DW_RETURN_IF_ERROR(CheckReceiverId(request.receiver_id));
-  DW_RETURN_IF_ERROR(host_.Source(request.model).status());
-  DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
-  request.principal = who->name;
-  request.admits = [name = who->name, access = access_, model = request.model](
-                       const wire::Hello& hello, const net::StreamPeer& peer) -> Status {
+  DW_RETURN_IF_ERROR(CheckReceiverId(receiver_id));
+  DW_RETURN_IF_ERROR(host_.Source(model).status());
+  DW_RETURN_IF_ERROR(names_.Claim(receiver_id, who->name));
+  caller.principal = who->name;
+  caller.admits = [name = who->name, access = access_, model](
+                      const wire::Hello& hello, const net::StreamPeer& peer) -> Status {
     // The ticket's key may have been stolen, and the principal removed or given another one since.
     DW_ASSIGN_OR_RETURN(const auto now, access->MayStillFetch(name, model));
     return now == nullptr ? absl::OkStatus() : Admits(*now, hello, peer);
   };
-  return {};
+  return caller;
 }
 
 grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext* context,
@@ -101,25 +103,13 @@ grpc::Status PullServiceImpl::GetSideFiles(grpc::ServerContext* context,
 grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                                        const v1::OpenPullRequest* request,
                                        v1::OpenPullResponse* response) {
-  PullRequest wanted{.model = request->model(),
-                     .receiver_id = request->receiver_id(),
-                     .peer = context->peer(),
-                     .fingerprint = request->fingerprint(),
-                     .streams = request->streams(),
-                     .decode = DecodeSpeeds(*request),
-                     .owned_hash = request->owned_hash(),
-                     .at = FromProto(request->at()),
-                     .incoming = FromProto(request->incoming()),
-                     .ahead_bytes = request->ahead_bytes(),
-                     .corrupt = {request->suspects().begin(), request->suspects().end()},
-                     .site = SiteOf(*request)};
-  const Status known = Identify(*context, wanted);
-  if (!known.ok()) return ToGrpc(known);
+  const auto caller = Identify(*context, request->model(), request->receiver_id());
+  if (!caller.ok()) return ToGrpc(caller.status());
   const auto wire_version = wire::AgreedVersion(
       wire::kOwnVersions, {request->oldest_wire_version(), request->newest_wire_version()},
       fmt::format("receiver {}", request->receiver_id()));
   if (!wire_version.ok()) return ToGrpc(wire_version.status());
-  auto ticket = host_.OpenPull(wanted);
+  auto ticket = host_.OpenPull(FromProto(*request), *caller);
   if (!ticket.ok()) return ToGrpc(ticket.status());
   response->set_ticket(ticket->ticket.data(), ticket->ticket.size());
   response->set_history(ticket->history);

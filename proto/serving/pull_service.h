@@ -33,8 +33,9 @@ class PullServiceImpl final
   /// Returns the model's source if this call may name the model.
   StatusOr<std::shared_ptr<StateSource>> Find(const grpc::ServerContextBase& context,
                                               const std::string& name) const;
-  /// Sets the caller in `request`, and the principal that may open streams with the ticket.
-  Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
+  /// Returns this call's caller, if it may name the model and the receiver.
+  StatusOr<PullCaller> Identify(const grpc::ServerContextBase& context, const std::string& model,
+                                const std::string& receiver_id);
   /// Returns whether this call may (still) name the model.
   bool MayTouch(const grpc::ServerContextBase& context, const std::string& model) const {
     return access_->MaySee(context, model);

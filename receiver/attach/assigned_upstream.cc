@@ -33,17 +33,17 @@ class AssignedUpstream : public Upstream {
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
     return chain_->SideFiles(model, hash);
   }
-  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    return chain_->OpenPull(model, wish);
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
+    return chain_->OpenPull(request);
   }
   void NotePullEnd(const Status& status) override { chain_->NotePullEnd(status); }
 
-  Status Attach(const std::string& model, const Report& first,
-                std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string& model, const ReceiverReport& first,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     const Status attached = chain_->Attach(
         model, first,
-        [this, event = std::move(event)](UpstreamEvent e) {
+        [this, event = std::move(event)](SenderEvent e) {
           link_.AddRequest(e);
           event(e);
         },
@@ -54,7 +54,7 @@ class AssignedUpstream : public Upstream {
     TellSender(first);
     return attached;
   }
-  void Send(const Report& report) override {
+  void Send(const ReceiverReport& report) override {
     chain_->Send(report);
     TellSender(report);
   }
@@ -71,7 +71,7 @@ class AssignedUpstream : public Upstream {
     return alone;
   }
 
-  void TellSender(Report report) {
+  void TellSender(ReceiverReport report) {
     const std::string in_use = chain_->in_use();
     if (in_use != address()) report.follows = in_use;
     link_.Report(report);

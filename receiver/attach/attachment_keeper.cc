@@ -102,7 +102,7 @@ void AttachmentKeeper::Attach(size_t i) {
   const MutexUnlock unlocked(mu_);
   const Status attached = upstreams_[i]->Attach(
       model_, owner_.MakeReport(i),
-      [this, i, attachment](const UpstreamEvent& e) { OnEvent(i, attachment, e); },
+      [this, i, attachment](const SenderEvent& e) { OnEvent(i, attachment, e); },
       [this, i, attachment](const Status& why) { OnEnded(i, attachment, why); });
   if (!attached.ok()) OnEnded(i, attachment, attached);
 }
@@ -121,7 +121,7 @@ void AttachmentKeeper::Detach(size_t i) {
   upstreams_[i]->Detach();
 }
 
-void AttachmentKeeper::Send(size_t upstream, const std::function<void(Report&)>& change) {
+void AttachmentKeeper::Send(size_t upstream, const std::function<void(ReceiverReport&)>& change) {
   // Without this an older report could be sent last, and would stand until the next beat.
   const std::lock_guard one_at_a_time(send_mu_);
   const auto attached = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -131,7 +131,7 @@ void AttachmentKeeper::Send(size_t upstream, const std::function<void(Report&)>&
     MutexLock lock(mu_);
     if (!attached()) return;
   }
-  Report report = owner_.MakeReport(upstream);
+  ReceiverReport report = owner_.MakeReport(upstream);
   {
     MutexLock lock(mu_);
     if (!attached()) return;
@@ -142,7 +142,7 @@ void AttachmentKeeper::Send(size_t upstream, const std::function<void(Report&)>&
   upstreams_[upstream]->Send(report);
 }
 
-void AttachmentKeeper::OnEvent(size_t i, uint64_t attachment, const UpstreamEvent& event) {
+void AttachmentKeeper::OnEvent(size_t i, uint64_t attachment, const SenderEvent& event) {
   if (!IsCurrent(i, attachment) || !owner_.Accepts(i, event)) return;
   {
     MutexLock lock(mu_);

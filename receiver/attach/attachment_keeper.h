@@ -24,11 +24,11 @@ class AttachmentKeeper {
     virtual ~Owner() = default;
     /// Returns the report to `upstream`; the caller fills in Report::event. Calls for reports come
     /// one at a time.
-    virtual Report MakeReport(size_t upstream) = 0;
+    virtual ReceiverReport MakeReport(size_t upstream) = 0;
     /// Returns false for an event that must be ignored. It is no sign of life either.
-    virtual bool Accepts(size_t /*upstream*/, const UpstreamEvent& /*event*/) { return true; }
+    virtual bool Accepts(size_t /*upstream*/, const SenderEvent& /*event*/) { return true; }
     /// The owner checks IsCurrent under its own lock, since the attachment may have ended.
-    virtual void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) = 0;
+    virtual void OnEvent(size_t upstream, uint64_t attachment, const SenderEvent& event) = 0;
     /// Called once for each attachment, before the next one to that upstream begins.
     virtual void OnEnded(size_t upstream, const Status& why) = 0;
     /// The thread calls this after Wake, and at least once per beat.
@@ -50,7 +50,7 @@ class AttachmentKeeper {
 
   bool IsCurrent(size_t upstream, uint64_t attachment) const ABSL_LOCKS_EXCLUDED(mu_);
   /// Sends a new report, altered by `change`, if the upstream is attached.
-  void Send(size_t upstream, const std::function<void(Report&)>& change = {})
+  void Send(size_t upstream, const std::function<void(ReceiverReport&)>& change = {})
       ABSL_LOCKS_EXCLUDED(mu_);
   /// The number of attachments that ended because of silence or lost events.
   uint64_t lost() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -61,7 +61,7 @@ class AttachmentKeeper {
   bool Attend(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Attach(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Detach(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void OnEvent(size_t i, uint64_t attachment, const UpstreamEvent& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEvent(size_t i, uint64_t attachment, const SenderEvent& event) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(size_t i, uint64_t attachment, const Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   SteadyClock::time_point NextNeed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

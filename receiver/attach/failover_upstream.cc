@@ -90,7 +90,7 @@ class ChosenUpstream : public FailoverUpstream {
     const PeerPtr now = Current();
     return Judge(now, [&] { return now->upstream->SideFiles(model, hash); });
   }
-  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
     PeerPtr now;
     {
       std::lock_guard lock(mu_);
@@ -103,11 +103,11 @@ class ChosenUpstream : public FailoverUpstream {
       pulling_ = true;
       pulled_from_ = now;
     }
-    return Judge(now, [&] { return now->upstream->OpenPull(model, wish); });
+    return Judge(now, [&] { return now->upstream->OpenPull(request); });
   }
 
-  Status Attach(const std::string& model, const Report& first,
-                std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string& model, const ReceiverReport& first,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
     PeerPtr now, before;  // `before` may be its last reference, which must not go under the lock
@@ -126,10 +126,10 @@ class ChosenUpstream : public FailoverUpstream {
     // the upstream.
     const Status attached = now->upstream->Attach(
         model, first,
-        [this, peer = now.get(), event = std::move(event)](const UpstreamEvent& e) {
+        [this, peer = now.get(), event = std::move(event)](const SenderEvent& e) {
           if (!TakeEvent(*peer, e)) return;
           if (MayPassOn(e.incoming)) return event(e);
-          UpstreamEvent without = e;
+          SenderEvent without = e;
           without.incoming = {};
           event(without);
         },
@@ -152,7 +152,7 @@ class ChosenUpstream : public FailoverUpstream {
     return attached;
   }
 
-  void Send(const Report& report) override { Attached()->upstream->Send(report); }
+  void Send(const ReceiverReport& report) override { Attached()->upstream->Send(report); }
 
   void Detach() override { Attached()->upstream->Detach(); }
 
@@ -291,14 +291,14 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   /// Notes the newest state that `from` names. Returns an error if it must not be pulled.
-  Status NoteNewest(Peer& from, const UpstreamEvent& e) {
+  Status NoteNewest(Peer& from, const SenderEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, or "
                     "a relay nearer to it, first",
                     from.address());
     }
-    const Identity& newest = e.newest;
+    const Identity& newest = e.newest.identity;
     if (newest.empty()) return absl::OkStatus();
     // An upstream that changes from one lineage to another shows which of the two is later. If the
     // first was left, too, the second may still be older than the one that is followed.
@@ -316,7 +316,7 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   /// Whether an event of an attachment to `from` is passed on to the replica.
-  bool TakeEvent(Peer& from, const UpstreamEvent& e) {
+  bool TakeEvent(Peer& from, const SenderEvent& e) {
     std::lock_guard lock(mu_);
     // An upstream that was left sends events until its attachment is ended.
     if (PlaceOf(from) != choice_.current()) return false;

@@ -53,15 +53,15 @@ Follower::Follower(std::vector<std::string> addresses, Options options)
   for (size_t i = 0; i < agents_.size(); ++i) agents_[i].address = std::move(addresses[i]);
 }
 
-void Follower::NoteEvent(size_t agent, const UpstreamEvent& event) {
+void Follower::NoteEvent(size_t agent, const SenderEvent& event) {
   FollowedAgent& a = agents_[agent];
   a.attached = true;
-  Learn(agent, event.newest);
+  Learn(agent, event.newest.identity);
   a.incoming = event.incoming;
   a.forgotten = false;
   const Identity& version = a.incoming.version;
   if (!version.empty()) a.written = version.attempt;
-  if (!version.empty() && !(version.lineage == event.newest.lineage)) {
+  if (!version.empty() && !(version.lineage == event.newest.identity.lineage)) {
     a.next_lineage = version.lineage;
   }
 }

@@ -41,7 +41,7 @@ class Follower {
 
   // Agents.
   /// Notes an event, after which the agent counts as attached.
-  void NoteEvent(size_t agent, const UpstreamEvent& event);
+  void NoteEvent(size_t agent, const SenderEvent& event);
   /// The attachment to the agent has ended.
   void NoteEnd(size_t agent);
   bool attached(size_t agent) const { return agents_[agent].attached; }

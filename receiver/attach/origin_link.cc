@@ -30,18 +30,18 @@ class OriginLink::SenderView : public Upstream {
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
     return link_.origin_->SideFiles(model, hash);
   }
-  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    return link_.origin_->OpenPull(model, wish);
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
+    return link_.origin_->OpenPull(request);
   }
   void NotePullEnd(const Status& status) override { link_.origin_->NotePullEnd(status); }
-  Status Attach(const std::string&, const receiver::Report&,
-                std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string&, const ReceiverReport&,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
     link_.Subscribe({.event = std::move(event), .ended = std::move(ended)});
     return absl::OkStatus();
   }
-  void Send(const receiver::Report&) override {}  // the link gets every report of the replica
+  void Send(const ReceiverReport&) override {}  // the link gets every report of the replica
   void Detach() override { link_.Unsubscribe(absl::CancelledError("detached")); }
   void Cancel() override { link_.Cancel(); }
 
@@ -71,7 +71,7 @@ void OriginLink::Cancel() {
   origin_->Cancel();
 }
 
-void OriginLink::Report(const receiver::Report& report) {
+void OriginLink::Report(const ReceiverReport& report) {
   const std::lock_guard one_at_a_time(report_mu_);
   {
     MutexLock lock(mu_);
@@ -80,25 +80,25 @@ void OriginLink::Report(const receiver::Report& report) {
     std::erase_if(given_, [&](const Request& r) { return r.number == report.sync_request; });
   }
   keeper_.Start();
-  keeper_.Send(0, [&](receiver::Report& latest) {
+  keeper_.Send(0, [&](ReceiverReport& latest) {
     const uint64_t event = std::exchange(latest, report).event;
     latest.event = event;
   });
 }
 
-receiver::Report OriginLink::MakeReport(size_t /*upstream*/) {
+ReceiverReport OriginLink::MakeReport(size_t /*upstream*/) {
   MutexLock lock(mu_);
-  receiver::Report latest = report_;
+  ReceiverReport latest = report_;
   latest.event = 0;
   return latest;
 }
 
-void OriginLink::AddRequest(UpstreamEvent& event) {
+void OriginLink::AddRequest(SenderEvent& event) {
   MutexLock lock(mu_);
   if (requests_.empty() || event.sync_request != 0) return;
   const Request& first = requests_.front();
-  const bool has =
-      event.newest.lineage == first.newest.lineage && !IsLater(first.newest, event.newest);
+  const Identity& now = event.newest.identity;
+  const bool has = now.lineage == first.newest.lineage && !IsLater(first.newest, now);
   if (!has) return;
   event.sync_request = first.number;
   event.force_full = first.force_full;
@@ -134,7 +134,7 @@ StatusOr<Identity> OriginLink::Newest() {
   {
     MutexLock lock(mu_);
     // An event that came less than a beat ago has the newest state, so no call is needed.
-    if (heard_) return last_.newest;
+    if (heard_) return last_.newest.identity;
   }
   return origin_->Newest(model_);
 }
@@ -142,7 +142,7 @@ StatusOr<Identity> OriginLink::Newest() {
 std::optional<Identity> OriginLink::KnownNewest() const {
   MutexLock lock(mu_);
   if (!heard_) return std::nullopt;
-  return last_.newest;
+  return last_.newest.identity;
 }
 
 bool OriginLink::IsDecided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
@@ -152,7 +152,7 @@ void OriginLink::OnTurn() {
   if (greet_ && heard_ && !delivering_ && IsDecided()) Deliver(lock);
 }
 
-void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const UpstreamEvent& event) {
+void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const SenderEvent& event) {
   MutexLock lock(mu_);
   if (!keeper_.IsCurrent(0, attachment)) return;
   if (heard_first_ == Clock::time_point{}) heard_first_ = Clock::now();
@@ -160,7 +160,7 @@ void OriginLink::OnEvent(size_t /*upstream*/, uint64_t attachment, const Upstrea
   last_.sync_request = 0;
   heard_ = true;
   if (event.sync_request != 0 && requests_.size() < kMostRequests) {
-    requests_.push_back({event.sync_request, event.force_full, event.newest});
+    requests_.push_back({event.sync_request, event.force_full, event.newest.identity});
   }
   // A receiver follows the sender itself if the sender names no upstream.
   const Assignment now = event.assignment.value_or(Assignment{});
@@ -180,7 +180,7 @@ void OriginLink::Deliver(MutexLock& lock) {
   while (delivering_) cv_.wait(lock);
   greet_ = false;
   if (subscriber_ == nullptr) return;
-  UpstreamEvent event = last_;
+  SenderEvent event = last_;
   event.number = ++subscriber_->number;
   delivering_ = true;
   const Subscriber* const to = subscriber_.get();

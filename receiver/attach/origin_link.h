@@ -29,10 +29,10 @@ class OriginLink : private AttachmentKeeper::Owner {
   const std::string& address() const { return origin_->address(); }
 
   /// Passes on a report of the replica. The first report lets the link attach.
-  void Report(const receiver::Report& report) ABSL_LOCKS_EXCLUDED(mu_);
+  void Report(const ReceiverReport& report) ABSL_LOCKS_EXCLUDED(mu_);
   /// Adds a sync request of the sender that is not answered yet to `event`, which goes to the
   /// replica, if the event's upstream has the state that the sender had when it asked.
-  void AddRequest(UpstreamEvent& event);
+  void AddRequest(SenderEvent& event);
   /// Queues the requests again that the replica got: it has forgotten them.
   void RenewRequests();
   /// Returns the sender's newest state, or nullopt while not attached to it.
@@ -44,7 +44,7 @@ class OriginLink : private AttachmentKeeper::Owner {
  private:
   class SenderView;
   struct Subscriber {
-    std::function<void(const UpstreamEvent&)> event;
+    std::function<void(const SenderEvent&)> event;
     std::function<void(const Status&)> ended;
     uint64_t number = 0;  ///< of the last event
   };
@@ -59,8 +59,8 @@ class OriginLink : private AttachmentKeeper::Owner {
   void Unsubscribe(const Status& why);
   StatusOr<Identity> Newest();
 
-  receiver::Report MakeReport(size_t upstream) override;
-  void OnEvent(size_t upstream, uint64_t attachment, const UpstreamEvent& event) override;
+  ReceiverReport MakeReport(size_t upstream) override;
+  void OnEvent(size_t upstream, uint64_t attachment, const SenderEvent& event) override;
   void OnEnded(size_t upstream, const Status& why) override;
   void OnTurn() override;
   /// Delivers the last event to the subscriber. The lock is released meanwhile.
@@ -74,8 +74,8 @@ class OriginLink : private AttachmentKeeper::Owner {
   Mutex report_mu_;  // keeps reports in order; before all others
   mutable CheckedMutex mu_;
   CondVar cv_;  // for delivering_
-  receiver::Report report_ ABSL_GUARDED_BY(mu_);
-  UpstreamEvent last_ ABSL_GUARDED_BY(mu_);
+  ReceiverReport report_ ABSL_GUARDED_BY(mu_);
+  SenderEvent last_ ABSL_GUARDED_BY(mu_);
   bool heard_ ABSL_GUARDED_BY(mu_) = false;  // last_ is of this attachment
   Assignment assignment_ ABSL_GUARDED_BY(mu_);
   bool decided_ ABSL_GUARDED_BY(mu_) = false;  // an event has named an upstream

@@ -12,17 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "common/base/assignment.h"
 #include "common/base/checksum.h"
-#include "common/base/engines_serve.h"
-#include "common/base/group_word.h"
 #include "common/base/identity.h"
-#include "common/base/incoming_news.h"
-#include "common/base/receiver_phase.h"
-#include "common/base/relay_news.h"
 #include "common/base/status.h"
-#include "common/delta/codec_choice.h"
-#include "common/delta/pull_stats.h"
+#include "common/delta/pull_request.h"
+#include "common/delta/receiver_report.h"
+#include "common/delta/sender_event.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
@@ -41,20 +36,6 @@ struct ModelDescription {
   Hash128 lineage;  ///< of the published state; zero: nothing is published
 };
 
-struct PullWish {
-  Hash128 fingerprint;  ///< of the receiver's layout
-  uint32_t streams = 1;
-  CoderSpeeds decode;       ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;  ///< hash of the chunks that the sender owns, as this receiver knows it
-  Identity at;              ///< the state at which the pull ends; epoch 0: the newest
-  Identity incoming;        ///< the incoming version to pull; epoch 0: a complete one
-  /// The limit on deltas that may come before `incoming` is published, without whole chunks. 0: no
-  /// limit, and whole chunks may come too.
-  uint64_t ahead_bytes = 0;
-  /// Chunks that came without their digest; at most wire::kMaxSuspects.
-  std::vector<uint32_t> corrupt;
-};
-
 struct PullGrant {
   wire::Ticket ticket{};
   std::string host;
@@ -63,36 +44,8 @@ struct PullGrant {
   Identity newest;       ///< the sender's, or the incoming version that is pulled; may be empty
 };
 
-/// A message of the sender, when something has happened and at least every second.
-struct UpstreamEvent {
-  uint64_t number = 0;  ///< 1, 2, 3, ... within an attachment
-  Identity newest;
-  uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
-  uint64_t sync_request = 0;  ///< the number of the request to sync and report; 0: none
-  bool force_full = false;
-  RelayNews relay;                       ///< if the upstream is a relay
-  GroupWord group;                       ///< if the receiver is a member of a group
-  std::optional<Assignment> assignment;  ///< if the sender chooses the receiver's upstream
-  IncomingNews incoming;                 ///< the upstream's incoming version
-};
-
 /// Whether `b`, which came after `a`, is a beat: it says nothing new.
-bool IsBeat(const UpstreamEvent& a, const UpstreamEvent& b);
-
-/// A replica's message to its agents.
-struct Report {
-  Identity committed;
-  ReceiverPhase phase = ReceiverPhase::kNone;
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  std::string message;
-  PullStats last_pull;
-  uint64_t event = 0;  ///< number of the last event that arrived
-  uint64_t sync_request = 0;
-  GroupReport group;    ///< the answer to UpstreamEvent::group
-  std::string follows;  ///< the relay's address that is in use; empty: the sender's own
-  EnginesServe engines;
-};
+bool IsBeat(const SenderEvent& a, const SenderEvent& b);
 
 /// Whether an upstream that failed a call with `why` runs and has no version yet: a sender
 /// without the model (its trainer may be starting), or a relay whose first pull still runs.
@@ -116,15 +69,16 @@ class Upstream {
   /// The side files with `hash`, which a pull's End frame names. The implementation has checked
   /// that they have this hash.
   virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
-  virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
+  /// The implementation sets the receiver in the request.
+  virtual StatusOr<PullGrant> OpenPull(const PullRequest& request) = 0;
   /// The pull that OpenPull opened last has ended: OK if its version is committed, else the
   /// upstream's fault. kCancelled: it ended for another reason.
   virtual void NotePullEnd(const Status& /*status*/) {}
   /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
-  virtual Status Attach(const std::string& model, const Report& first,
-                        std::function<void(const UpstreamEvent&)> event,
+  virtual Status Attach(const std::string& model, const ReceiverReport& first,
+                        std::function<void(const SenderEvent&)> event,
                         std::function<void(const Status&)> ended) = 0;
-  virtual void Send(const Report& report) = 0;
+  virtual void Send(const ReceiverReport& report) = 0;
   /// Ends the attachment, if there is one, and returns when `ended` has been called. REQUIRES: not
   /// called from `event` or `ended`.
   virtual void Detach() = 0;

@@ -19,7 +19,8 @@ RoundPart::RoundPart(const RoundEnv& env, const RoundWish& wish, RoundTransfers&
 Status RoundPart::Ask(const Request& request) {
   const Follower::Target& target = wish_.target;
   const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), agent_.streams);
-  pull_ = {.fingerprint = env_.buffer.layout().fingerprint(),
+  pull_ = {.model = env_.model,
+           .fingerprint = env_.buffer.layout().fingerprint(),
            .streams = agent_.streams,
            .decode = env_.rates.DecodeSpeeds(threads),
            .owned_hash = agent_.owned_hash};
@@ -59,7 +60,7 @@ Status RoundPart::Open() {
     ahead = env_.transport(target);
     ahead->Connect();
   }
-  DW_ASSIGN_OR_RETURN(result_.grant, agent_.upstream->OpenPull(env_.model, pull_));
+  DW_ASSIGN_OR_RETURN(result_.grant, agent_.upstream->OpenPull(pull_));
   const PullGrant& grant = result_.grant;
   const bool there = grant.host == agent_.bulk_host && grant.port == agent_.bulk_port;
   if (ahead != nullptr && there && SteadyClock::now() - began < kFresh) {

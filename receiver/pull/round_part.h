@@ -34,7 +34,7 @@ class RoundPart {
   /// The agent's share of a transfer that is about to begin.
   struct Request {
     bool first = true;         ///< of the round: later ones are repairs
-    uint64_t ahead_bytes = 0;  ///< see PullWish
+    uint64_t ahead_bytes = 0;  ///< see PullRequest
     std::span<const uint32_t> mismatched;
   };
   /// Asks the agent for the part, unless the agent is awaited.
@@ -68,7 +68,7 @@ class RoundPart {
   const size_t index_;
   Result& result_;
   // The next or running transfer.
-  PullWish pull_;
+  PullRequest pull_;
   std::unique_ptr<PartSink> sink_;
   RoundTransfers::Transport transport_;
   StatusOr<net::PullEnd> end_ = absl::UnknownError("not run");

@@ -192,18 +192,11 @@ StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) co
                 "this relay does not keep model \"{}\"; name it with --model there", name);
 }
 
-StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
+StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request, const PullCaller& caller) {
   DW_ASSIGN_OR_RETURN(const std::shared_ptr<StateSource> source, Source(request.model));
   const auto model = Find(request.model);
-  auto incoming =
-      deltawire::IncomingFor(request, model == nullptr ? nullptr : model->incoming(), *source);
-  auto ticket = incoming.ok() ? desk_.Open(
-                                    request, source,
-                                    [&] { return Find(request.model).get() == source.get(); },
-                                    *std::move(incoming))
-                              : incoming.status();
-  if (!ticket.ok()) desk_.CountRefusal(request.model);
-  return ticket;
+  return desk_.Open(request, caller, source, model == nullptr ? nullptr : model->incoming(),
+                    [&] { return Find(request.model).get() == source.get(); });
 }
 
 Relay::Served Relay::ServedOf(const std::string& name) const {

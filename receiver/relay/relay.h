@@ -42,7 +42,7 @@ class Relay : public net::PullSource, public PullHost {
 
   // PullHost and PullSource.
   StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const override;
-  StatusOr<PullTicket> OpenPull(const PullRequest& request) override;
+  StatusOr<PullTicket> OpenPull(const PullRequest& request, const PullCaller& caller) override;
   Attachments& attachments() override { return desk_.attachments(); }
   const std::string& advertise_host() const override { return options_.advertise_host; }
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,

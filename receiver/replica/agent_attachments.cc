@@ -29,8 +29,8 @@ void AgentAttachments::Stop() {
   for (const auto& upstream : upstreams_) upstream->Cancel();
 }
 
-Report AgentAttachments::MakeReport(size_t /*agent*/) {
-  Report report;
+ReceiverReport AgentAttachments::MakeReport(size_t /*agent*/) {
+  ReceiverReport report;
   report.committed = env_.gate.version().committed();
   ReplicaLine::Shown shown = env_.line.shown();
   report.phase = shown.phase;
@@ -96,7 +96,7 @@ void AgentAttachments::NotifyDownstream() {
 
 void AgentAttachments::Answer(const RequestQueue::Batch& batch, const Status& status) {
   for (const RequestQueue::Remote& r : env_.requests.Answer(batch, status)) {
-    keeper_.Send(r.agent, [&](Report& report) {
+    keeper_.Send(r.agent, [&](ReceiverReport& report) {
       report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
       report.message = std::string(MessageOf(status));
       report.sync_request = r.number;
@@ -114,7 +114,7 @@ std::vector<AgentAttachments::View> AgentAttachments::views() const {
   return views;
 }
 
-bool AgentAttachments::Accepts(size_t agent, const UpstreamEvent& event) {
+bool AgentAttachments::Accepts(size_t agent, const SenderEvent& event) {
   const std::vector<uint64_t>& path = event.relay.path;
   const uint64_t number = env_.options.relay_number;
   if (number == 0 || std::ranges::count(path, number) == 0) return true;
@@ -127,7 +127,7 @@ bool AgentAttachments::Accepts(size_t agent, const UpstreamEvent& event) {
   return false;
 }
 
-void AgentAttachments::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+void AgentAttachments::OnEvent(size_t agent, uint64_t attachment, const SenderEvent& event) {
   if (!TakeEvent(agent, attachment, event)) return;
   // The pull that was judged is cancelled, and not one that has begun since.
   const RunningPull pull = env_.puller.running();
@@ -135,12 +135,13 @@ void AgentAttachments::OnEvent(size_t agent, uint64_t attachment, const Upstream
   NotifyDownstream();
 }
 
-bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+bool AgentAttachments::TakeEvent(size_t agent, uint64_t attachment, const SenderEvent& event) {
   MutexLock lock(mu_);
   Agent& a = agents_[agent];
   if (!keeper_.IsCurrent(agent, attachment)) return false;
   // Before the planner knows the version: a pull of another lineage waits for the description.
-  if (!event.newest.empty()) env_.setup.NoteLineage(agent, event.newest.lineage);
+  const Identity& newest = event.newest.identity;
+  if (!newest.empty()) env_.setup.NoteLineage(agent, newest.lineage);
   const Planner::Change change = env_.planner.NoteEvent(agent, event);
   if (change.all_attached) env_.line.Recover(ReplicaLine::Cause::kConnection);
   if (!a.heard) {

@@ -81,7 +81,7 @@ class AgentAttachments : private AttachmentKeeper::Owner {
 
  private:
   struct Agent {
-    std::optional<UpstreamEvent> heard;  ///< the last event of the attachment
+    std::optional<SenderEvent> heard;  ///< the last event of the attachment
     std::string ended;  ///< why the last attachment ended, as it was logged; "": attached since
   };
   struct Reported {
@@ -90,13 +90,13 @@ class AgentAttachments : private AttachmentKeeper::Owner {
     friend bool operator==(const Reported&, const Reported&) = default;
   };
 
-  Report MakeReport(size_t agent) override;
+  ReceiverReport MakeReport(size_t agent) override;
   /// Refuses the events of a relay that gets its versions from this daemon.
-  bool Accepts(size_t agent, const UpstreamEvent& event) override;
-  void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) override;
+  bool Accepts(size_t agent, const SenderEvent& event) override;
+  void OnEvent(size_t agent, uint64_t attachment, const SenderEvent& event) override;
   void OnEnded(size_t agent, const Status& why) override;
   /// Returns false if the event is of an attachment that has ended.
-  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event)
+  bool TakeEvent(size_t agent, uint64_t attachment, const SenderEvent& event)
       ABSL_LOCKS_EXCLUDED(mu_);
   /// Logs and shows why the attachment ended, or was refused.
   void ShowEnd(size_t agent, bool was_attached, const Status& why)

@@ -11,19 +11,19 @@ Planner::Planner(const std::vector<std::string>& addresses, const Follower::Opti
                  const Env& env)
     : env_(env), follower_(addresses, options), delta_bytes_(addresses.size()) {}
 
-Planner::Change Planner::NoteEvent(size_t agent, const UpstreamEvent& event) {
+Planner::Change Planner::NoteEvent(size_t agent, const SenderEvent& event) {
   MutexLock lock(mu_);
   const Identity newest = follower_.newest(agent), incoming = follower_.incoming(agent);
   follower_.NoteEvent(agent, event);
   if (delta_bytes_.size() == 1) member_.SetWord(event.group);
-  delta_bytes_[agent] = event.delta_bytes;
+  delta_bytes_[agent] = event.newest.delta_bytes;
   const Identity& coming = event.incoming.version;
   Change change{
       .named = {}, .incoming = !(incoming == coming), .all_attached = follower_.attached()};
   const TraceId known = TraceOf(newest), known_incoming = TraceOf(incoming);
-  if (const TraceId trace = TraceOf(event.newest);
-      !event.newest.empty() && !(trace == known) && !(trace == known_incoming)) {
-    change.named.push_back(event.newest);
+  if (const TraceId trace = TraceOf(event.newest.identity);
+      !event.newest.identity.empty() && !(trace == known) && !(trace == known_incoming)) {
+    change.named.push_back(event.newest.identity);
   }
   if (!coming.empty() && !(TraceOf(coming) == known_incoming)) change.named.push_back(coming);
   return change;

@@ -46,7 +46,7 @@ class Planner {
     bool incoming = false;        ///< the agent's incoming version is another one than was known
     bool all_attached = false;
   };
-  Change NoteEvent(size_t agent, const UpstreamEvent& event) ABSL_LOCKS_EXCLUDED(mu_);
+  Change NoteEvent(size_t agent, const SenderEvent& event) ABSL_LOCKS_EXCLUDED(mu_);
   /// An attachment has ended. Returns whether it had brought an event.
   bool NoteEnded(size_t agent) ABSL_LOCKS_EXCLUDED(mu_);
   /// An agent was asked for its newest state.

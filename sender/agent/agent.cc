@@ -303,14 +303,10 @@ StatusOr<std::shared_ptr<StateSource>> Agent::Source(const std::string& name) co
   return std::static_pointer_cast<StateSource>(std::move(model));
 }
 
-StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
+StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request, const PullCaller& caller) {
   DW_ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, models_.Find(request.model));
-  const auto still = [&] { return models_.Has(*model); };
-  auto incoming = IncomingFor(request, model->offloads().incoming(), *model);
-  auto ticket =
-      incoming.ok() ? desk_.Open(request, model, still, *std::move(incoming)) : incoming.status();
-  if (!ticket.ok()) desk_.CountRefusal(request.model);
-  return ticket;
+  return desk_.Open(request, caller, model, model->offloads().incoming(),
+                    [&] { return models_.Has(*model); });
 }
 
 }  // namespace deltawire::sender

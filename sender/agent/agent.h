@@ -60,7 +60,7 @@ class Agent : public net::PullSource, public PullHost {
 
   // Pulls.
   StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const override;
-  StatusOr<PullTicket> OpenPull(const PullRequest& request) override;
+  StatusOr<PullTicket> OpenPull(const PullRequest& request, const PullCaller& caller) override;
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
                                                    const net::StreamPeer& peer) override {
     return desk_.Join(hello, peer);

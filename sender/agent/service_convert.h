@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "common/delta/pull_stats.h"
+#include "common/serving/attachments.h"
 #include "proto/deltawire/v1/sender.pb.h"
-#include "proto/serving/serving_convert.h"
 #include "sender/agent/fleet/assigner.h"
 #include "sender/agent/fleet/groups.h"
 #include "sender/agent/model.h"

@@ -27,22 +27,9 @@ struct Up {
 
 /// A message from sender to receiver. The last of an attachment that was refused has `refusal`.
 struct Down {
-  receiver::UpstreamEvent event;
+  SenderEvent event;
   Status refusal;
 };
-
-ReceiverReport Translate(const receiver::Report& in) {
-  ReceiverReport out;
-  out.committed = in.committed;
-  out.phase = in.phase;
-  out.bytes_done = in.bytes_done;
-  out.bytes_total = in.bytes_total;
-  out.message = in.message;
-  out.event = in.event;
-  out.sync_request = in.sync_request;
-  out.group = in.group;
-  return out;
-}
 
 class SimulatedUpstream : public receiver::Upstream {
  public:
@@ -89,21 +76,13 @@ class SimulatedUpstream : public receiver::Upstream {
         });
   }
 
-  StatusOr<receiver::PullGrant> OpenPull(const std::string& model,
-                                         const receiver::PullWish& wish) override {
-    PullRequest request{.model = model,
-                        .receiver_id = options_.receiver_id,
-                        .peer = Peer(),
-                        .fingerprint = wish.fingerprint.Hex(),
-                        .streams = wish.streams,
-                        .decode = wish.decode,
-                        .owned_hash = wish.owned_hash,
-                        .at = Planted(wish.at),
-                        .incoming = wish.incoming,
-                        .ahead_bytes = wish.ahead_bytes,
-                        .corrupt = wish.corrupt};
-    DW_ASSIGN_OR_RETURN(const PullTicket ticket, Ask<PullTicket>([request](PullHost& host) {
-                          return host.OpenPull(request);
+  StatusOr<receiver::PullGrant> OpenPull(const PullRequest& request) override {
+    PullRequest own = request;
+    own.receiver_id = options_.receiver_id;
+    own.at = Planted(request.at);
+    const PullCaller caller{.peer = Peer()};
+    DW_ASSIGN_OR_RETURN(const PullTicket ticket, Ask<PullTicket>([own, caller](PullHost& host) {
+                          return host.OpenPull(own, caller);
                         }));
     return receiver::PullGrant{.ticket = ticket.ticket,
                                .host = sender_.name,
@@ -112,8 +91,8 @@ class SimulatedUpstream : public receiver::Upstream {
                                .newest = Planted(ticket.newest.identity)};
   }
 
-  Status Attach(const std::string& model, const receiver::Report& first,
-                std::function<void(const receiver::UpstreamEvent&)> event,
+  Status Attach(const std::string& model, const ReceiverReport& first,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
     if (handle_.cancelled) return absl::CancelledError("stopping");
@@ -123,13 +102,13 @@ class SimulatedUpstream : public receiver::Upstream {
     ++connections_;
     connected_ = true;
     attachment_ = std::make_shared<Attachment>();
-    attachment_->queue.push_back({model, options_.receiver_id, Peer(), Translate(first)});
+    attachment_->queue.push_back({model, options_.receiver_id, Peer(), first});
     reader_ = Thread([this, attachment = attachment_, event = std::move(event),
                       ended = std::move(ended)] { ended(Follow(*attachment, event)); });
     return absl::OkStatus();
   }
 
-  void Send(const receiver::Report& report) override {
+  void Send(const ReceiverReport& report) override {
     committed_ = report.committed;
     if (attachment_ == nullptr) return;
     // Only the newest report matters; answers to requests must all arrive.
@@ -137,7 +116,7 @@ class SimulatedUpstream : public receiver::Upstream {
     const bool replaced =
         !queue.empty() && queue.back().model.empty() && queue.back().report.sync_request == 0;
     if (replaced) queue.pop_back();
-    queue.push_back({.report = Translate(report)});
+    queue.push_back({.report = report});
     Scheduler::current()->Wake(attachment_.get());
   }
 
@@ -198,8 +177,7 @@ class SimulatedUpstream : public receiver::Upstream {
     return Annotate(answer.status(), fmt::format("sender {}", sender_.name));
   }
 
-  Status Follow(Attachment& attachment,
-                const std::function<void(const receiver::UpstreamEvent&)>& event) {
+  Status Follow(Attachment& attachment, const std::function<void(const SenderEvent&)>& event) {
     DW_ASSIGN_OR_RETURN(
         const auto connection,
         network_.Connect(options_.node, sender_.name, "attach", kDialling, &attachment.handle));
@@ -225,9 +203,10 @@ class SimulatedUpstream : public receiver::Upstream {
       status = down.refusal;
       if (!status.ok()) break;
       if (random_.Chance(options_.lost_events)) continue;
-      receiver::UpstreamEvent e = down.event;
-      e.newest = Planted(e.newest);
-      if (const std::string wrong = NoteTold(options_.node, e.group, e.newest); !wrong.empty()) {
+      SenderEvent e = down.event;
+      Identity& newest = e.newest.identity;
+      newest = Planted(newest);
+      if (const std::string wrong = NoteTold(options_.node, e.group, newest); !wrong.empty()) {
         Scheduler::current()->Fail(wrong);
       }
       if (planted() == Plant::kEarlyCommit && !e.group.prepare.empty()) {
@@ -298,15 +277,7 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& ho
   while (true) {
     const StatusOr<SenderEvent> event = testing::NextEvent(attachments, *token);
     if (!event.ok()) break;
-    auto down =
-        std::make_shared<const Down>(Down{.event = {.number = event->number,
-                                                    .newest = event->newest.identity,
-                                                    .delta_bytes = event->newest.delta_bytes,
-                                                    .sync_request = event->sync_request,
-                                                    .force_full = event->force_full,
-                                                    .relay = event->relay,
-                                                    .group = event->group,
-                                                    .incoming = event->incoming}});
+    auto down = std::make_shared<const Down>(Down{.event = *event});
     if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
   }
   attachments.Detach(*token);

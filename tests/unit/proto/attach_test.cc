@@ -31,7 +31,7 @@ class EmptyHost final : public PullHost {
   StatusOr<std::shared_ptr<StateSource>> Source(const std::string&) const override {
     return std::shared_ptr<StateSource>();
   }
-  StatusOr<PullTicket> OpenPull(const PullRequest&) override {
+  StatusOr<PullTicket> OpenPull(const PullRequest&, const PullCaller&) override {
     return absl::UnimplementedError("not for this test");
   }
   Attachments& attachments() override { return attachments_; }

@@ -120,16 +120,87 @@ TEST_CASE("every codec but fast has a field for its chunks, and fast has the res
   }
 }
 
-TEST_CASE("speeds of decoding go to the fields of their codecs") {
-  CoderSpeeds speeds;
-  speeds[kernels::Codec::kTight] = 5;
-  speeds[kernels::Codec::kDense] = 6;
-  v1::OpenPullRequest request;
-  SetDecodeSpeeds(speeds, &request);
-  CHECK(request.tight_decode_bytes_per_s() == 5);
-  CHECK(request.dense_decode_bytes_per_s() == 6);
-  CHECK(DecodeSpeeds(request)[kernels::Codec::kTight] == 5);
-  CHECK(DecodeSpeeds(request)[kernels::Codec::kDense] == 6);
+const Identity kState{.lineage = {1, 2}, .id = {3, 4}, .root = 5, .attempt = 6};
+
+TEST_CASE("a request to pull arrives as it was sent") {
+  PullRequest request{.model = "m",
+                      .receiver_id = "r",
+                      .site = "west",
+                      .fingerprint = {7, 8},
+                      .streams = 3,
+                      .owned_hash = 9,
+                      .at = kState,
+                      .incoming = kState,
+                      .ahead_bytes = 10,
+                      .corrupt = {11, 12}};
+  request.decode[kernels::Codec::kTight] = 5;
+  request.decode[kernels::Codec::kDense] = 6;
+  v1::OpenPullRequest message, again;
+  ToProto(request, &message);
+  CHECK(message.tight_decode_bytes_per_s() == 5);
+  CHECK(message.dense_decode_bytes_per_s() == 6);
+  CHECK(message.fingerprint() == request.fingerprint.Hex());
+  CHECK(message.at().attempt() == 6);
+  CHECK(message.suspects_size() == 2);
+  const PullRequest got = FromProto(message);
+  ToProto(got, &again);
+  CHECK(MessageDifferencer::Equals(message, again));
+  CHECK(got.at == kState);
+  CHECK(got.corrupt == request.corrupt);
+  message.set_fingerprint("no hash");
+  CHECK(FromProto(message).fingerprint == Hash128());
+}
+
+TEST_CASE("a report arrives as it was sent") {
+  const ReceiverReport report{.committed = kState,
+                              .phase = ReceiverPhase::kPulling,
+                              .bytes_done = 1,
+                              .bytes_total = 2,
+                              .message = "waits",
+                              .event = 3,
+                              .sync_request = 4,
+                              .last_pull = {.chunks_delta = 5, .forms = {}},
+                              .group = {.round = 6, .prepared = true, .refusal = "no"},
+                              .follows = "10.0.0.1:7710",
+                              .engines = {.engines = 0, .oldest = kState}};
+  v1::ReceiverReport message, again;
+  ToProto(report, &message);
+  CHECK(message.phase() == ToString(ReceiverPhase::kPulling));
+  CHECK(message.has_engines());
+  const ReceiverReport got = FromProto(message);
+  ToProto(got, &again);
+  CHECK(MessageDifferencer::Equals(message, again));
+  CHECK(got.group == report.group);
+  CHECK(got.engines == report.engines);
+  CHECK(got.last_pull.chunks_delta == 5);
+  CHECK_FALSE(FromProto(v1::ReceiverReport()).engines.engines.has_value());
+}
+
+TEST_CASE("an event arrives as it was sent, and without upstreams beyond the limits") {
+  SenderEvent event{.number = 1,
+                    .newest = {.identity = kState, .delta_bytes = 2},
+                    .sync_request = 3,
+                    .force_full = true,
+                    .relay = {.fetching = kState, .fetched_bytes = 4, .path = {5, 6}},
+                    .group = {.name = "g", .round = 7, .prepare = kState, .commit = {}},
+                    .assignment = Assignment{.upstreams = {"a:1", "b:2"}},
+                    .incoming = {.version = kState, .base = {}}};
+  v1::SenderEvent message, again;
+  ToProto(event, &message);
+  const SenderEvent got = FromProto(message);
+  ToProto(got, &again);
+  CHECK(MessageDifferencer::Equals(message, again));
+  CHECK(got.newest.identity == kState);
+  CHECK(got.newest.delta_bytes == 2);
+  CHECK(got.relay == event.relay);
+  CHECK(got.group == event.group);
+  CHECK(got.assignment == event.assignment);
+  CHECK(got.incoming == event.incoming);
+  event.assignment->upstreams = {"", std::string(kMaxServeAddress + 1, 'a')};
+  for (int i = 0; i < 20; ++i) event.assignment->upstreams.push_back("a:1");
+  ToProto(event, &message);
+  CHECK(FromProto(message).assignment->upstreams.size() == 16);
+  CHECK_FALSE(FromProto(v1::SenderEvent()).assignment.has_value());
 }
 
 }  // namespace

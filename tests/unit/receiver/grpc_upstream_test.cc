@@ -127,7 +127,7 @@ std::chrono::duration<double> TimeSilent(const Call& call) {
 TEST_CASE("a call whose request was lost is noticed in time, and the next one is answered") {
   Rig rig;
   rig.service.mute = 1;
-  PullWish wish;
+  PullRequest wish{.model = "m"};
   SECTION("GetNewest") {
     CHECK(TimeSilent([&] { return rig.upstream->Newest("m").status(); }) < kNoticed);
     const auto newest = rig.upstream->Newest("m");
@@ -135,13 +135,13 @@ TEST_CASE("a call whose request was lost is noticed in time, and the next one is
     CHECK(newest->id.version == 7);
   }
   SECTION("OpenPull") {
-    CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
-    CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+    CHECK(TimeSilent([&] { return rig.upstream->OpenPull(wish).status(); }) < kNoticed);
+    CHECK(rig.upstream->OpenPull(wish).status().code() == StatusCode::kNotFound);
   }
   SECTION("OpenPull with corrupt, whose answer may take longer") {
     wish.corrupt = {3};
-    CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
-    CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+    CHECK(TimeSilent([&] { return rig.upstream->OpenPull(wish).status(); }) < kNoticed);
+    CHECK(rig.upstream->OpenPull(wish).status().code() == StatusCode::kNotFound);
   }
   SECTION("GetSideFiles, whose answer may take longer") {
     CHECK(TimeSilent([&] { return rig.upstream->SideFiles("m", 1).status(); }) < kNoticed);
@@ -152,11 +152,11 @@ TEST_CASE("a call whose request was lost is noticed in time, and the next one is
 TEST_CASE("a pull that was granted in a wire version that this end does not speak is refused") {
   Rig rig;
   rig.service.wire_version = wire::kWireVersion;
-  CHECK(rig.upstream->OpenPull("m", {}).ok());
+  CHECK(rig.upstream->OpenPull({.model = "m"}).ok());
   CHECK(rig.service.asked.oldest_wire_version() == wire::kOldestWireVersion);
   CHECK(rig.service.asked.newest_wire_version() == wire::kWireVersion);
   rig.service.wire_version = wire::kWireVersion + 1;
-  const Status refused = rig.upstream->OpenPull("m", {}).status();
+  const Status refused = rig.upstream->OpenPull({.model = "m"}).status();
   CHECK(refused.code() == StatusCode::kUnimplemented);
   CHECK(MessageOf(refused).find("speaks wire version") != std::string_view::npos);
 }
@@ -176,18 +176,18 @@ TEST_CASE("a connection on which a call was not answered is given up, and its at
   };
   REQUIRE(rig.upstream
               ->Attach(
-                  "m", {}, [&](const UpstreamEvent&) { set(attached); },
+                  "m", {}, [&](const SenderEvent&) { set(attached); },
                   [&](const Status&) { set(ended); })
               .ok());
   {
     std::unique_lock lock(mu);
     REQUIRE(cv.wait_for(lock, 30s, [&] { return attached; }));
   }
-  PullWish wish;
+  PullRequest wish{.model = "m"};
   SECTION("OpenPull") {}
   SECTION("OpenPull with corrupt, whose answer may take longer") { wish.corrupt = {3}; }
-  CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
-  CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+  CHECK(TimeSilent([&] { return rig.upstream->OpenPull(wish).status(); }) < kNoticed);
+  CHECK(rig.upstream->OpenPull(wish).status().code() == StatusCode::kNotFound);
   std::unique_lock lock(mu);
   CHECK(cv.wait_for(lock, 30s, [&] { return ended; }));
   lock.unlock();

@@ -51,19 +51,16 @@ class Host {
     REQUIRE(WaitPublished(model->offloads(), version, grant->lease, [] { return false; }).ok());
   }
 
-  PullRequest Request(const std::string& id, const std::string& peer, uint32_t streams = 1) {
-    PullRequest request;
-    request.model = "m";
-    request.receiver_id = id;
-    request.peer = peer;
-    request.streams = streams;
-    request.fingerprint = (*agent_.models().Find("m"))->layout().fingerprint().Hex();
-    return request;
+  PullRequest Request(const std::string& id, uint32_t streams = 1) {
+    return {.model = "m",
+            .receiver_id = id,
+            .fingerprint = (*agent_.models().Find("m"))->layout().fingerprint(),
+            .streams = streams};
   }
   /// Opens a pull and one of its streams; `cut` becomes true when the stream is cut.
   std::shared_ptr<net::PullSession> Open(const PullRequest& request, std::atomic<bool>& cut,
-                                         uint16_t stream = 0) {
-    const auto ticket = agent_.OpenPull(request);
+                                         uint16_t stream = 0, const std::string& peer = "p") {
+    const auto ticket = agent_.OpenPull(request, {.peer = peer});
     REQUIRE(ticket.status() == absl::OkStatus());
     wire::Hello hello;
     hello.ticket = ticket->ticket;
@@ -100,13 +97,13 @@ TEST_CASE("agent: a pull is cut by its receiver's next one, not by somebody with
   CAPTURE(attached);
   if (attached) REQUIRE(host.agent().attachments().Attach("m", "r", "peer1").ok());
   std::atomic<bool> cut{false}, cut2{false};
-  const auto first = host.Open(host.Request("r", "peer1"), cut);
-  const Status other = host.agent().OpenPull(host.Request("r", "peer2")).status();
+  const auto first = host.Open(host.Request("r"), cut, 0, "peer1");
+  const Status other = host.agent().OpenPull(host.Request("r"), {.peer = "peer2"}).status();
   CHECK(absl::IsAlreadyExists(other));
   CHECK(other.message().find("peer1") != std::string::npos);
   CHECK(!cut);
   CHECK(host.agent().desk().CountsOf("m").refused == 1);
-  const auto second = host.Open(host.Request("r", "peer1"), cut2);
+  const auto second = host.Open(host.Request("r"), cut2, 0, "peer1");
   CHECK(cut);
   CHECK(!cut2);
   CHECK(absl::IsAborted(first->Next(0, [] {}).status()));
@@ -165,19 +162,19 @@ TEST_CASE("agent: no beat says that a version comes no more before one says that
 TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
   Host host({.pulls = {.ticket_life = milliseconds(50)}});
   std::atomic<bool> cut{false};
-  const auto session = host.Open(host.Request("r", "p", 2), cut, 1);
+  const auto session = host.Open(host.Request("r", 2), cut, 1);
   CHECK(Soon([&] { return cut.load(); }));
   CHECK(absl::IsDeadlineExceeded(session->Next(1, [] {}).status()));
   session->StreamClosed(1, absl::CancelledError("closed"));
   // A ticket that nobody uses expires by itself as well.
-  REQUIRE(host.agent().OpenPull(host.Request("r2", "p")).ok());
+  REQUIRE(host.agent().OpenPull(host.Request("r2"), {.peer = "p"}).ok());
   CHECK(Soon([&] { return host.agent().desk().CountsOf("m").active == 0; }));
 }
 
 TEST_CASE("agent: pulls are limited, in all and of one peer") {
   Host host({.pulls = {.pulls = 3, .pulls_per_peer = 2}});
   const auto open = [&](const std::string& id, const std::string& peer) {
-    return host.agent().OpenPull(host.Request(id, peer)).status();
+    return host.agent().OpenPull(host.Request(id), {.peer = peer}).status();
   };
   CHECK(open("1", "p1").ok());
   CHECK(open("2", "p1").ok());
@@ -191,19 +188,19 @@ TEST_CASE("agent: pulls are limited, in all and of one peer") {
 TEST_CASE("agent: a pull's end is named in full, and another state of that number is refused") {
   Host host;
   const Identity here = (*host.agent().models().Find("m"))->published()->info.identity;
-  PullRequest request = host.Request("r", "p");
+  PullRequest request = host.Request("r");
   request.at = here;
-  CHECK(host.agent().OpenPull(request).ok());
+  CHECK(host.agent().OpenPull(request, {.peer = "p"}).ok());
   request.at.root ^= 1;
-  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  CHECK(absl::IsAborted(host.agent().OpenPull(request, {.peer = "p"}).status()));
   request.at = here;
   request.at.lineage.lo ^= 1;
-  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  CHECK(absl::IsAborted(host.agent().OpenPull(request, {.peer = "p"}).status()));
   request.at = here;
   request.at.attempt ^= 1;
-  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  CHECK(absl::IsAborted(host.agent().OpenPull(request, {.peer = "p"}).status()));
   request.at.attempt = 0;
-  CHECK(host.agent().OpenPull(request).ok());
+  CHECK(host.agent().OpenPull(request, {.peer = "p"}).ok());
 }
 
 TEST_CASE("agent: a model that is pulled from is replaced when the pull has let go") {
@@ -211,7 +208,7 @@ TEST_CASE("agent: a model that is pulled from is replaced when the pull has let 
   const auto token = host.agent().attachments().Attach("m", "r", "p");
   REQUIRE(token.ok());
   std::atomic<bool> cut{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   // The stream lets the session go some time after it was cut, as a socket does.
   Thread stream([&] {
     CHECK(Soon([&] { return cut.load(); }));
@@ -229,7 +226,7 @@ TEST_CASE("agent: a model that is pulled from is replaced when the pull has let 
 TEST_CASE("agent: what cannot be replaced is said, and taken up again when it can") {
   Host host({.letting_go = milliseconds(50)});
   std::atomic<bool> cut{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   const Status stuck = host.Register(5, true).status();
   CHECK(absl::IsDeadlineExceeded(stuck));
   CHECK(stuck.message().find("register again") != std::string::npos);
@@ -241,7 +238,7 @@ TEST_CASE("agent: what cannot be replaced is said, and taken up again when it ca
 TEST_CASE("agent: a registration that has to wait holds up no other model") {
   Host host({.letting_go = std::chrono::seconds(20)});
   std::atomic<bool> cut{false}, replaced{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   Thread replaces([&] {
     (void)host.Register(5, true);
     replaced = true;
@@ -303,7 +300,7 @@ TEST_CASE("agent: unregistering removes the sender's files, tells receivers, and
   REQUIRE(token.ok());
   REQUIRE(testing::NextEvent(agent.attachments(), *token).ok());
   std::atomic<bool> cut{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   Thread stream([&] {
     CHECK(Soon([&] { return cut.load(); }));
     CHECK(session->Next(0, [] {}).status().message().find("unregistered") != std::string::npos);
@@ -391,7 +388,7 @@ TEST_CASE("agent: what is still in use when it is unregistered is removed by the
   Agent& agent = host.agent();
   const std::filesystem::path dir = std::filesystem::path(host.Options().data_dir) / "m";
   std::atomic<bool> cut{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   const Status stuck = agent.Unregister("m").status();
   CHECK(absl::IsDeadlineExceeded(stuck));
   CHECK(stuck.message().find("unregister again") != std::string::npos);
@@ -434,7 +431,7 @@ TEST_CASE("agent: a crash while a model is unregistered leaves no model and no m
   Host host({.letting_go = milliseconds(50)});
   const std::filesystem::path dir = std::filesystem::path(host.Options().data_dir) / "m";
   std::atomic<bool> cut{false};
-  auto session = host.Open(host.Request("r", "p"), cut);
+  auto session = host.Open(host.Request("r"), cut);
   REQUIRE(absl::IsDeadlineExceeded(host.agent().Unregister("m").status()));
   session.reset();
   ThreadPool pool(1);
@@ -450,7 +447,7 @@ TEST_CASE("agent: a crash while a model is unregistered leaves no model and no m
 TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
   auto host = std::make_unique<Host>();
   std::atomic<bool> cut{false};
-  auto session = host->Open(host->Request("r", "p"), cut);
+  auto session = host->Open(host->Request("r"), cut);
   const auto token = host->agent().attachments().Attach("m", "r", "p");
   REQUIRE(token.ok());
   Thread waits([&] {

@@ -20,8 +20,8 @@ inline constexpr uint32_t kChunks = 8;
 inline PullTerms Terms(CoderRates& rates, uint16_t streams,
                        std::shared_ptr<const Published> pinned = {}) {
   PullTerms terms;
-  terms.receiver_id = "r";
-  terms.streams = streams;
+  terms.request.receiver_id = "r";
+  terms.request.streams = streams;
   terms.coding.rates = &rates;
   terms.coding.link = std::make_shared<LinkEstimate>();
   terms.pinned = std::move(pinned);

@@ -235,7 +235,7 @@ TEST_CASE("pull: what may be sent before the publish is bounded, and the publish
   CoderRates rates;
   PullTerms terms = Terms(rates, 1);
   terms.incoming = incoming;
-  terms.ahead_bytes = two_deltas;
+  terms.request.ahead_bytes = two_deltas;
   const auto session = std::make_shared<ServedPull>(sender.model(), std::move(terms));
   incoming->Watch(session);
   for (uint32_t c = 0; c < kChunks; ++c) receiver.Set(c, sender.content(2));

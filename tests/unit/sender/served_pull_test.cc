@@ -199,7 +199,7 @@ TEST_CASE("pull: a chunk that a receiver doubts is looked at before it is sent")
   sender.Flip(chunk);
   CoderRates rates;
   PullTerms terms = Terms(rates, 1);
-  terms.corrupt = {chunk};
+  terms.request.corrupt = {chunk};
   ServedPull session(sender.model(), terms);
   Receiver receiver(*sender.model());
   REQUIRE(session.Start(receiver.Have()).ok());

@@ -47,7 +47,7 @@ struct Leaf {
     ended = false;
     (void)up->Attach(
         "m", {.committed = At(1)},
-        [this](const UpstreamEvent& e) {
+        [this](const SenderEvent& e) {
           std::lock_guard lock(mu);
           events.push_back(e);
         },
@@ -79,11 +79,11 @@ struct Leaf {
     std::lock_guard lock(mu);
     return events.size();
   }
-  UpstreamEvent Last() {
+  SenderEvent Last() {
     std::lock_guard lock(mu);
     return events.back();
   }
-  bool Reported(const std::function<bool(const Report&)>& wanted) {
+  bool Reported(const std::function<bool(const ReceiverReport&)>& wanted) {
     return Eventually([&] { return std::ranges::any_of(sender->reports(), wanted); });
   }
 
@@ -92,7 +92,7 @@ struct Leaf {
   std::map<std::string, ScriptedUpstream*> relays;
   std::map<std::string, int> made;
   std::set<std::string> refused;
-  std::vector<UpstreamEvent> events;
+  std::vector<SenderEvent> events;
   std::atomic<bool> ended = false;
   std::unique_ptr<Upstream> up;
 };
@@ -105,9 +105,9 @@ TEST_CASE("assigned: a sender that says nothing of whom to follow is followed it
   REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
   leaf.sender->Tell();
   REQUIRE(leaf.Events() == 1);
-  CHECK(leaf.Last().newest == At(1));
+  CHECK(leaf.Last().newest.identity == At(1));
   CHECK(leaf.Last().number == 1);
-  CHECK(leaf.up->OpenPull("m", {})->host == "s");
+  CHECK(leaf.up->OpenPull({})->host == "s");
   leaf.up->NotePullEnd(absl::OkStatus());
   // The replica attaches anew, and the attachment stays.
   leaf.up->Detach();
@@ -129,7 +129,7 @@ TEST_CASE("assigned: what the sender itself has is known while the relay in use 
   REQUIRE(Eventually([&] { return leaf.Events() > 0; }));
   leaf.sender->Has(At(4));
   leaf.Assign({"r"});
-  CHECK(leaf.Last().newest == At(1));
+  CHECK(leaf.Last().newest.identity == At(1));
   CHECK(leaf.up->sender_newest() == At(4));
   leaf.sender->End(absl::UnavailableError("gone"));
   CHECK_FALSE(leaf.up->sender_newest().has_value());
@@ -141,14 +141,14 @@ TEST_CASE("assigned: nothing is pulled from the sender before it has said whom t
   REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
   leaf.Assign({}, true);
   CHECK(leaf.Events() == 0);
-  CHECK(absl::IsUnavailable(leaf.up->OpenPull("m", {}).status()));
+  CHECK(absl::IsUnavailable(leaf.up->OpenPull({}).status()));
   leaf.Assign({"r", "b"});
   CHECK(leaf.Events() == 0);
   CHECK(leaf.up->in_use() == "r");
   REQUIRE(leaf.AttachedTo("r"));
   leaf.Relay("r")->Tell();
   CHECK(leaf.Events() == 1);
-  CHECK(leaf.up->OpenPull("m", {})->host == "r");
+  CHECK(leaf.up->OpenPull({})->host == "r");
   CHECK(leaf.sender->counts().opens == 0);
   leaf.up->NotePullEnd(absl::OkStatus());
   // What the sender tells of is not the replica's business any more.
@@ -156,7 +156,7 @@ TEST_CASE("assigned: nothing is pulled from the sender before it has said whom t
   leaf.Assign({"r", "b"});
   CHECK(leaf.Events() == 1);
   leaf.up->Send({.committed = At(1)});
-  CHECK(leaf.Reported([](const Report& r) { return r.follows == "r"; }));
+  CHECK(leaf.Reported([](const ReceiverReport& r) { return r.follows == "r"; }));
   CHECK(leaf.sender->attached());
 }
 
@@ -172,7 +172,7 @@ TEST_CASE("assigned: when the relay has gone the back-up is followed, then the s
   leaf.Relay("b")->End(absl::UnavailableError("gone"));
   REQUIRE(leaf.AttachedTo("s"));
   REQUIRE(Eventually([&] { return leaf.Events() > before; }));
-  CHECK(leaf.up->OpenPull("m", {})->host == "s");
+  CHECK(leaf.up->OpenPull({})->host == "s");
   leaf.up->NotePullEnd(absl::OkStatus());
   // It comes back, and is followed again.
   leaf.Relay("r")->Refuse(absl::OkStatus());
@@ -183,7 +183,7 @@ TEST_CASE("assigned: when the relay has gone the back-up is followed, then the s
 TEST_CASE("assigned: another assignment waits for the end of a pull") {
   Leaf leaf;
   leaf.Follow({"r"});
-  REQUIRE(leaf.up->OpenPull("m", {}).ok());
+  REQUIRE(leaf.up->OpenPull({}).ok());
   leaf.Assign({"b"});
   CHECK(leaf.up->in_use() == "r");
   CHECK(leaf.Relay("r")->attached());
@@ -192,7 +192,7 @@ TEST_CASE("assigned: another assignment waits for the end of a pull") {
   REQUIRE(leaf.AttachedTo("b"));
   // One whose relay has failed it goes at once.
   leaf.Relay("b")->Tell();
-  REQUIRE(leaf.up->OpenPull("m", {}).ok());
+  REQUIRE(leaf.up->OpenPull({}).ok());
   leaf.Relay("b")->Refuse(absl::UnavailableError("gone"));
   leaf.Relay("b")->End(absl::UnavailableError("gone"));
   leaf.Assign({"c"});
@@ -240,7 +240,7 @@ TEST_CASE("assigned: a sync that the sender asks for goes to the replica with wh
   leaf.Relay("r")->Tell();
   CHECK(leaf.Last().sync_request == 7);
   leaf.up->Send({.committed = At(2), .sync_request = 7});
-  CHECK(leaf.Reported([](const Report& r) { return r.sync_request == 7; }));
+  CHECK(leaf.Reported([](const ReceiverReport& r) { return r.sync_request == 7; }));
   leaf.up->Detach();
   REQUIRE(leaf.AttachedTo("r"));
   leaf.Relay("r")->Tell();

@@ -44,9 +44,9 @@ struct Leaf {
   Status Attach() {
     return up->Attach(
         "m", {},
-        [this](const UpstreamEvent& e) {
+        [this](const SenderEvent& e) {
           std::lock_guard lock(mu);
-          told = e.newest;
+          told = e.newest.identity;
           ++events;
         },
         [this](const Status& status) {
@@ -107,7 +107,7 @@ TEST_CASE(
   leaf.s->End(absl::UnavailableError("gone"));
   REQUIRE(leaf.AttachTo("r"));
   const int ended = leaf.Ended();
-  CHECK_FALSE(leaf.up->OpenPull("m", {}).ok());
+  CHECK_FALSE(leaf.up->OpenPull({}).ok());
   const auto described = leaf.up->Describe("m");
   CHECK_FALSE(described.ok());
   CHECK(leaf.r->counts().opens == 0);
@@ -123,7 +123,7 @@ TEST_CASE(
   REQUIRE(Eventually([&] {
     if (!leaf.AttachTo("r")) return false;
     leaf.r->Tell();
-    return leaf.up->OpenPull("m", {}).ok();
+    return leaf.up->OpenPull({}).ok();
   }));
   CHECK(leaf.Told() == At(kNew, 4));
 }
@@ -151,7 +151,7 @@ TEST_CASE("failover: a relay that comes late to a lineage that was left is behin
   REQUIRE(leaf.AttachTo("r"));
   leaf.r->Tell();
   CHECK(leaf.Told() == At(kNew, 10));
-  CHECK_FALSE(leaf.up->OpenPull("m", {}).ok());
+  CHECK_FALSE(leaf.up->OpenPull({}).ok());
 }
 
 TEST_CASE("failover: an upstream that itself goes back to a lineage is believed") {
@@ -247,13 +247,13 @@ TEST_CASE("failover: answers and beats do not make up for pulls that fail") {
   for (int i = 0; i < 4; ++i) {
     REQUIRE(leaf.AttachTo("r"));
     leaf.r->Tell();
-    REQUIRE(leaf.up->OpenPull("m", {}).ok());
+    REQUIRE(leaf.up->OpenPull({}).ok());
     const auto start = SteadyClock::now();
     leaf.up->NotePullEnd(absl::UnavailableError("the bulk port does not answer"));
     REQUIRE(leaf.up->in_use() == "s");
     REQUIRE(leaf.Attach() == absl::OkStatus());
     leaf.s->Tell();
-    REQUIRE(leaf.up->OpenPull("m", {}).ok());
+    REQUIRE(leaf.up->OpenPull({}).ok());
     leaf.up->NotePullEnd(absl::OkStatus());
     REQUIRE(Eventually([&] { return leaf.up->in_use() == "r"; }));
     last = SteadyClock::now() - start;
@@ -267,10 +267,10 @@ TEST_CASE(
   leaf.r->Has(At(kOld, 1));
   REQUIRE(leaf.Attach() == absl::OkStatus());
   leaf.r->Tell();
-  REQUIRE(leaf.up->OpenPull("m", {}).ok());
+  REQUIRE(leaf.up->OpenPull({}).ok());
   leaf.up->NotePullEnd(absl::CancelledError("no agent is at fault"));
   // One that cuts its pulls asks for another try.
-  REQUIRE(leaf.up->OpenPull("m", {}).ok());
+  REQUIRE(leaf.up->OpenPull({}).ok());
   leaf.up->NotePullEnd(absl::AbortedError("cut so that the next version need not wait"));
   CHECK(leaf.up->in_use() == "r");
   CHECK(leaf.r->attached());
@@ -292,7 +292,7 @@ TEST_CASE("failover: nobody stays attached to one upstream and pulls from anothe
   REQUIRE(returned);
   CHECK_FALSE(leaf.s->attached());
   CHECK(leaf.Ended() == 2);
-  CHECK_FALSE(leaf.up->OpenPull("m", {}).ok());
+  CHECK_FALSE(leaf.up->OpenPull({}).ok());
   CHECK(leaf.s->counts().opens + leaf.r->counts().opens == 0);
 }
 

@@ -45,7 +45,7 @@ class FakeAgent {
     std::map<uint32_t, int> flip;      ///< how often a whole chunk comes with a wrong byte
     std::set<uint32_t> leave_out;      ///< chunks that are never sent
     std::function<void()> before_end;  ///< runs in the transfer, after the chunks
-    std::function<void(const Report&)> sending;  ///< runs before a report arrives
+    std::function<void(const ReceiverReport&)> sending;  ///< runs before a report arrives
   };
   struct Counts {
     int describes = 0, opens = 0, side_files = 0, attaches = 0, newest = 0;
@@ -146,7 +146,7 @@ class FakeAgent {
     std::lock_guard lock(mu_);
     return counts_;
   }
-  std::vector<Report> reports() const {
+  std::vector<ReceiverReport> reports() const {
     std::lock_guard lock(mu_);
     return reports_;
   }
@@ -180,11 +180,11 @@ class FakeAgent {
       cv_.wait_for(lock, told_ ? std::chrono::milliseconds(20) : std::chrono::milliseconds(0));
       if (stopping_ || !event_ || faults_.mute) continue;
       told_ = true;
-      UpstreamEvent e{.number = ++number_,
-                      .newest = faults_.claims.value_or(state_.id),
-                      .sync_request = std::exchange(request_, 0),
-                      .group = word_,
-                      .incoming = faults_.coming};
+      SenderEvent e{.number = ++number_,
+                    .newest = faults_.claims.value_or(state_.id),
+                    .sync_request = std::exchange(request_, 0),
+                    .group = word_,
+                    .incoming = faults_.coming};
       if (faults_.lose_events > 0) {
         --faults_.lose_events;
         continue;
@@ -223,9 +223,9 @@ class FakeAgent {
   Counts counts_;
   uint64_t number_ = 0, request_ = 0;
   GroupWord word_;
-  std::function<void(const UpstreamEvent&)> event_;
+  std::function<void(const SenderEvent&)> event_;
   std::function<void(const Status&)> ended_;
-  std::vector<Report> reports_;
+  std::vector<ReceiverReport> reports_;
   std::map<uint64_t, StateId> pinned_;  // by ticket
   uint64_t tickets_ = 0;
   std::thread beat_;
@@ -260,26 +260,27 @@ class FakeAgent::Up : public Upstream {
     }
     return absl::NotFoundError("no such side files");
   }
-  StatusOr<PullGrant> OpenPull(const std::string&, const PullWish& wish) override {
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
     std::lock_guard lock(a_.mu_);
     ++a_.counts_.opens;
-    a_.counts_.corrupt.push_back(wish.corrupt);
+    a_.counts_.corrupt.push_back(request.corrupt);
     if (a_.faults_.fail_opens > 0) {
       --a_.faults_.fail_opens;
       return absl::UnavailableError(a_.name_ + ": not now");
     }
-    if (!a_.faults_.coming.version.empty() && !wish.incoming.empty()) {
+    if (!a_.faults_.coming.version.empty() && !request.incoming.empty()) {
       return absl::AbortedError(a_.name_ + ": not coming");
     }
-    if (wish.owned_hash != a_.owned_.hash()) return absl::FailedPreconditionError("another part");
+    if (request.owned_hash != a_.owned_.hash())
+      return absl::FailedPreconditionError("another part");
     StateId id = a_.state_.id.id;
-    if (!wish.at.empty()) {
-      const auto it = a_.kept_.find(wish.at.id);
-      if (it == a_.kept_.end() || it->second.id.attempt != wish.at.attempt ||
-          !(it->second.id.lineage == wish.at.lineage)) {
+    if (!request.at.empty()) {
+      const auto it = a_.kept_.find(request.at.id);
+      if (it == a_.kept_.end() || it->second.id.attempt != request.at.attempt ||
+          !(it->second.id.lineage == request.at.lineage)) {
         return absl::AbortedError(a_.name_ + ": not that state");
       }
-      id = wish.at.id;
+      id = request.at.id;
     }
     PullGrant grant;
     const uint64_t number = ++a_.tickets_;
@@ -289,8 +290,8 @@ class FakeAgent::Up : public Upstream {
     grant.port = 1;
     return grant;
   }
-  Status Attach(const std::string&, const Report& first,
-                std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string&, const ReceiverReport& first,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
     std::lock_guard lock(a_.mu_);
@@ -303,7 +304,7 @@ class FakeAgent::Up : public Upstream {
     a_.cv_.notify_all();
     return absl::OkStatus();
   }
-  void Send(const Report& report) override {
+  void Send(const ReceiverReport& report) override {
     std::unique_lock lock(a_.mu_);
     if (const auto sending = a_.faults_.sending) {
       lock.unlock();

@@ -25,7 +25,9 @@ struct Setup {
     for (size_t i = 0; i < n; ++i) names.push_back("s" + std::to_string(i));
     return names;
   }
-  void Say(size_t agent, const Identity& newest) { follower.NoteEvent(agent, {.newest = newest}); }
+  void Say(size_t agent, const Identity& newest) {
+    follower.NoteEvent(agent, {.newest = {.identity = newest}});
+  }
   Follower::Choice Next(const Identity& committed, bool requested = false) {
     return follower.Next({.committed = committed, .requested = requested}, now);
   }
@@ -51,7 +53,7 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   const Identity one = State(kA, 1, 10), two = State(kA, 2, 20), three = State(kA, 3, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    s.follower.NoteEvent(0, {.newest = newest, .incoming = incoming});
+    s.follower.NoteEvent(0, {.newest = {.identity = newest}, .incoming = incoming});
   };
   say(two, {three, two});
   const auto joined = s.Next(two);
@@ -80,7 +82,7 @@ TEST_CASE("a lineage that a relay is leaving itself is not returned to") {
   const Identity old = State(kA, 13, 10), fresh = State(kB, 3, 20), other = State(kC, 1, 30);
   Setup s(1);
   const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
-    s.follower.NoteEvent(0, {.newest = newest, .incoming = incoming});
+    s.follower.NoteEvent(0, {.newest = {.identity = newest}, .incoming = incoming});
   };
   say(old, {fresh, {}});
   CHECK(s.Next(old).target.whole == fresh);
@@ -104,14 +106,14 @@ TEST_CASE("a version that is still written is not pulled while somebody checks t
   const Identity one = State(kA, 1, 10);
   Identity two = State(kA, 2, 0);
   Setup s(1);
-  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = {.identity = one}, .incoming = {two, one}});
   const auto joined = s.Next(one);
   CHECK(joined.pull);
   CHECK(joined.target.unwritten());
   CHECK_FALSE(joined.target.root_known);
   CHECK_FALSE(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
   two.root = 20;
-  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = {.identity = one}, .incoming = {two, one}});
   CHECK_FALSE(s.Next(one).target.unwritten());
   CHECK(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
 }
@@ -124,10 +126,10 @@ TEST_CASE("a member of a group makes ready what is still written, and nothing el
     return s.follower.ChooseUnwritten({.committed = one, .member = member}, s.now);
   };
   CHECK_FALSE(ahead(true).pull);
-  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = {.identity = one}, .incoming = {two, one}});
   CHECK_FALSE(ahead(true).pull);  // of a relay
   two.root = 0;
-  s.follower.NoteEvent(0, {.newest = one, .incoming = {two, one}});
+  s.follower.NoteEvent(0, {.newest = {.identity = one}, .incoming = {two, one}});
   CHECK_FALSE(ahead(false).pull);
   const auto choice = ahead(true);
   CHECK(choice.pull);
@@ -157,8 +159,8 @@ struct TwoAgents : Setup {
   }
   static Identity Whole() { return Combine(std::vector<Identity>{One(0), One(1)}); }
   void Write(size_t agent, const Identity& coming, const Identity& newest) {
-    follower.NoteEvent(
-        agent, {.newest = newest, .incoming = {coming, coming.empty() ? Identity{} : newest}});
+    follower.NoteEvent(agent, {.newest = {.identity = newest},
+                               .incoming = {coming, coming.empty() ? Identity{} : newest}});
   }
   void Write(size_t agent, const Identity& coming) { Write(agent, coming, One(agent)); }
 };

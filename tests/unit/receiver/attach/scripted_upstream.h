@@ -40,15 +40,15 @@ class ScriptedUpstream : public Upstream {
     on_newest_ = std::move(hook);
   }
   /// An event of the attachment, if there is one.
-  void Tell(const RelayNews& relay = {}) { Tell(UpstreamEvent{.relay = relay}); }
+  void Tell(const RelayNews& relay = {}) { Tell(SenderEvent{.relay = relay}); }
   /// The same, of which only the number and the newest state are filled in.
-  void Tell(UpstreamEvent e) {
-    std::function<void(const UpstreamEvent&)> event;
+  void Tell(SenderEvent e) {
+    std::function<void(const SenderEvent&)> event;
     {
       std::lock_guard lock(mu_);
       event = event_;
       e.number = ++number_;
-      e.newest = newest_;
+      e.newest.identity = newest_;
     }
     if (event) event(e);
   }
@@ -92,13 +92,14 @@ class ScriptedUpstream : public Upstream {
   StatusOr<std::vector<SideFile>> SideFiles(const std::string&, uint64_t) override {
     return std::vector<SideFile>();
   }
-  StatusOr<PullGrant> OpenPull(const std::string&, const PullWish&) override {
+  StatusOr<PullGrant> OpenPull(const PullRequest&) override {
     std::lock_guard lock(mu_);
     ++counts_.opens;
     DW_RETURN_IF_ERROR(refusal_);
     return PullGrant{.host = address_, .port = 1};
   }
-  Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)> event,
+  Status Attach(const std::string&, const ReceiverReport&,
+                std::function<void(const SenderEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
     std::function<void()> hook;
@@ -115,11 +116,11 @@ class ScriptedUpstream : public Upstream {
     ended_ = std::move(ended);
     return absl::OkStatus();
   }
-  void Send(const Report& report) override {
+  void Send(const ReceiverReport& report) override {
     std::lock_guard lock(mu_);
     reports_.push_back(report);
   }
-  std::vector<Report> reports() const {
+  std::vector<ReceiverReport> reports() const {
     std::lock_guard lock(mu_);
     return reports_;
   }
@@ -132,11 +133,11 @@ class ScriptedUpstream : public Upstream {
   Identity newest_;
   Status refusal_;
   std::function<void()> on_attach_, on_newest_;
-  std::function<void(const UpstreamEvent&)> event_;
+  std::function<void(const SenderEvent&)> event_;
   std::function<void(const Status&)> ended_;
   uint64_t number_ = 0;
   Counts counts_;
-  std::vector<Report> reports_;
+  std::vector<ReceiverReport> reports_;
 };
 
 }  // namespace deltawire::receiver

@@ -113,15 +113,10 @@ class LocalUpstream : public RoundUpstream {
     if (set == nullptr) return absl::NotFoundError("no such side files");
     return set->files;
   }
-  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    const PullRequest request{.model = model,
-                              .receiver_id = leaf_,
-                              .peer = leaf_,
-                              .fingerprint = wish.fingerprint.Hex(),
-                              .streams = wish.streams,
-                              .incoming = wish.incoming,
-                              .corrupt = wish.corrupt};
-    DW_ASSIGN_OR_RETURN(const PullTicket ticket, relay_.OpenPull(request));
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
+    PullRequest own = request;
+    own.receiver_id = leaf_;
+    DW_ASSIGN_OR_RETURN(const PullTicket ticket, relay_.OpenPull(own, {.peer = leaf_}));
     return PullGrant{.ticket = ticket.ticket,
                      .host = "relay",
                      .port = 1,

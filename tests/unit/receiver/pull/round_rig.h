@@ -47,11 +47,11 @@ struct Station {
 /// An upstream of tests of one round, which does not attach.
 class RoundUpstream : public Upstream {
  public:
-  Status Attach(const std::string&, const Report&, std::function<void(const UpstreamEvent&)>,
+  Status Attach(const std::string&, const ReceiverReport&, std::function<void(const SenderEvent&)>,
                 std::function<void(const Status&)>) override {
     return absl::UnimplementedError("a round does not attach");
   }
-  void Send(const Report&) override {}
+  void Send(const ReceiverReport&) override {}
   void Detach() override {}
   void Cancel() override {}
 };
@@ -68,10 +68,10 @@ class WatchedUpstream : public RoundUpstream {
       return absl::UnavailableError("not now");
     return up_->SideFiles(m, hash);
   }
-  StatusOr<PullGrant> OpenPull(const std::string& m, const PullWish& wish) override {
-    PullWish passed = wish;
+  StatusOr<PullGrant> OpenPull(const PullRequest& request) override {
+    PullRequest passed = request;
     if (s_.ignores_target) passed.at = {};
-    auto grant = up_->OpenPull(m, passed);
+    auto grant = up_->OpenPull(passed);
     if (grant.ok()) grant->history = s_.history;
     if (grant.ok() && s_.says_newest) grant->newest = s_.agent.identity();
     return grant;

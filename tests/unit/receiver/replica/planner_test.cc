@@ -17,9 +17,9 @@ Identity Version(uint64_t version, uint64_t root = 9) {
   return {.lineage = kLineage, .id = {1, version}, .root = root, .attempt = version};
 }
 
-UpstreamEvent Event(const Identity& newest, const Identity& incoming = {}) {
-  UpstreamEvent event;
-  event.newest = newest;
+SenderEvent Event(const Identity& newest, const Identity& incoming = {}) {
+  SenderEvent event;
+  event.newest.identity = newest;
   event.incoming.version = incoming;
   return event;
 }
@@ -108,7 +108,7 @@ TEST_CASE("planner: what has come of a version that the agent abandons is lost")
 
 TEST_CASE("planner: a member prepares what its group asks for, and drops it in a pause") {
   PlannerRig rig;
-  UpstreamEvent event = Event(Version(2));
+  SenderEvent event = Event(Version(2));
   event.group = {.name = "g", .round = 1, .prepare = Version(1), .commit = {}};
   rig.planner.NoteEvent(0, event);
   REQUIRE(rig.Next().what == Do::kPrepare);
@@ -137,8 +137,8 @@ TEST_CASE("planner: of several agents the whole is known when all are attached")
   CHECK_FALSE(rig.planner.NoteEvent(0, Event(Version(1))).all_attached);
   CHECK(rig.planner.NeedsNewest());
   CHECK_FALSE(rig.planner.known().newest);
-  UpstreamEvent second = Event({.lineage = {5, 6}, .id = {1, 1}, .root = 1, .attempt = 1});
-  second.delta_bytes = 70;
+  SenderEvent second = Event({.lineage = {5, 6}, .id = {1, 1}, .root = 1, .attempt = 1});
+  second.newest.delta_bytes = 70;
   CHECK(rig.planner.NoteEvent(1, second).all_attached);
   const Planner::Known known = rig.planner.known();
   REQUIRE(known.newest);

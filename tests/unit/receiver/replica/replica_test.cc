@@ -52,25 +52,27 @@ TEST_CASE("versions are followed, whole first and then by delta") {
 }
 
 TEST_CASE("an event is a beat if it says what the one before said, and asks for nothing") {
-  const UpstreamEvent first{.number = 1,
-                            .newest = {.lineage = kC, .id = {1, 2}, .root = 3, .attempt = 4},
-                            .delta_bytes = 5};
-  UpstreamEvent next = first;
+  const SenderEvent first{
+      .number = 1,
+      .newest = {.identity = {.lineage = kC, .id = {1, 2}, .root = 3, .attempt = 4},
+                 .delta_bytes = 5}};
+  SenderEvent next = first;
   next.number = 2;
   CHECK(IsBeat(first, next));
-  const auto differs = [&](const std::function<void(UpstreamEvent&)>& change) {
-    UpstreamEvent other = next;
+  const auto differs = [&](const std::function<void(SenderEvent&)>& change) {
+    SenderEvent other = next;
     change(other);
     return !IsBeat(first, other);
   };
-  CHECK(differs([](UpstreamEvent& e) { e.newest.id.version = 3; }));
-  CHECK(differs([](UpstreamEvent& e) { e.newest.attempt = 5; }));  // another offload of the state
-  CHECK(differs([](UpstreamEvent& e) { e.sync_request = 1; }));
-  CHECK(differs([](UpstreamEvent& e) { e.relay.fetched_bytes = 1; }));
-  CHECK(differs([](UpstreamEvent& e) { e.group.prepare = e.newest; }));
-  CHECK(differs([](UpstreamEvent& e) { e.assignment.emplace(); }));
-  CHECK(differs([](UpstreamEvent& e) { e.incoming.version = e.newest; }));
-  UpstreamEvent asks = first;
+  CHECK(differs([](SenderEvent& e) { e.newest.identity.id.version = 3; }));
+  CHECK(differs(
+      [](SenderEvent& e) { e.newest.identity.attempt = 5; }));  // another offload of the state
+  CHECK(differs([](SenderEvent& e) { e.sync_request = 1; }));
+  CHECK(differs([](SenderEvent& e) { e.relay.fetched_bytes = 1; }));
+  CHECK(differs([](SenderEvent& e) { e.group.prepare = e.newest.identity; }));
+  CHECK(differs([](SenderEvent& e) { e.assignment.emplace(); }));
+  CHECK(differs([](SenderEvent& e) { e.incoming.version = e.newest.identity; }));
+  SenderEvent asks = first;
   asks.sync_request = 7;
   CHECK_FALSE(IsBeat(asks, asks));
 }
@@ -342,16 +344,16 @@ TEST_CASE("reports of two threads arrive in the order in which they were made") 
   const Identity before = s.committed();
   Identity after = before;
   after.id.version = 2;
-  const auto says = [](const Report& r, const Identity& oldest) {
+  const auto says = [](const ReceiverReport& r, const Identity& oldest) {
     return r.engines.engines == 1U && r.engines.oldest == oldest;
   };
   const auto has_arrived = [&](const Identity& oldest) {
     return std::ranges::any_of(s.agent().reports(),
-                               [&](const Report& r) { return says(r, oldest); });
+                               [&](const ReceiverReport& r) { return says(r, oldest); });
   };
   std::atomic<bool> entered{false}, late_came_first{false};
   s.agent().Set([&](FakeAgent::Faults& f) {
-    f.sending = [&](const Report& r) {
+    f.sending = [&](const ReceiverReport& r) {
       if (!says(r, before) || entered.exchange(true)) return;
       late_came_first = Eventually([&] { return has_arrived(after); }, milliseconds(300));
     };
@@ -497,7 +499,7 @@ TEST_CASE("an orchestrator's request is answered by its number") {
   CHECK(s.committed().empty());
   s.agent().Ask(77);
   REQUIRE(Eventually([&] {
-    for (const Report& r : s.agent().reports()) {
+    for (const ReceiverReport& r : s.agent().reports()) {
       if (r.sync_request == 77) return r.phase == ReceiverPhase::kCommitted;
     }
     return false;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "common/base/assignment.h"
+#include "common/base/fields.h"
 #include "common/base/group_word.h"
 #include "common/base/incoming_news.h"
 #include "common/base/relay_news.h"
@@ -23,5 +24,17 @@ struct SenderEvent {
   std::optional<Assignment> assignment;  ///< for a receiver that names a site
   IncomingNews incoming;
 };
+
+template <FieldsOf<SenderEvent> T>
+void ForEachField(T& event, const auto& f) {
+  f("number", event.number);
+  f("newest", event.newest);
+  f("sync_request", event.sync_request);
+  f("force_full", event.force_full);
+  f("relay", event.relay);
+  f("group", event.group);
+  f("assignment", event.assignment);
+  f("incoming", event.incoming);
+}
 
 }  // namespace deltawire

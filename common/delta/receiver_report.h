@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/base/engines_serve.h"
+#include "common/base/fields.h"
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
 #include "common/base/receiver_phase.h"
@@ -29,5 +30,18 @@ struct ReceiverReport {
   bool barred = false;        ///< its principal may not use the model any more
   EnginesServe engines;
 };
+
+/// The fields that have the same form in the message.
+template <FieldsOf<ReceiverReport> T>
+void ForEachField(T& report, const auto& f) {
+  f("committed", report.committed);
+  f("bytes_done", report.bytes_done);
+  f("bytes_total", report.bytes_total);
+  f("message", report.message);
+  f("event", report.event);
+  f("sync_request", report.sync_request);
+  f("group", report.group);
+  f("follows", report.follows);
+}
 
 }  // namespace deltawire
