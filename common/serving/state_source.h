@@ -7,15 +7,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
-#include "common/layout/chunks.h"
-#include "common/layout/coverage.h"
-#include "common/layout/layout.h"
+#include "common/serving/model_facts.h"
 #include "common/serving/version_store.h"
-#include "kernels/kernels.h"
 
 namespace deltawire {
 
@@ -28,18 +26,19 @@ struct LeasedState {
 
 class StateSource {
  public:
+  StateSource(std::shared_ptr<const ModelFacts> facts, ThreadPool& pool)
+      : facts_(std::move(facts)), pool_(pool) {}
   virtual ~StateSource() = default;
 
-  virtual const std::string& name() const = 0;
-  virtual const Layout& layout() const = 0;
-  virtual const ChunkTable& chunks() const = 0;
-  /// The chunks that are published here. All others are never read, sent or counted.
-  virtual const Coverage& owned() const = 0;
-  virtual uint64_t owned_bytes() const = 0;
-  virtual const kernels::DigestKey& key() const = 0;
-  virtual const kernels::Backend& backend() const = 0;
-  virtual ThreadPool& pool() = 0;
-  uint64_t digest_seed() const { return key().seed(); }
+  const ModelFacts& facts() const { return *facts_; }
+  const std::string& name() const { return facts_->name; }
+  const Layout& layout() const { return facts_->layout; }
+  const ChunkTable& chunks() const { return facts_->chunks; }
+  const Coverage& owned() const { return facts_->owned; }
+  uint64_t owned_bytes() const { return facts_->owned_bytes; }
+  const kernels::DigestKey& key() const { return facts_->key; }
+  const kernels::Backend& backend() const { return facts_->backend; }
+  ThreadPool& pool() { return pool_; }
 
   /// The newest state; null: nothing is published yet.
   virtual std::shared_ptr<const Published> published() const = 0;
@@ -70,6 +69,10 @@ class StateSource {
   /// See VersionStore::Pin.
   virtual std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) = 0;
   virtual uint64_t log_limit() const = 0;
+
+ private:
+  const std::shared_ptr<const ModelFacts> facts_;
+  ThreadPool& pool_;
 };
 
 /// The published version's info, or epoch 0 if there is none.

@@ -33,7 +33,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   state->half = half;
   state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes, encoded_);
   state->back = std::make_shared<WayBack>(log_limit_ / 2);
-  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
+  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(model_.chunks.size());
   return state;
 }
 
@@ -223,14 +223,14 @@ StatusOr<std::shared_ptr<const Published>> VersionStore::At(const Identity& id) 
   MutexLock lock(mu_);
   if (newest_ == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
-                  context_.model);
+                  model_.name);
   }
   const Identity& newest = newest_->info.identity;
   if (IsNamed(newest, id)) return newest_;
   if (!IsOf(newest, id.lineage) || newest.id < id.id) {
     return Errorf(StatusCode::kAborted,
                   "model \"{}\": {} is not published here, the newest is {}; pull again",
-                  context_.model, DescribeFully(id), DescribeFully(newest));
+                  model_.name, DescribeFully(id), DescribeFully(newest));
   }
   std::erase_if(made_, [](const auto& e) { return e.second.expired(); });
   if (const auto it = made_.find({id.id, id.root}); it != made_.end()) {
@@ -244,7 +244,7 @@ StatusOr<std::shared_ptr<const Published>> VersionStore::At(const Identity& id) 
   if (kept_ != nullptr && IsNamed(kept_->info.identity, id)) return kept_;
   return Errorf(StatusCode::kAborted,
                 "model \"{}\": {} is not kept any more, the newest is {}; pull a newer one",
-                context_.model, ToString(id), DescribeFully(newest));
+                model_.name, ToString(id), DescribeFully(newest));
 }
 
 std::shared_ptr<Published> VersionStore::Rebuild(size_t step) const {
@@ -269,21 +269,20 @@ LogView VersionStore::Since(const Published& newest, const Identity& id) const {
 }
 
 Status VersionStore::UndoChunk(const ChunkDelta& d, MutableBytes bytes, uint64_t& digest) const {
-  const Chunk& chunk = (*context_.chunks)[d.chunk];
-  const auto undone =
-      UndoDelta(*context_.backend, *context_.key, d.payload, chunk.width, bytes, digest);
+  const Chunk& chunk = model_.chunks[d.chunk];
+  const auto undone = UndoDelta(model_.backend, model_.key, d.payload, chunk.width, bytes, digest);
   if (undone == kernels::DecodeStatus::kOk && digest == d.digest_before) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss,
                 "model \"{}\": undoing a delta of tensor {} disagrees with its digest; nothing was "
                 "published, offload the version again",
-                context_.model, context_.layout->tensor(chunk.tensor).name);
+                model_.name, model_.layout.tensor(chunk.tensor).name);
 }
 
 StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
   MutexLock lock(mu_);
   if (newest_ == nullptr || newest_->info.id().version == version) {
     return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": {} is published; there is nothing to roll back", context_.model,
+                  "model \"{}\": {} is published; there is nothing to roll back", model_.name,
                   ToString(newest_ ? newest_->info.id() : StateId{}));
   }
   const LogView& log = newest_->log;
@@ -299,19 +298,19 @@ StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
   return Errorf(StatusCode::kNotFound,
                 "model \"{}\": version {} cannot be made from the delta log, which reaches back "
                 "to version {}; offload it again as a new version",
-                context_.model, version, oldest);
+                model_.name, version, oldest);
 }
 
 Status VersionStore::UndoInto(MutableBytes data, const Published& newest, const Identity& target,
                               std::vector<uint64_t>& digests) const {
   const LogView since = Since(newest, target);
   if (since.empty()) {
-    return Errorf(StatusCode::kAborted, "model \"{}\": {} is not kept any more", context_.model,
+    return Errorf(StatusCode::kAborted, "model \"{}\": {} is not kept any more", model_.name,
                   DescribeFully(target));
   }
   for (size_t i = since.size(); i-- > 0;) {
     for (const ChunkDelta& d : since[i]->chunks()) {
-      const Chunk& chunk = (*context_.chunks)[d.chunk];
+      const Chunk& chunk = model_.chunks[d.chunk];
       DW_RETURN_IF_ERROR(UndoChunk(d, data.subspan(chunk.offset, chunk.bytes), digests[d.chunk]));
     }
   }

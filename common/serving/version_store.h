@@ -17,12 +17,10 @@
 #include "common/base/sync.h"
 #include "common/delta/delta_log.h"
 #include "common/delta/version_info.h"
-#include "common/layout/chunks.h"
-#include "common/layout/layout.h"
 #include "common/serving/encoded_cache.h"
+#include "common/serving/model_facts.h"
 #include "common/serving/side_file_set.h"
 #include "common/serving/way_back.h"
-#include "kernels/kernels.h"
 
 namespace deltawire {
 
@@ -46,17 +44,10 @@ struct Published {
 
 class VersionStore {
  public:
-  struct Context {
-    std::string model;  ///< the name, for messages
-    const Layout* layout = nullptr;
-    const ChunkTable* chunks = nullptr;
-    const kernels::Backend* backend = nullptr;
-    const kernels::DigestKey* key = nullptr;
-    uint64_t bytes = 0;  ///< of the chunks that are published here
-  };
-  VersionStore(Context context, uint64_t log_bytes)
-      : context_(std::move(context)),
-        old_bytes_(std::make_shared<OldBytes::Budget>(context_.bytes)),
+  /// `model` outlives the store.
+  VersionStore(const ModelFacts& model, uint64_t log_bytes)
+      : model_(model),
+        old_bytes_(std::make_shared<OldBytes::Budget>(model.owned_bytes)),
         log_limit_(log_bytes),
         log_(log_bytes) {}
 
@@ -130,7 +121,7 @@ class VersionStore {
   LogView Since(const Published& newest, const Identity& id) const;
   Status UndoChunk(const ChunkDelta& delta, MutableBytes bytes, uint64_t& digest) const;
 
-  const Context context_;
+  const ModelFacts& model_;
   // Shared by all states: one model's bytes.
   const std::shared_ptr<OldBytes::Budget> old_bytes_;
   const std::shared_ptr<EncodedCache::Totals> encoded_ = std::make_shared<EncodedCache::Totals>();

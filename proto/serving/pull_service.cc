@@ -69,7 +69,7 @@ grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext* context,
   ToProto(side->files, response->mutable_side_files());
   response->set_side_files_hash(side->hash);
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
-  response->set_digest_seed((*model)->digest_seed());
+  response->set_digest_seed((*model)->key().seed());
   ToProto(PublishedInfo(**model), response->mutable_newest());
   ToProto((*model)->owned(), response->mutable_owned());
   return grpc::Status::OK;

@@ -7,21 +7,12 @@ namespace deltawire::receiver {
 
 RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool,
                            uint64_t log_bytes, std::function<void(uint32_t chunk)> on_corrupt)
-    : name_(std::move(name)),
-      layout_(buffer.layout()),
-      chunks_(buffer.chunks()),
-      owned_(Coverage::All(chunks_.size())),
-      key_(layout_.fingerprint().lo),
-      backend_(kernels::Best()),
-      pool_(pool),
+    : StateSource(
+          std::make_shared<const ModelFacts>(std::move(name), buffer.layout(), buffer.chunks(),
+                                             Coverage::All(buffer.chunks().size())),
+          pool),
       on_corrupt_(std::move(on_corrupt)),
-      store_({.model = name_,
-              .layout = &layout_,
-              .chunks = &chunks_,
-              .backend = &backend_,
-              .key = &key_,
-              .bytes = layout_.total_bytes()},
-             log_bytes) {}
+      store_(facts(), log_bytes) {}
 
 Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                              std::shared_ptr<const Delta> delta, const Identity& from) {
@@ -43,7 +34,7 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
   }
   VersionInfo info;
   info.identity = id;
-  info.model_bytes = layout_.total_bytes();
+  info.model_bytes = layout().total_bytes();
   info.delta_bytes = delta == nullptr ? 0 : delta->payload_bytes();
   info.published_unix_nanos = UnixNanos();
   info.rollback = follows && before->info.id().epoch < id.id.epoch;
@@ -70,7 +61,7 @@ std::shared_ptr<ServedFile> RelayedModel::FileOf(uint32_t half, const Identity* 
 }
 
 bool RelayedModel::Serves(const Published& state, const std::shared_ptr<ServedFile>& file) const {
-  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+  for (uint32_t i = 0; i < chunks().size(); ++i) {
     if (state.damaged[i] != 0) return false;
   }
   return FileOf(state.half, &state.info.identity) == file;
@@ -109,7 +100,7 @@ StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) 
   auto newest = store_.newest();
   if (newest != nullptr && newest->info.identity.id == id.id) return store_.At(id);
   return Errorf(StatusCode::kAborted, "model \"{}\": this relay no longer holds {}; pull again",
-                name_, DescribeFully(id));
+                name(), DescribeFully(id));
 }
 
 std::shared_ptr<const SideFileSet> RelayedModel::side_files() const {
@@ -174,15 +165,15 @@ std::shared_ptr<IncomingVersion> RelayedModel::incoming() const {
 
 bool RelayedModel::Mark(uint32_t chunk) {
   const LeasedState leased = Lease();
-  if (leased.lease == nullptr || chunk >= chunks_.size()) return false;
-  const Chunk& place = chunks_[chunk];
+  if (leased.lease == nullptr || chunk >= chunks().size()) return false;
+  const Chunk& place = chunks()[chunk];
   const Bytes bytes = half(leased.state->half).subspan(place.offset, place.bytes);
-  if (backend_.digest(key_, bytes) == (*leased.state->digests)[chunk]) return false;
+  if (backend().digest(key(), bytes) == (*leased.state->digests)[chunk]) return false;
   if (leased.state->damaged[chunk].exchange(1) != 0) return false;
   LogError(
       "model {}: {}: chunk {} of tensor {} has lost its digest here and is not served until it was "
       "fetched anew (check this machine's memory)",
-      name_, ToString(leased.state->info.id()), chunk, layout_.tensor(place.tensor).name);
+      name(), ToString(leased.state->info.id()), chunk, layout().tensor(place.tensor).name);
   return true;
 }
 

@@ -35,14 +35,6 @@ class RelayedModel : public StateSource {
   /// The numbers under which pulls know the file: one for each state that was served from it.
   std::vector<uint32_t> HalvesOf(const ServedFile& file) const;
 
-  const std::string& name() const override { return name_; }
-  const Layout& layout() const override { return layout_; }
-  const ChunkTable& chunks() const override { return chunks_; }
-  const Coverage& owned() const override { return owned_; }
-  uint64_t owned_bytes() const override { return layout_.total_bytes(); }
-  const kernels::DigestKey& key() const override { return key_; }
-  const kernels::Backend& backend() const override { return backend_; }
-  ThreadPool& pool() override { return pool_; }
   std::shared_ptr<const Published> published() const override { return store_.newest(); }
   LeasedState Lease() override;
   Bytes half(uint32_t i) const override;
@@ -80,13 +72,6 @@ class RelayedModel : public StateSource {
   /// Whether `file` is served already as `state`, and wholly.
   bool Serves(const Published& state, const std::shared_ptr<ServedFile>& file) const;
 
-  const std::string name_;
-  const Layout layout_;
-  const ChunkTable chunks_;
-  const Coverage owned_;
-  const kernels::DigestKey key_;
-  const kernels::Backend& backend_;
-  ThreadPool& pool_;
   const std::function<void(uint32_t)> on_corrupt_;
   VersionStore store_;
 

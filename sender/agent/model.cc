@@ -24,7 +24,7 @@ StatusOr<std::shared_ptr<Model>> Model::Make(std::unique_ptr<const ModelHome> ho
   // upwards.
   uint64_t lease = 0;
   if (getrandom(&lease, sizeof lease, 0) != sizeof lease) {
-    return ErrnoError(fmt::format("getrandom for the leases of model \"{}\"", home->name()));
+    return ErrnoError(fmt::format("getrandom for the leases of model \"{}\"", home->facts()->name));
   }
   std::shared_ptr<Model> model(
       new Model(std::move(home), options, lease >> 1, pool, std::move(stages)));

@@ -74,7 +74,7 @@ StatusOr<VersionInfo> Publisher::Publish(const WrittenHalf& written) {
   info.identity = {halves.lineage(), written.to, result.root, written.attempt};
   halves.Commit(written.half, info.identity, *result.digests);
   info.model_bytes = states_.owned_bytes();
-  info.elements = home.owned_elements();
+  info.elements = home.facts()->owned_elements;
   info.changed_elements = result.changed_elements;
   info.full_bytes = result.full_bytes;
   info.delta_bytes = result.delta_bytes;

@@ -48,7 +48,7 @@ class SimulatedUpstream : public receiver::Upstream {
           const auto newest = m->published();
           return receiver::ModelDescription{
               .layout = m->layout(),
-              .digest_seed = m->digest_seed(),
+              .digest_seed = m->key().seed(),
               .side_files = side->files,
               .side_files_hash = side->hash,
               .owned = m->owned(),

@@ -44,12 +44,13 @@ StatusOr<std::unique_ptr<Halves>> Halves::Create(Context context, const StateSha
   for (uint32_t h = 0; h < 2; ++h) fs::remove(PathOf(context.directory, h), ignored);
   std::vector<BufferFile> files;
   for (uint32_t h = 0; h < 2; ++h) {
-    auto file = BufferFile::Create(PathOf(context.directory, h), *context.layout, context.buffer);
+    auto file =
+        BufferFile::Create(PathOf(context.directory, h), context.model.layout, context.buffer);
     if (!file.ok()) {
       // A lone half would occupy the memory that the error asks the user to free.
       files.clear();
       fs::remove(PathOf(context.directory, 0), ignored);
-      return Annotate(file.status(), fmt::format("model \"{}\", half {}", context.model, h));
+      return Annotate(file.status(), fmt::format("model \"{}\", half {}", context.model.name, h));
     }
     files.push_back(std::move(*file));
   }
@@ -63,7 +64,7 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Context context, StateFile state)
   std::vector<BufferFile> files;
   for (uint32_t h = 0; h < 2; ++h) {
     DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Open(PathOf(context.directory, h),
-                                                          *context.layout, context.buffer));
+                                                          context.model.layout, context.buffer));
     if (state.phase(h) == SlotPhase::kWhole && state.inode(h) != 0 &&
         state.inode(h) != file.inode()) {
       return Errorf(StatusCode::kDataLoss,
@@ -86,7 +87,7 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Context context, StateFile state)
 }
 
 std::vector<uint64_t> Halves::Digests(uint32_t half) const {
-  std::vector<uint64_t> digests(context_.chunks->size());
+  std::vector<uint64_t> digests(context_.model.chunks.size());
   for (uint32_t c = 0; c < digests.size(); ++c) digests[c] = state_.chunk_digest(half, c);
   return digests;
 }
@@ -182,8 +183,8 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
   };
   const std::chrono::milliseconds undisturbed = grace - CutTime(grace);
   if (!cv_.wait_for(lock, undisturbed, free)) {
-    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", context_.model,
-            undisturbed.count());
+    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms",
+            context_.model.name, undisturbed.count());
     lock.unlock();
     if (cut) cut(half);
     lock.lock();
@@ -192,7 +193,7 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
       return Errorf(StatusCode::kDeadlineExceeded,
                     "model \"{}\": {} reads of the inactive half did not end; this is a bug, "
                     "restart the sender",
-                    context_.model, h.readers);
+                    context_.model.name, h.readers);
     }
   }
   *waited_seconds = SecondsSince(start);
@@ -220,14 +221,14 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
     LogWarn(
         "model {}: {} was granted {}, never reported its end, and may still write there ({}): a "
         "fresh file replaces it",
-        context_.model, writers, path(half).native(),
+        context_.model.name, writers, path(half).native(),
         alone == FileLease::Answer::kInUse ? DescribeHolders(WhoHas(files_[half].fd()))
                                            : lease.reason());
     replacing();
     DW_RETURN_IF_ERROR(
         Annotate(Replace(half), fmt::format("model \"{}\": a half that {} may still write into "
                                             "cannot be replaced",
-                                            context_.model, writers)));
+                                            context_.model.name, writers)));
   }
   MutexLock lock(mu_);
   halves_[half].suspect = false;
@@ -239,7 +240,7 @@ Status Halves::Replace(uint32_t half) {
   // First, so that after a crash the half does not count as whole.
   BeginWrite(half);
   DW_ASSIGN_OR_RETURN(BufferFile fresh,
-                      BufferFile::Create(path(half), *context_.layout, context_.buffer));
+                      BufferFile::Create(path(half), context_.model.layout, context_.buffer));
   state_.set_inode(half, fresh.inode());
   files_[half] = std::move(fresh);
   return absl::OkStatus();

@@ -19,8 +19,7 @@
 #include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
-#include "common/layout/coverage.h"
-#include "common/layout/layout.h"
+#include "common/serving/model_facts.h"
 #include "common/shm/buffer_file.h"
 #include "common/shm/state_file.h"
 
@@ -33,11 +32,8 @@ enum class HalfUse : uint8_t { kIdle, kTaken, kGranted };
 class Halves {
  public:
   struct Context {
-    std::string model;
+    const ModelFacts& model;  ///< outlives the halves
     std::filesystem::path directory;
-    const Layout* layout = nullptr;  ///< outlives the halves, as `chunks` and `owned` do
-    const ChunkTable* chunks = nullptr;
-    const Coverage* owned = nullptr;
     BufferOptions buffer;
   };
   static constexpr const char* kStateName = ".deltawire.state";

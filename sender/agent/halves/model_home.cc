@@ -18,26 +18,17 @@ StatusOr<Hash128> DrawLineage(const std::string& model) {
   return ErrnoError(fmt::format("getrandom for the lineage of model \"{}\"", model));
 }
 
-}  // namespace
-
-void ModelHome::SetLayout(std::unique_ptr<const Layout> layout, ChunkTable chunks, Coverage owned) {
-  layout_ = std::move(layout);
-  chunks_ = std::make_unique<const ChunkTable>(std::move(chunks));
-  owned_ = std::make_unique<const Coverage>(std::move(owned));
-  key_.emplace(layout_->fingerprint().lo);
-  owned_bytes_ = owned_->bytes(*chunks_);
-  for (const ChunkRange& range : owned_->ranges()) {
-    for (uint32_t c = range.first; c < range.last; ++c) {
-      owned_elements_ += (*chunks_)[c].bytes / (*chunks_)[c].width;
-    }
-  }
-  side_files_ = std::make_unique<SideFileStore>(dir_ / kSideDir);
+StatusOr<Layout> LayoutOf(const fs::path& half) {
+  DW_ASSIGN_OR_RETURN(const ModelDir file, ModelDir::Open(half));
+  return file.layout();
 }
+
+}  // namespace
 
 Halves::Context ModelHome::HalvesContext(const SenderOptions& options, ThreadPool& pool) const {
   BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
-  if (!owned_->all()) buffer.only = owned_->ByteRanges(*chunks_);
-  return {name_, dir_, layout_.get(), chunks_.get(), owned_.get(), std::move(buffer)};
+  if (!facts_->owned.all()) buffer.only = facts_->owned.ByteRanges(facts_->chunks);
+  return {*facts_, dir_, std::move(buffer)};
 }
 
 StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::path dir,
@@ -55,19 +46,20 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Create(std::string name, fs::pat
                   name, dir.native());
   }
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir, options.file_group));
-  std::unique_ptr<ModelHome> home(new ModelHome(std::move(name), std::move(dir), std::move(lock)));
-  home->SetLayout(std::make_unique<Layout>(std::move(layout)), std::move(chunks), std::move(owned));
+  const auto facts = std::make_shared<const ModelFacts>(std::move(name), std::move(layout),
+                                                        std::move(chunks), std::move(owned));
+  std::unique_ptr<ModelHome> home(new ModelHome(facts, std::move(dir), std::move(lock)));
   // The state file marks the directory as a model's, so it is removed first and made last.
   std::error_code ignored;
   fs::remove(home->dir_ / Halves::kStateName, ignored);
-  DW_RETURN_IF_ERROR(WriteOwnedFile(home->dir_ / kOwnedName, home->owned()));
+  DW_RETURN_IF_ERROR(WriteOwnedFile(home->dir_ / kOwnedName, facts->owned));
   DW_RETURN_IF_ERROR(home->side_files_->Clear());
   DW_RETURN_IF_ERROR(home->side_files_->SetNext(std::move(next)));
-  StateShape shape{.chunks = home->chunks().size(),
+  StateShape shape{.chunks = facts->chunks.size(),
                    .slots = 2,
-                   .fingerprint = home->layout().fingerprint(),
-                   .digest_seed = home->layout().fingerprint().lo};
-  DW_ASSIGN_OR_RETURN(shape.lineage, DrawLineage(home->name_));
+                   .fingerprint = facts->layout.fingerprint(),
+                   .digest_seed = facts->layout.fingerprint().lo};
+  DW_ASSIGN_OR_RETURN(shape.lineage, DrawLineage(facts->name));
   DW_ASSIGN_OR_RETURN(home->halves_, Halves::Create(home->HalvesContext(options, pool), shape));
   return home;
 }
@@ -81,19 +73,16 @@ StatusOr<std::unique_ptr<ModelHome>> ModelHome::Open(std::string name, fs::path 
   }
   DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir, options.file_group));
   DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / Halves::kStateName));
-  std::unique_ptr<const Layout> layout;
-  {
-    DW_ASSIGN_OR_RETURN(ModelDir file, ModelDir::Open(Halves::PathOf(dir, 0)));
-    layout = std::make_unique<Layout>(file.layout());
-  }
-  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(*layout));
+  DW_ASSIGN_OR_RETURN(Layout layout, LayoutOf(Halves::PathOf(dir, 0)));
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   if (state.shape().slots != 2 || state.shape().chunks != chunks.size() ||
-      !(state.shape().fingerprint == layout->fingerprint())) {
+      !(state.shape().fingerprint == layout.fingerprint())) {
     return Errorf(StatusCode::kDataLoss, "{}: the state file is of another layout", dir.string());
   }
   DW_ASSIGN_OR_RETURN(Coverage owned, ReadOwnedFile(dir / kOwnedName, chunks.size()));
-  std::unique_ptr<ModelHome> home(new ModelHome(std::move(name), std::move(dir), std::move(lock)));
-  home->SetLayout(std::move(layout), std::move(chunks), std::move(owned));
+  auto facts = std::make_shared<const ModelFacts>(std::move(name), std::move(layout),
+                                                  std::move(chunks), std::move(owned));
+  std::unique_ptr<ModelHome> home(new ModelHome(std::move(facts), std::move(dir), std::move(lock)));
   DW_RETURN_IF_ERROR(home->side_files_->LoadNext());
   DW_ASSIGN_OR_RETURN(home->halves_,
                       Halves::Open(home->HalvesContext(options, pool), std::move(state)));

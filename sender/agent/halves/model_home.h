@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,11 +13,8 @@
 #include "common/base/thread_pool.h"
 #include "common/config/options.h"
 #include "common/delta/version_info.h"
-#include "common/layout/chunks.h"
-#include "common/layout/coverage.h"
-#include "common/layout/layout.h"
+#include "common/serving/model_facts.h"
 #include "common/shm/dir_lock.h"
-#include "kernels/kernels.h"
 #include "sender/agent/halves/halves.h"
 #include "sender/agent/halves/side_file_store.h"
 
@@ -41,14 +37,8 @@ class ModelHome {
   static StatusOr<std::unique_ptr<ModelHome>> Open(std::string name, std::filesystem::path dir,
                                                    const SenderOptions& options, ThreadPool& pool);
 
-  const std::string& name() const { return name_; }
+  const std::shared_ptr<const ModelFacts>& facts() const { return facts_; }
   const std::filesystem::path& directory() const { return dir_; }
-  const Layout& layout() const { return *layout_; }
-  const ChunkTable& chunks() const { return *chunks_; }
-  const Coverage& owned() const { return *owned_; }
-  const kernels::DigestKey& key() const { return *key_; }
-  uint64_t owned_bytes() const { return owned_bytes_; }
-  uint64_t owned_elements() const { return owned_elements_; }
   Halves& halves() const { return *halves_; }
   SideFileStore& side_files() const { return *side_files_; }
 
@@ -60,21 +50,17 @@ class ModelHome {
   bool IsInPlace() const;
 
  private:
-  ModelHome(std::string name, std::filesystem::path dir, DirLock lock)
-      : name_(std::move(name)), dir_(std::move(dir)), lock_(std::move(lock)) {}
-  void SetLayout(std::unique_ptr<const Layout> layout, ChunkTable chunks, Coverage owned);
+  ModelHome(std::shared_ptr<const ModelFacts> facts, std::filesystem::path dir, DirLock lock)
+      : facts_(std::move(facts)),
+        dir_(std::move(dir)),
+        lock_(std::move(lock)),
+        side_files_(std::make_unique<SideFileStore>(dir_ / kSideDir)) {}
   Halves::Context HalvesContext(const SenderOptions& options, ThreadPool& pool) const;
 
-  const std::string name_;
+  const std::shared_ptr<const ModelFacts> facts_;
   const std::filesystem::path dir_;
   DirLock lock_;
-  std::unique_ptr<const Layout> layout_;
-  std::unique_ptr<const ChunkTable> chunks_;
-  std::unique_ptr<const Coverage> owned_;
-  std::optional<kernels::DigestKey> key_;
-  uint64_t owned_bytes_ = 0;
-  uint64_t owned_elements_ = 0;
-  std::unique_ptr<SideFileStore> side_files_;
+  const std::unique_ptr<SideFileStore> side_files_;
   std::unique_ptr<Halves> halves_;
 };
 

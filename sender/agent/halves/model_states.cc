@@ -9,20 +9,17 @@ namespace deltawire::sender {
 
 ModelStates::ModelStates(std::unique_ptr<const ModelHome> home, uint64_t delta_log_bytes,
                          ThreadPool& pool)
-    : home_(std::move(home)),
-      backend_(kernels::Best()),
-      pool_(pool),
-      store_(VersionStore::Context{name(), &layout(), &chunks(), &backend_, &key(), owned_bytes()},
-             delta_log_bytes),
-      scrubber_(Scrubber::Context{name(), &layout(), &chunks(), &owned(), &backend_, &key()},
-                home_->halves()) {}
+    : StateSource(home->facts(), pool),
+      home_(std::move(home)),
+      store_(facts(), delta_log_bytes),
+      scrubber_(facts(), home_->halves()) {}
 
 StatusOr<std::shared_ptr<Published>> ModelStates::RestoreHalf(uint32_t half) {
   auto digests = std::make_shared<std::vector<uint64_t>>(halves().Digests(half));
   VersionInfo info;
   info.identity = halves().holds(half);
   info.model_bytes = owned_bytes();
-  info.elements = home_->owned_elements();
+  info.elements = facts().owned_elements;
   if (const uint64_t root = RootOf(*digests, owned()); root != info.identity.root) {
     return Errorf(StatusCode::kDataLoss,
                   "{}: the state file's digests have root {:016x}, not that of {}; register the "
@@ -127,7 +124,7 @@ Status ModelStates::UndoInto(uint32_t half, const Published& newest, const Ident
   for (uint32_t c = 0; c < chunks().size(); ++c) {
     const Chunk& chunk = chunks()[c];
     if (!owned().contains(c)) continue;
-    if (backend_.digest(key(), to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
+    if (backend().digest(key(), to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
     return Errorf(StatusCode::kDataLoss,
                   "model \"{}\": tensor {} is corrupt in memory and cannot be rolled back; nothing "
                   "was published, offload the version again",

@@ -12,7 +12,6 @@
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
 #include "common/serving/state_source.h"
-#include "kernels/kernels.h"
 #include "sender/agent/halves/halves.h"
 #include "sender/agent/halves/model_home.h"
 #include "sender/agent/halves/scrubber.h"
@@ -23,16 +22,6 @@ class ModelStates : public StateSource {
  public:
   ModelStates(std::unique_ptr<const ModelHome> home, uint64_t delta_log_bytes, ThreadPool& pool);
 
-  const std::string& name() const override { return home_->name(); }
-  const Layout& layout() const override { return home_->layout(); }
-  const ChunkTable& chunks() const override { return home_->chunks(); }
-  /// The chunks that this agent publishes. All others are holes in both halves: never read, diffed,
-  /// sent or counted.
-  const Coverage& owned() const override { return home_->owned(); }
-  uint64_t owned_bytes() const override { return home_->owned_bytes(); }
-  ThreadPool& pool() override { return pool_; }
-  const kernels::DigestKey& key() const override { return home_->key(); }
-  const kernels::Backend& backend() const override { return backend_; }
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   std::shared_ptr<const Published> published() const override { return store_.newest(); }
@@ -81,8 +70,6 @@ class ModelStates : public StateSource {
   Status CheckUndamaged(const Published& newest, uint64_t version) const;
 
   const std::unique_ptr<const ModelHome> home_;
-  const kernels::Backend& backend_;
-  ThreadPool& pool_;
   std::atomic<int> pulls_{0};  // pulls that may yet pin the newest state
   VersionStore store_;
   Scrubber scrubber_;

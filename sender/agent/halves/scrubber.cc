@@ -8,18 +8,18 @@
 namespace deltawire::sender {
 
 std::chrono::nanoseconds Scrubber::CheckNext(const Published& state, uint64_t bytes_per_s) {
-  return walk_.Next(*context_.chunks, bytes_per_s, [&](uint32_t c) -> uint64_t {
-    if (!context_.owned->contains(c)) return 0;
+  return walk_.Next(model_.chunks, bytes_per_s, [&](uint32_t c) -> uint64_t {
+    if (!model_.owned.contains(c)) return 0;
     Check(state, c);
-    return (*context_.chunks)[c].bytes;
+    return model_.chunks[c].bytes;
   });
 }
 
 void Scrubber::Check(const Published& state, uint32_t c) {
-  const Chunk& chunk = (*context_.chunks)[c];
+  const Chunk& chunk = model_.chunks[c];
   const Bytes now = std::as_const(halves_).data(state.half).subspan(chunk.offset, chunk.bytes);
   bytes_ += now.size();
-  if (context_.backend->digest(*context_.key, now) == (*state.digests)[c]) {
+  if (model_.backend.digest(model_.key, now) == (*state.digests)[c]) {
     state.damaged[c] = 0;
   } else {
     MarkCorrupt(state, c);
@@ -30,20 +30,18 @@ void Scrubber::MarkCorrupt(const Published& state, uint32_t c) {
   // Before the rebuild, so that no pull sends the chunk and no diff uses it meanwhile.
   const bool known = state.damaged[c].exchange(1) != 0;
   const bool rebuilt = Rebuild(state, c);
-  const std::string& tensor = context_.layout->tensor((*context_.chunks)[c].tensor).name;
+  const std::string& tensor = model_.layout.tensor(model_.chunks[c].tensor).name;
   if (rebuilt) {
     LogError(
         "model {}: {}: chunk {} of tensor {} had lost its digest; rebuilt from the "
         "version before (check this machine's memory) {}",
-        context_.model, ToString(state.info.id()), c, tensor,
-        ToString(TraceOf(state.info.identity)));
+        model_.name, ToString(state.info.id()), c, tensor, ToString(TraceOf(state.info.identity)));
   } else if (!known) {
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
         "more until a version in which the trainer writes that tensor (check this machine's "
         "memory) {}",
-        context_.model, ToString(state.info.id()), c, tensor,
-        ToString(TraceOf(state.info.identity)));
+        model_.name, ToString(state.info.id()), c, tensor, ToString(TraceOf(state.info.identity)));
   }
   if (!known) ++mismatches_;
   if (rebuilt) ++repaired_;
@@ -54,7 +52,7 @@ void Scrubber::CountCorrupt(uint32_t c, bool whole) {
   LogError(
       "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "
       "(check this machine's memory)",
-      context_.model, c, context_.layout->tensor((*context_.chunks)[c].tensor).name,
+      model_.name, c, model_.layout.tensor(model_.chunks[c].tensor).name,
       whole ? "that version brings it whole"
             : "carried over as it is, it is not sent until the trainer writes that tensor");
 }
@@ -63,7 +61,7 @@ bool Scrubber::Rebuild(const Published& now, uint32_t c) {
   if (now.log.empty() || now.log.back()->to() != now.info.id()) return false;
   const ChunkDelta* delta = now.log.back()->Find(c);
   if (delta != nullptr && delta->full) return false;
-  const Chunk& place = (*context_.chunks)[c];
+  const Chunk& place = model_.chunks[c];
   const uint32_t other = 1 - now.half;
   const Identity before = halves_.holds(other);
   if (before.id != now.log.back()->from()) return false;
@@ -73,11 +71,11 @@ bool Scrubber::Rebuild(const Published& now, uint32_t c) {
   std::vector<std::byte> bytes(old.begin(), old.end());
   if (delta != nullptr) {
     uint64_t ignored = 0;
-    const auto applied = context_.backend->decode_apply(
-        *context_.key, delta->payload, bytes, place.width, delta->digest_before, &ignored);
+    const auto applied = model_.backend.decode_apply(model_.key, delta->payload, bytes, place.width,
+                                                     delta->digest_before, &ignored);
     if (applied != kernels::DecodeStatus::kOk) return false;
   }
-  if (context_.backend->digest(*context_.key, bytes) != (*now.digests)[c]) return false;
+  if (model_.backend.digest(model_.key, bytes) != (*now.digests)[c]) return false;
   if (!halves_.Patch(now.half, now.info.identity, place.offset, bytes)) return false;
   now.damaged[c] = 0;
   return true;

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstdint>
 
-#include "common/layout/coverage.h"
 #include "common/layout/scrub_walk.h"
+#include "common/serving/model_facts.h"
 #include "common/serving/version_store.h"
 #include "sender/agent/halves/halves.h"
 
@@ -23,15 +23,8 @@ struct ScrubTotals {
 
 class Scrubber {
  public:
-  struct Context {
-    std::string model;
-    const Layout* layout = nullptr;
-    const ChunkTable* chunks = nullptr;
-    const Coverage* owned = nullptr;
-    const kernels::Backend* backend = nullptr;
-    const kernels::DigestKey* key = nullptr;
-  };
-  Scrubber(Context context, Halves& halves) : context_(std::move(context)), halves_(halves) {}
+  /// Both outlive this.
+  Scrubber(const ModelFacts& model, Halves& halves) : model_(model), halves_(halves) {}
 
   /// Compares the next few chunks in turn. Returns the pause that keeps the scrub at `bytes_per_s`,
   /// which is > 0. REQUIRES (here and below): the caller holds a lease of state.half.
@@ -49,7 +42,7 @@ class Scrubber {
   void MarkCorrupt(const Published& state, uint32_t chunk);
   bool Rebuild(const Published& state, uint32_t chunk);
 
-  const Context context_;
+  const ModelFacts& model_;
   Halves& halves_;
   ScrubWalk walk_{256 << 10};
   std::atomic<uint64_t> bytes_{0}, mismatches_{0}, repaired_{0};

@@ -51,18 +51,15 @@ class HandPublished {
   explicit HandPublished(uint64_t seed, uint64_t log_bytes = uint64_t{1} << 30,
                          std::vector<TensorMeta> tensors = FourTensors(),
                          const std::vector<ChunkRange>& part = {})
-      : layout(*Layout::Create(std::move(tensors))),
-        chunks(*ChunkTable::Create(layout)),
-        owned(*Coverage::Create(part, chunks.size())),
+      : facts(MakeFacts(*Layout::Create(std::move(tensors)), part)),
         random_(seed),
         log_bytes_(log_bytes),
         content_(layout.total_bytes()) {
     for (std::byte& b : content_) b = static_cast<std::byte>(random_.Next());
-    auto made = Halves::Create({"m", dir_.path(), &layout, &chunks, &owned, {}},
-                               {.chunks = chunks.size(),
-                                .slots = 2,
-                                .fingerprint = layout.fingerprint(),
-                                .lineage = {1, 2}});
+    auto made = Halves::Create({facts, dir_.path(), {}}, {.chunks = chunks.size(),
+                                                          .slots = 2,
+                                                          .fingerprint = layout.fingerprint(),
+                                                          .lineage = {1, 2}});
     REQUIRE(made.status() == absl::OkStatus());
     halves_ = std::move(*made);
     MakeStore();
@@ -70,7 +67,7 @@ class HandPublished {
 
   VersionStore& store() { return *store_; }
   Halves& halves() { return *halves_; }
-  const kernels::DigestKey& key() const { return key_; }
+  const kernels::DigestKey& key() const { return facts.key; }
   static const kernels::Backend& backend() { return kernels::Best(); }
   const std::vector<PublishedVersion>& versions() const { return versions_; }
   kernels::test::Random& random() { return random_; }
@@ -114,7 +111,7 @@ class HandPublished {
     in.chunks = &chunks;
     in.owned = &owned;
     in.backend = &backend();
-    in.key = &key_;
+    in.key = &facts.key;
     in.inactive = halves_->writable(half);
     in.payload_limit = next.payload_limit;
     if (newest != nullptr) {
@@ -151,16 +148,18 @@ class HandPublished {
     if (before.ok()) store_->KeepEarlier(Again(**before, 1 - newest->half));
   }
 
-  const Layout layout;
-  const ChunkTable chunks;
-  const Coverage owned;
+  const ModelFacts facts;
+  const Layout& layout = facts.layout;
+  const ChunkTable& chunks = facts.chunks;
+  const Coverage& owned = facts.owned;
 
  private:
-  void MakeStore() {
-    store_ = std::make_unique<VersionStore>(
-        VersionStore::Context{"m", &layout, &chunks, &backend(), &key_, owned.bytes(chunks)},
-        log_bytes_);
+  static ModelFacts MakeFacts(Layout of, const std::vector<ChunkRange>& part) {
+    ChunkTable table = *ChunkTable::Create(of);
+    Coverage here = *Coverage::Create(part, table.size());
+    return {"m", std::move(of), std::move(table), std::move(here)};
   }
+  void MakeStore() { store_ = std::make_unique<VersionStore>(facts, log_bytes_); }
   std::shared_ptr<Published> Again(const Published& was, uint32_t half) const {
     auto state = store_->Make(was.info, half);
     state->digests = was.digests;
@@ -178,7 +177,6 @@ class HandPublished {
 
   TempDir dir_;
   kernels::test::Random random_;
-  const kernels::DigestKey key_{7};
   const uint64_t log_bytes_;
   ThreadPool pool_{2};
   std::vector<std::byte> content_;

@@ -16,7 +16,7 @@ class Fixture {
   Fixture()
       : layout_(*Layout::Create({{"a", DType::kI8, {1000}}, {"b", DType::kBF16, {10}}})),
         chunks_(*ChunkTable::Create(layout_)),
-        owned_(Coverage::All(chunks_.size())) {
+        facts_("m", layout_, chunks_, Coverage::All(chunks_.size())) {
     auto halves = Halves::Create(ContextHere(), {.chunks = chunks_.size(),
                                                  .slots = 2,
                                                  .fingerprint = layout_.fingerprint(),
@@ -49,12 +49,12 @@ class Fixture {
   const TempDir& dir() const { return dir_; }
 
  private:
-  Halves::Context ContextHere() { return {"m", dir_.path(), &layout_, &chunks_, &owned_, {}}; }
+  Halves::Context ContextHere() { return {facts_, dir_.path(), {}}; }
 
   TempDir dir_;
   const Layout layout_;
   const ChunkTable chunks_;
-  const Coverage owned_;
+  const ModelFacts facts_;
   std::unique_ptr<Halves> halves_;
 };
 

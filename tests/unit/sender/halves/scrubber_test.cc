@@ -21,7 +21,7 @@ class Fixture : public HandPublished {
   explicit Fixture(uint64_t seed, std::vector<TensorMeta> tensors = FourTensors(),
                    const std::vector<ChunkRange>& part = {})
       : HandPublished(seed, uint64_t{1} << 30, std::move(tensors), part),
-        scrubber_({"m", &layout, &chunks, &owned, &backend(), &key()}, halves()) {}
+        scrubber_(facts, halves()) {}
 
   Scrubber* operator->() { return &scrubber_; }
 
