@@ -12,14 +12,6 @@ namespace {
 using IncomingStep = IncomingVersion::Step;
 using kernels::Codec;
 
-/// A state without content, which names the end of a pull.
-std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
-  auto state = std::make_shared<Published>();
-  state->info.identity = end.identity;
-  state->info.side_files_hash = end.side_files_hash;
-  return state;
-}
-
 /// The piece's bytes at a receiver until it is applied. Receivers stage deltas in fast.
 uint64_t StagedBytes(const IncomingVersion::Piece& piece) {
   return std::max<uint64_t>(piece.header.payload_bytes, piece.fast_bytes);
@@ -32,9 +24,7 @@ PullPlan::PullPlan(StateSource& model, const PullTerms& terms, const FrameMaker&
       terms_(terms),
       maker_(maker),
       work_(terms.request.streams),
-      pinned_(terms.pinned) {
-  if (pinned_ != nullptr) pin_ = model_.Pin(pinned_);
-}
+      end_(model, terms.pinned) {}
 
 void PullPlan::Start(const wire::Have& have) {
   have_ = have;
@@ -44,43 +34,19 @@ void PullPlan::Start(const wire::Have& have) {
 
 // The end -------------------------------------------------------------------------------------
 
-void PullPlan::Pin(const std::shared_ptr<const Published>& state) {
-  pin_ = model_.Pin(state);
-  pinned_ = state;
-  first_ = nullptr;  // so that its log is not kept until the end of the pull
-  StopNeedingWayBack();
-}
-
-void PullPlan::StopNeedingWayBack() {
-  if (std::exchange(needs_way_back_, false)) model_.CountPull(-1);
-}
-
-void PullPlan::Overtake(const Published& newest) {
-  // The pull is about to pin a state whose half may be overwritten, so the model must keep the way
-  // back to it.
-  if (phase_ != Phase::kPublished || first_ == nullptr || newest.serial <= first_serial_) return;
-  if (!std::exchange(needs_way_back_, true)) model_.CountPull(1);
-}
-
 void PullPlan::PinIncoming(const std::shared_ptr<const Published>& state) {
-  if (terms_.ends_at_incoming && pinned_ == nullptr) Pin(state);
+  if (terms_.ends_at_incoming && end_.pinned() == nullptr) end_.Pin(state);
 }
 
 bool PullPlan::Accept(const std::shared_ptr<const Published>& state) {
-  if (pinned_ != nullptr) return state == pinned_;
-  if (first_ == nullptr) {
-    first_ = state;
-    first_serial_ = state->serial;
-  }
-  if (state == first_) return true;
-  // Another stream may have seen a newer state between our lease and our lock.
-  if (state->serial < first_serial_) return false;
+  const EndState::Use use = end_.Judge(state);
+  if (use != EndState::Use::kOver) return use == EndState::Use::kMake;
   // Each chunk is sent at most once before and once after this point. So the pull ends within twice
   // the time that the model takes on the link, however often the trainer publishes.
   LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_.name(),
-          terms_.request.receiver_id, ToString(state->info.id()), ToString(first_->info.id()),
+          terms_.request.receiver_id, ToString(state->info.id()), ToString(end_.state()->info.id()),
           ToString(TraceOf(state->info.identity)));
-  Pin(state);
+  end_.Pin(state);
   return true;
 }
 
@@ -90,12 +56,12 @@ bool PullPlan::HasUnfinished() const {
 
 bool PullPlan::HasLifts(uint16_t stream) const {
   const Work& work = work_[stream];
-  return phase_ == Phase::kPublished && pinned_ != nullptr && work.lifted < work.sent.size();
+  return phase_ == Phase::kPublished && end_.pinned() != nullptr && work.lifted < work.sent.size();
 }
 
 void PullPlan::End(const Published& now) {
   phase_ = Phase::kEnded;
-  pinned_ = state();
+  end_.Settle();
   if (refused_bases_ == 0 || have_.held.lineage != now.info.identity.lineage) return;
   LogWarn("model {}: receiver {}: {} chunks had an unknown base and went whole", model_.name(),
           terms_.request.receiver_id, refused_bases_);
@@ -182,7 +148,7 @@ ChunkHistory PullPlan::HistoryOf(uint32_t chunk, const Published& now) const {
 }
 
 std::optional<FrameTask> PullPlan::PlanChunk(Work& work, uint32_t c, const Published& now) {
-  if (pinned_ == nullptr) work.sent.push_back(c);
+  if (end_.pinned() == nullptr) work.sent.push_back(c);
   const wire::Have::Entry& have = have_.chunks[c];
   ChunkPlan plan = deltawire::PlanChunk(now.log, c, have.version, have.digest, (*now.digests)[c],
                                         model_.chunks()[c].bytes);
@@ -192,14 +158,13 @@ std::optional<FrameTask> PullPlan::PlanChunk(Work& work, uint32_t c, const Publi
 }
 
 std::optional<FrameTask> PullPlan::PlanLift(uint32_t c, const Published& now) const {
-  ChunkPlan plan =
-      deltawire::PlanLift(now.log, c, now.serial - first_serial_, model_.chunks()[c].bytes);
+  ChunkPlan plan = deltawire::PlanLift(now.log, c, end_.VersionsTo(now), model_.chunks()[c].bytes);
   if (plan.kind == ChunkPlan::Kind::kNothing) return std::nullopt;
   return FrameTask{.chunk = c, .lift = true, .plan = std::move(plan), .history = {}};
 }
 
 std::optional<FrameTask> PullPlan::NextLift(Work& work, const Published& now) {
-  if (pinned_ == nullptr) return std::nullopt;
+  if (end_.pinned() == nullptr) return std::nullopt;
   while (work.lifted < work.sent.size()) {
     if (auto task = PlanLift(work.sent[work.lifted++], now)) return task;
   }
@@ -240,13 +205,12 @@ StatusOr<std::optional<FrameTask>> PullPlan::NextPiece(Work& work, const LeasedS
     case IncomingStep::kComplete:
       // Unchanged chunks that are missing at the receiver are sent once the version is settled.
       if (HasUnfinished() || !terms_.incoming->Has(have_.chunks)) break;
-      pinned_ = NameOf(terms_.incoming->end());
+      end_.Name(terms_.incoming->end().identity, terms_.incoming->end().side_files_hash);
       phase_ = Phase::kEnded;
       break;
     case IncomingStep::kSettled:
       PinIncoming(found.state);
-      first_serial_ = found.state->serial;
-      if (pinned_ == nullptr) first_ = std::move(found.state);
+      end_.SetFirst(std::move(found.state));
       phase_ = Phase::kPublished;
       break;
     case IncomingStep::kAbandoned:

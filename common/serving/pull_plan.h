@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/serving/end_state.h"
 #include "common/serving/frame_maker.h"
 #include "common/serving/pull_terms.h"
 #include "common/serving/state_source.h"
@@ -41,9 +42,6 @@ class PullPlan {
   };
 
   PullPlan(StateSource& model, const PullTerms& terms, const FrameMaker& maker);
-  ~PullPlan() { StopNeedingWayBack(); }
-  PullPlan(const PullPlan&) = delete;
-  PullPlan& operator=(const PullPlan&) = delete;
 
   /// `have`: the receiver's chunks. kGranted -> kIncoming or kPublished.
   void Start(const wire::Have& have);
@@ -53,19 +51,15 @@ class PullPlan {
   /// Ends the stream's task. `later`: its chunk is tried again.
   void Finish(uint16_t stream, FrameTask task, bool later);
 
-  /// Has the model keep the way back to its states from now on, until the pull has pinned its end,
-  /// if `newest` overtakes the pull.
-  void Overtake(const Published& newest);
+  /// See EndState.
+  void Overtake(const Published& newest) {
+    if (phase_ == Phase::kPublished) end_.Overtake(newest);
+  }
   /// Pins the published form of the incoming version, if the pull ends at that version.
   void PinIncoming(const std::shared_ptr<const Published>& state);
 
   Phase phase() const { return phase_; }
-  /// The state at which the pull ends; null: not decided yet.
-  const std::shared_ptr<const Published>& pinned() const { return pinned_; }
-  /// The state that frames are made from, or at which the pull has ended; null: none yet.
-  const std::shared_ptr<const Published>& state() const {
-    return pinned_ != nullptr ? pinned_ : first_;
-  }
+  const EndState& end() const { return end_; }
   /// Whether the stream has to lift chunks that it sent before the pull was overtaken.
   bool HasLifts(uint16_t stream) const;
   /// Whether most of the model is sent whole. `end`: the published state, or null.
@@ -90,8 +84,6 @@ class PullPlan {
   /// Returns whether frames are made from `state` now. Pins the first state that overtakes the
   /// pull.
   bool Accept(const std::shared_ptr<const Published>& state);
-  void Pin(const std::shared_ptr<const Published>& state);
-  void StopNeedingWayBack();
   void End(const Published& now);
   /// Whether a stream has postponed a chunk, or may yet postpone one.
   bool HasUnfinished() const;
@@ -127,11 +119,7 @@ class PullPlan {
   size_t seen_pieces_ = 0;
   uint64_t piece_bytes_ = 0;
   std::vector<uint8_t> sent_piece_;
-  std::shared_ptr<const Published> first_;  // state that frames are made from before pinned_
-  uint64_t first_serial_ = 0;               // of first_, which may be null again
-  std::shared_ptr<const Published> pinned_;
-  std::shared_ptr<const void> pin_;
-  bool needs_way_back_ = false;
+  EndState end_;
 };
 
 }  // namespace deltawire

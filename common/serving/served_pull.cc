@@ -36,16 +36,7 @@ ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
 
 Status ServedPull::Reserve(uint16_t stream, uint16_t streams) {
   MutexLock lock(mu_);
-  if (!failed_.ok()) return failed_;
-  if (streams != streams_.size() || stream >= streams_.size() ||
-      streams_[stream].state != StreamState::kAwaited) {
-    return Errorf(
-        StatusCode::kInvalidArgument,
-        "stream {} of {} does not belong to this pull of {} streams, or was reserved before",
-        stream, streams, streams_.size());
-  }
-  streams_[stream].state = StreamState::kReserved;
-  return absl::OkStatus();
+  return failed_.ok() ? streams_.Reserve(stream, streams) : failed_;
 }
 
 void ServedPull::StreamOpened(uint16_t stream, std::function<void()> cut) {
@@ -69,21 +60,18 @@ void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
     s.state = StreamState::kClosed;
     s.reading.reset();
     s.wake = nullptr;
+    const bool last = streams_.HaveAll(StreamState::kClosed);
     if (why.ok()) {
       s.clock.Close(Clock::now());
-      EstimateLink();
+      if (last) EstimateLink();
       course = CourseOfEnded();
       if (course) LogEnd(why);
     }
-    if (!why.ok() || std::ranges::all_of(streams_, [](const Stream& other) {
-          return other.state == StreamState::kClosed;
-        })) {
-      turn_.Leave();
-    }
+    if (!why.ok() || last) turn_.Leave();
     // One broken stream ends the pull. The receiver resumes with the chunks that it has verified.
     if (!why.ok() && failed_.ok()) {
       Fail(why);
-      cuts = Cuts();
+      cuts = streams_.Cuts();
     }
   }
   for (const auto& cut : cuts) cut();
@@ -95,16 +83,12 @@ void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
 
 std::optional<ServedPull::Course> ServedPull::CourseOfEnded() const {
   if (!failed_.ok() || plan_.phase() != PullPlan::Phase::kEnded) return std::nullopt;
-  Course course;
-  auto first = Clock::time_point::max();
-  for (const Stream& s : streams_) {
-    if (s.state != StreamState::kClosed) return std::nullopt;
-    first = std::min(first, s.clock.first_frame().value_or(first));
-    course.encode += s.clock.coding_seconds();
-  }
+  if (!streams_.HaveAll(StreamState::kClosed)) return std::nullopt;
+  const PullStreams::Times times = streams_.times();
   const auto now = Clock::now();
-  auto begun = std::min(first, now);  // a pull without chunks has no first frame
-  course.connect = std::chrono::duration<double>(begun - created_).count();
+  auto begun = times.first_frame.value_or(now);  // a pull without chunks has no first frame
+  Course course{.connect = std::chrono::duration<double>(begun - created_).count(),
+                .encode = times.coding};
   // Bytes that were sent while the trainer still wrote the version delayed nobody.
   const bool unwritten = terms_.incoming != nullptr && terms_.incoming->identity().root == 0;
   if (settled_ && unwritten) begun = std::max(begun, *settled_);
@@ -118,28 +102,12 @@ void ServedPull::Fail(const Status& why) {
 }
 
 void ServedPull::LogEnd(const Status& why) const {
-  const auto& state = plan_.state();
+  const auto& state = plan_.end().state();
   const Identity at = state == nullptr ? terms_.granted : state->info.identity;
   LogInfo("model {}: receiver {}: pull of {} ended after {}: {} sent{} {}", model_->name(),
           terms_.request.receiver_id, ToString(at), HumanSeconds(SecondsSince(created_)),
           HumanBytes(tally_.bytes()), why.ok() ? "" : fmt::format(", {}", MessageOf(why)),
           ToString(TraceOf(at)));
-}
-
-ServedPull::Callbacks ServedPull::TakeWakes() {
-  Callbacks wakes;
-  for (Stream& s : streams_) {
-    if (s.wake) wakes.push_back(std::exchange(s.wake, nullptr));
-  }
-  return wakes;
-}
-
-ServedPull::Callbacks ServedPull::Cuts() const {
-  Callbacks cuts;
-  for (const Stream& s : streams_) {
-    if (s.state == StreamState::kOpen && s.cut) cuts.push_back(s.cut);
-  }
-  return cuts;
 }
 
 // Frames --------------------------------------------------------------------------------------
@@ -169,7 +137,7 @@ Status ServedPull::Start(const wire::Have& have) {
     if (terms_.admission != nullptr && failed_.ok()) {
       turn_.Begin(plan_.Classify(end.get()), terms_.request.streams);
     }
-    wakes = TakeWakes();
+    wakes = streams_.TakeWakes();
   }
   for (const auto& wake : wakes) wake();
   return absl::OkStatus();
@@ -183,11 +151,8 @@ void ServedPull::OnPiece(bool last) {
     MutexLock lock(mu_);
     if (plan_.phase() > PullPlan::Phase::kIncoming) return;
     if (settled != nullptr) plan_.PinIncoming(settled);
-    for (Stream& s : streams_) {
-      if (!s.wake) continue;
-      wakes.push_back(std::exchange(s.wake, nullptr));
-      if (!last) break;  // one stream can take the piece
-    }
+    bool more = true;  // one stream can take a piece
+    wakes = streams_.TakeWakes([&](uint16_t) { return std::exchange(more, last); });
   }
   for (const auto& wake : wakes) wake();
 }
@@ -209,12 +174,10 @@ StatusOr<PullPlan::Step> ServedPull::Step(Stream& s, uint16_t index, const Lease
   const auto now = Clock::now();
   if (!step.ok() || plan_.phase() != before) {
     if (plan_.phase() == PullPlan::Phase::kPublished) settled_ = now;
-    wakes = TakeWakes();
+    wakes = streams_.TakeWakes();
   } else if (step->kind == PullPlan::Kind::kWait) {
-    for (uint16_t i = 0; i < streams_.size(); ++i) {
-      if (!streams_[i].wake || !plan_.HasLifts(i)) continue;
-      wakes.push_back(std::exchange(streams_[i].wake, nullptr));
-    }
+    wakes = streams_.TakeWakes(
+        [&](uint16_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return plan_.HasLifts(i); });
     s.wake = wake;
     s.clock.Rest(now);
   } else if (step->kind == PullPlan::Kind::kFrame) {
@@ -237,7 +200,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     last_heard_ = Clock::now();
     s.clock.Resume(last_heard_);
     phase = plan_.phase();
-    pinned = plan_.pinned();
+    pinned = plan_.end().pinned();
   }
   while (true) {
     // Before mu_, since the model's lock is never taken under it.
@@ -255,7 +218,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
         failed = next.status();
       }
       phase = plan_.phase();
-      pinned = plan_.pinned();
+      pinned = plan_.end().pinned();
     }
     for (const auto& other : wakes) other();
     if (!failed.ok()) return failed;
@@ -279,7 +242,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     }
     if (made->frame) return std::move(made->frame);
     phase = plan_.phase();
-    pinned = plan_.pinned();
+    pinned = plan_.end().pinned();
   }
 }
 
@@ -297,14 +260,7 @@ void ServedPull::Waited(uint16_t stream, uint64_t queued, uint64_t left) {
 }
 
 void ServedPull::EstimateLink() {
-  double longest = 0, coding = 0;
-  uint64_t idle = 0;
-  for (const Stream& s : streams_) {
-    if (s.state != StreamState::kClosed) return;
-    idle += s.clock.idle_bytes();
-    longest = std::max(longest, s.clock.seconds());
-    coding += s.clock.coding_seconds();
-  }
+  const auto [first_frame, longest, coding, idle] = streams_.times();
   if (longest <= 0) return;
   const double threads = terms_.coding.encode_threads, decode = tally_.decode_seconds();
   const uint64_t sent = tally_.bytes();
@@ -326,7 +282,7 @@ void ServedPull::Cut(const Status& why) {
       if (!CourseOfEnded()) LogEnd(why);
       failed_ = why;
     }
-    cuts = Cuts();
+    cuts = streams_.Cuts();
   }
   for (const auto& cut : cuts) cut();
 }
@@ -334,8 +290,7 @@ void ServedPull::Cut(const Status& why) {
 bool ServedPull::CutIfReading(uint32_t half, std::string_view why) {
   {
     MutexLock lock(mu_);
-    const auto reads = [&](const Stream& s) { return s.reading == half; };
-    if (std::ranges::none_of(streams_, reads)) return false;
+    if (!streams_.IsRead(half)) return false;
   }
   Cut(Errorf(StatusCode::kAborted, "cut {}; pull again", why));
   return true;
@@ -345,8 +300,7 @@ bool ServedPull::CutIfLate(SteadyClock::time_point now) {
   std::chrono::milliseconds limit = terms_.ticket_life;
   {
     MutexLock lock(mu_);
-    const bool all = std::ranges::all_of(
-        streams_, [](const Stream& s) { return s.state >= StreamState::kOpen; });
+    const bool all = streams_.HaveAll(StreamState::kOpen);
     const uint64_t have = wire::HaveBytes(chunks(), wire::kMaxHistory);
     if (all) limit += std::chrono::milliseconds(have * 1000 / kSlowestHave);
     const bool complete = all && plan_.phase() != PullPlan::Phase::kGranted;
@@ -368,7 +322,7 @@ void ServedPull::Overtake(const Published& newest) {
 bool ServedPull::CutIfDiscarded() {
   {
     MutexLock lock(mu_);
-    const auto& state = plan_.state();
+    const auto& state = plan_.end().state();
     if (!failed_.ok() || state == nullptr || state->back == nullptr || !state->back->discarded()) {
       return false;
     }
@@ -384,12 +338,9 @@ SteadyClock::time_point ServedPull::last_heard() const {
 
 bool ServedPull::IsFinished(SteadyClock::time_point now) const {
   MutexLock lock(mu_);
-  bool all_closed = true;
-  for (const Stream& s : streams_) {
-    if (s.state == StreamState::kOpen) return false;
-    all_closed &= s.state == StreamState::kClosed;
-  }
-  return all_closed || !failed_.ok() || now - created_ > terms_.ticket_life;
+  if (streams_.HaveOpen()) return false;
+  return streams_.HaveAll(StreamState::kClosed) || !failed_.ok() ||
+         now - created_ > terms_.ticket_life;
 }
 
 }  // namespace deltawire

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/base/checked_mutex.h"
 #include "common/base/sync.h"
@@ -18,10 +17,10 @@
 #include "common/serving/frame_maker.h"
 #include "common/serving/incoming_version.h"
 #include "common/serving/pull_plan.h"
+#include "common/serving/pull_streams.h"
 #include "common/serving/pull_tally.h"
 #include "common/serving/pull_terms.h"
 #include "common/serving/state_source.h"
-#include "common/serving/stream_clock.h"
 
 namespace deltawire {
 
@@ -52,7 +51,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// Cuts the pull if a stream, or Have, has not arrived within the ticket's life; returns whether
   /// it did. Once all streams have arrived, Have gets the time that a slow link needs.
   bool CutIfLate(SteadyClock::time_point now);
-  /// See PullPlan::Overtake.
+  /// See EndState::Overtake.
   void Overtake(const Published& newest);
   /// Cuts the pull if the VersionStore has discarded the way back to its end; returns whether it
   /// did.
@@ -67,19 +66,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   bool IsFinished(SteadyClock::time_point now) const;
 
  private:
-  using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
+  using Callbacks = PullStreams::Callbacks;
+  using Stream = PullStreams::Stream;
+  using StreamState = PullStreams::State;
 
-  /// kAwaited -> kReserved -> kOpen -> kClosed.
-  enum class StreamState : uint8_t { kAwaited, kReserved, kOpen, kClosed };
-  struct Stream {
-    StreamState state = StreamState::kAwaited;
-    std::function<void()> cut, wake;
-    std::optional<uint32_t> reading;  // the half that its current frame may read
-    // The start and the size of a whole chunk that the socket is taking.
-    std::optional<SteadyClock::time_point> handed_over;
-    uint64_t handed_bytes = 0;
-    StreamClock clock;
-  };
   /// The stages of a pull whose streams have all sent their End, in seconds.
   struct Course {
     double connect = 0, encode = 0, send = 0;
@@ -97,8 +87,6 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::optional<Course> CourseOfEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LogEnd(const Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Callbacks TakeWakes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Callbacks Cuts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<StateSource> model_;
   const PullTerms terms_;
@@ -110,7 +98,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   mutable CheckedMutex mu_;
   PullPlan plan_ ABSL_GUARDED_BY(mu_);
   Status failed_ ABSL_GUARDED_BY(mu_);
-  std::vector<Stream> streams_ ABSL_GUARDED_BY(mu_);
+  PullStreams streams_ ABSL_GUARDED_BY(mu_);
   SteadyClock::time_point last_heard_ ABSL_GUARDED_BY(mu_);
   // When a version that was incoming was published.
   std::optional<SteadyClock::time_point> settled_ ABSL_GUARDED_BY(mu_);
