@@ -16,9 +16,6 @@
 namespace deltawire::sender {
 namespace {
 
-// The outcomes of a group that are kept for waiting calls.
-constexpr size_t kMostEnded = 64;
-
 /// Draws a random number, since an answer to a round of an earlier process must not count for one
 /// of this process. Rounds stay below 2^53, up to which JSON readers keep integers exact.
 uint64_t FirstRound() {
@@ -159,7 +156,7 @@ void Groups::Reported(const std::string& name, const std::string& id,
     if (member == nullptr) continue;
     entry.course->Reported(id, report.committed, report.group, report.message, SteadyClock::now());
     entry.reports[id] = report;
-    if (entry.waiters > 0) entry.touched.push_back(member->index);
+    entry.progress.Touch(member->index);
   }
   Settle();
 }
@@ -172,7 +169,7 @@ void Groups::Detached(const std::string& name, const std::string& id) {
     const GroupRoster::Member* member = entry.course->roster().Find(id);
     if (member == nullptr) continue;
     entry.course->Detached(id, SteadyClock::now());
-    if (entry.waiters > 0) entry.touched.push_back(member->index);
+    entry.progress.Touch(member->index);
   }
   Settle();
 }
@@ -217,12 +214,8 @@ void Groups::CollectChanges() {
   ++changes_;
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
-      if (entry.waiters == 0) continue;
-      bool news = UpdateShown(entry);
-      const GroupOutcome& last = entry.course->status().last;
-      if (last.round != 0) news = entry.ended.emplace(last.round, last).second || news;
-      if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
-      if (news) QueueNews(entry);
+      const auto line = [&entry = entry](size_t member) { return LineOf(entry, member); };
+      if (entry.progress.Update(*entry.course, line)) QueueNews(entry);
     }
   }
   cv_.notify_all();
@@ -334,7 +327,7 @@ bool Groups::SendWords() {
 bool Groups::DiscardFinished() {
   for (auto& [name, model] : models_) {
     for (auto& [group, entry] : model.groups) {
-      if (entry.waiters > 0 || !entry.course->over()) continue;
+      if (entry.progress.has_waiters() || !entry.course->over()) continue;
       const bool kept = entry.kept;
       model.groups.erase(group);
       if (!kept) return true;
@@ -398,7 +391,7 @@ Status Groups::CheckMembers(const std::string& name, const OfModel& model, const
     }
     for (const auto& [other, entry] : model.groups) {
       const GroupCourse& course = *entry.course;
-      const bool busy = course.traits().standing || entry.waiters > 0 ||
+      const bool busy = course.traits().standing || entry.progress.has_waiters() ||
                         course.status().phase != GroupPhase::kIdle;
       if (other == group || !busy || course.roster().Find(id) == nullptr) continue;
       return Errorf(
@@ -418,7 +411,7 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
   if (known != model.groups.end()) {
     Entry& entry = known->second;
     if (ids.empty() || SameMembers(ids, entry.course->traits().members)) return &entry;
-    if (entry.course->traits().standing || entry.waiters > 0 ||
+    if (entry.course->traits().standing || entry.progress.has_waiters() ||
         entry.course->status().phase != GroupPhase::kIdle) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\": group \"{}\" has other members ({}); use another name", name,
@@ -482,38 +475,25 @@ Groups::Progress Groups::ProgressOf(const Entry& entry, size_t member) {
   return p;
 }
 
-bool Groups::UpdateShownOf(Entry& entry, size_t member) {
-  const Progress p = ProgressOf(entry, member);
-  std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
-                                 p.report.bytes_done, p.message);
-  Shown& shown = entry.shown[member];
-  if (shown.text == text) return false;
-  entry.changes.erase(shown.serial);
-  shown = {std::move(text), ++shown_};
-  entry.changes[shown.serial] = member;
-  return true;
+std::string Groups::LineOf(const Entry& entry, size_t member) {
+  const GroupCourse& course = *entry.course;
+  const std::string& id = course.traits().members[member];
+  const GroupRoster::Member& m = *course.roster().Find(id);
+  const auto said = entry.reports.find(id);
+  const bool known = said != entry.reports.end();
+  return fmt::format("{} {} {} {}", ToString(m.state),
+                     ToString(known ? said->second.phase : ReceiverPhase::kNone),
+                     known ? said->second.bytes_done : 0, m.message);
 }
 
-bool Groups::UpdateShown(Entry& entry) {
-  bool changed = false;
-  const std::vector<size_t> touched = std::exchange(entry.touched, {});
-  if (std::exchange(entry.all_seen, entry.course->roster().revision()) !=
-      entry.course->roster().revision()) {
-    entry.shown.resize(entry.course->traits().members.size());
-    for (size_t i = 0; i < entry.shown.size(); ++i) changed = UpdateShownOf(entry, i) || changed;
-    return changed;
-  }
-  for (const size_t i : touched) changed = UpdateShownOf(entry, i) || changed;
-  return changed;
-}
-
-void Groups::QueueNews(Entry& entry) {
-  due_.insert(due_.end(), entry.news.begin(), entry.news.end());
+void Groups::QueueNews(const Entry& entry) {
+  const GroupProgress::News& news = entry.progress.news();
+  due_.insert(due_.end(), news.begin(), news.end());
 }
 
 void Groups::CallWaiters() {
   if (due_.empty()) return;
-  const News due = std::exchange(due_, {});
+  const GroupProgress::News due = std::exchange(due_, {});
   const MutexUnlock unlocked(mu_);
   for (const auto& one : due) {
     if (const auto news = one.lock()) (*news)();
@@ -532,13 +512,7 @@ Groups::Wait::Wait(Groups& groups, std::string model, uint64_t number, std::stri
 Groups::Wait::~Wait() {
   MutexLock lock(groups_.mu_);
   Entry* entry = groups_.Find(model_, number_, group_);
-  if (entry == nullptr || --entry->waiters > 0) return;
-  entry->news.clear();
-  entry->shown.clear();
-  entry->changes.clear();
-  entry->touched.clear();
-  entry->all_seen = ~uint64_t{0};
-  entry->ended.clear();
+  if (entry == nullptr || !entry->progress.RemoveWaiter()) return;
   groups_.Settle();  // the group may be over
 }
 
@@ -549,14 +523,15 @@ StatusOr<Groups::Wait::Step> Groups::Wait::Poll() {
     return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", model_);
   }
   Step step;
-  if (const auto next = entry->changes.upper_bound(told_); next != entry->changes.end()) {
-    told_ = next->first;
-    step.tell = ProgressOf(*entry, next->second);
+  const GroupProgress& progress = entry->progress;
+  if (const auto change = progress.ChangeAfter(told_)) {
+    told_ = change->serial;
+    step.tell = ProgressOf(*entry, change->member);
     return step;
   }
-  if (const auto ended = entry->ended.find(round_); ended != entry->ended.end()) {
-    step.outcome = ended->second;
-  } else if (!entry->ended.empty() && round_ < entry->ended.begin()->first) {
+  if (const GroupOutcome* outcome = progress.OutcomeOf(round_)) {
+    step.outcome = *outcome;
+  } else if (progress.HasDiscarded(round_)) {
     // The caller polled too late: the outcome of its round has been discarded.
     return Errorf(
         StatusCode::kAborted,
@@ -597,9 +572,7 @@ StatusOr<std::unique_ptr<Groups::Wait>> Groups::Sync(const std::string& name,
   DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
   std::unique_ptr<Wait> wait(new Wait(*this, name, model->second.number, group,
                                       entry->course->status().round, std::move(news)));
-  ++entry->waiters;
-  std::erase_if(entry->news, [](const auto& one) { return one.expired(); });
-  entry->news.push_back(wait->news_);
+  entry->progress.AddWaiter(wait->news_);
   Settle();
   return wait;
 }

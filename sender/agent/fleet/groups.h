@@ -18,6 +18,7 @@
 #include "common/serving/attachments.h"
 #include "sender/agent/fleet/group_course.h"
 #include "sender/agent/fleet/group_file.h"
+#include "sender/agent/fleet/group_progress.h"
 
 namespace deltawire::sender {
 
@@ -107,25 +108,12 @@ class Groups : public MemberObserver {
 
  private:
   using Time = SteadyClock::time_point;
-  using News = std::vector<std::weak_ptr<const std::function<void()>>>;
-  /// A member's status line for waiters, with a serial that increases on every change.
-  struct Shown {
-    std::string text;
-    uint64_t serial = 0;
-  };
   struct Entry {
     std::unique_ptr<GroupCourse> course;
     uint64_t number = 0;                            // of the course, among all
     bool kept = false;                              // the file has it
     std::map<std::string, ReceiverReport> reports;  // the last ones, by member
-    // While there are waiters:
-    size_t waiters = 0;
-    News news;                               // theirs
-    std::vector<Shown> shown;                // by member
-    std::map<uint64_t, size_t> changes;      // the members of `shown`, by serial
-    std::vector<size_t> touched;             // members whose `shown` may have changed
-    uint64_t all_seen = ~uint64_t{0};        // the roster's revision when `shown` was made
-    std::map<uint64_t, GroupOutcome> ended;  // by round
+    GroupProgress progress;
   };
   /// The word of each group, with the group's number, which stands for its members.
   using Told = std::map<std::string, std::pair<uint64_t, GroupWord>>;
@@ -151,10 +139,9 @@ class Groups : public MemberObserver {
   Entry* Find(const std::string& model, uint64_t number, const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static Progress ProgressOf(const Entry& entry, size_t member);
-  /// Updates the status lines of members. Returns whether one has changed.
-  bool UpdateShown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool UpdateShownOf(Entry& entry, size_t member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void QueueNews(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// A member's status line.
+  static std::string LineOf(const Entry& entry, size_t member);
+  void QueueNews(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Calls the waiters that have news, without the lock.
   void CallWaiters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Time NextTick(Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -182,8 +169,7 @@ class Groups : public MemberObserver {
   bool again_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_number_ ABSL_GUARDED_BY(mu_) = 1;  // of models and of courses
   uint64_t changes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t shown_ ABSL_GUARDED_BY(mu_) = 0;  // the last serial of a Shown
-  News due_ ABSL_GUARDED_BY(mu_);            // waiters to be called
+  GroupProgress::News due_ ABSL_GUARDED_BY(mu_);  // waiters to be called
   std::map<std::string, OfModel> models_ ABSL_GUARDED_BY(mu_);
   Thread thread_;
 };
