@@ -6,7 +6,7 @@ namespace deltawire {
 
 EndState::EndState(StateSource& model, std::shared_ptr<const Published> pinned)
     : model_(model), pinned_(std::move(pinned)) {
-  if (pinned_ != nullptr) pin_ = model_.Pin(pinned_);
+  if (pinned_ != nullptr) pin_ = model_.store().Pin(pinned_);
 }
 
 EndState::Use EndState::Judge(const std::shared_ptr<const Published>& state) {
@@ -18,7 +18,7 @@ EndState::Use EndState::Judge(const std::shared_ptr<const Published>& state) {
 }
 
 void EndState::Pin(const std::shared_ptr<const Published>& state) {
-  pin_ = model_.Pin(state);
+  pin_ = model_.store().Pin(state);
   pinned_ = state;
   first_ = nullptr;  // so that its log is not kept until the end of the pull
   StopNeedingWayBack();

@@ -3,6 +3,7 @@
 // model.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,8 +27,8 @@ struct LeasedState {
 
 class StateSource {
  public:
-  StateSource(std::shared_ptr<const ModelFacts> facts, ThreadPool& pool)
-      : facts_(std::move(facts)), pool_(pool) {}
+  StateSource(std::shared_ptr<const ModelFacts> facts, uint64_t log_bytes, ThreadPool& pool)
+      : facts_(std::move(facts)), store_(*facts_, log_bytes), pool_(pool) {}
   virtual ~StateSource() = default;
 
   const ModelFacts& facts() const { return *facts_; }
@@ -38,10 +39,12 @@ class StateSource {
   uint64_t owned_bytes() const { return facts_->owned_bytes; }
   const kernels::DigestKey& key() const { return facts_->key; }
   const kernels::Backend& backend() const { return facts_->backend; }
+  VersionStore& store() { return store_; }
+  const VersionStore& store() const { return store_; }
   ThreadPool& pool() { return pool_; }
 
   /// The newest state; null: nothing is published yet.
-  virtual std::shared_ptr<const Published> published() const = 0;
+  std::shared_ptr<const Published> published() const { return store_.newest(); }
   /// The newest state, with a lease of its half if possible. The state is null when nothing is
   /// published.
   virtual LeasedState Lease() = 0;
@@ -65,14 +68,14 @@ class StateSource {
   }
   /// Counts the pulls that may yet pin the newest state. While there are any, the old bytes of
   /// changed chunks are kept.
-  virtual void CountPull(int change) = 0;
-  /// See VersionStore::Pin.
-  virtual std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) = 0;
-  virtual uint64_t log_limit() const = 0;
+  void CountPull(int change) { pulls_ += change; }
+  bool has_pulls() const { return pulls_ > 0; }
 
  private:
   const std::shared_ptr<const ModelFacts> facts_;
+  VersionStore store_;
   ThreadPool& pool_;
+  std::atomic<int> pulls_{0};
 };
 
 /// The published version's info, or epoch 0 if there is none.

@@ -204,8 +204,8 @@ Relay::Served Relay::ServedOf(const std::string& name) const {
   served.pulls = desk_.CountsOf(name);
   served.receivers = desk_.attachments().CountsOf(name).attached;
   if (const auto model = Find(name); model != nullptr) {
-    served.log_bytes = model->log_bytes();
-    served.encoded = model->encoded();
+    served.log_bytes = model->store().log_bytes();
+    served.encoded = model->store().encoded();
     served.early_encoded = model->early_encoded();
   }
   return served;

@@ -10,16 +10,15 @@ RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& p
     : StateSource(
           std::make_shared<const ModelFacts>(std::move(name), buffer.layout(), buffer.chunks(),
                                              Coverage::All(buffer.chunks().size())),
-          pool),
-      on_corrupt_(std::move(on_corrupt)),
-      store_(facts(), log_bytes) {}
+          log_bytes, pool),
+      on_corrupt_(std::move(on_corrupt)) {}
 
 Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                              std::shared_ptr<const Delta> delta, const Identity& from) {
   DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, buffer.side_files().Read());
   DW_ASSIGN_OR_RETURN(auto side_files, MakeSideFileSet(std::move(files)));
   const Identity id = buffer.committed();
-  const auto before = store_.newest();
+  const auto before = store().newest();
   // This is also the end of a pull that brought nothing new.
   if (before != nullptr && before->info.identity == id && Serves(*before, file) &&
       before->side_files->hash == side_files->hash) {
@@ -46,10 +45,10 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
     half = next_half_++;
     halves_[half] = {file, id};
   }
-  auto state = store_.Make(info, half);
+  auto state = store().Make(info, half);
   state->digests = std::make_shared<std::vector<uint64_t>>(buffer.CommittedDigests());
   state->side_files = std::move(side_files);
-  store_.Install(std::move(state), std::move(delta));
+  store().Install(std::move(state), std::move(delta));
   return absl::OkStatus();
 }
 
@@ -78,11 +77,11 @@ std::vector<uint32_t> RelayedModel::HalvesOf(const ServedFile& file) const {
 
 LeasedState RelayedModel::Lease() {
   while (true) {
-    auto state = store_.newest();
+    auto state = store().newest();
     if (state == nullptr) return {};
     auto lease = LeaseHalf(state->half, state->info.identity);
     // No lease, and no newer state: the file is being changed, or was taken away to be repaired.
-    if (lease != nullptr || store_.newest() == state) return {std::move(state), std::move(lease)};
+    if (lease != nullptr || store().newest() == state) return {std::move(state), std::move(lease)};
   }
 }
 
@@ -97,14 +96,14 @@ std::shared_ptr<const void> RelayedModel::LeaseHalf(uint32_t half, const Identit
 }
 
 StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) {
-  auto newest = store_.newest();
-  if (newest != nullptr && newest->info.identity.id == id.id) return store_.At(id);
+  auto newest = store().newest();
+  if (newest != nullptr && newest->info.identity.id == id.id) return store().At(id);
   return Errorf(StatusCode::kAborted, "model \"{}\": this relay no longer holds {}; pull again",
                 name(), DescribeFully(id));
 }
 
 std::shared_ptr<const SideFileSet> RelayedModel::side_files() const {
-  const auto newest = store_.newest();
+  const auto newest = store().newest();
   static const auto kNone = *MakeSideFileSet({});
   return newest == nullptr ? kNone : newest->side_files;
 }
@@ -116,11 +115,11 @@ std::shared_ptr<const SideFileSet> RelayedModel::side_files(uint64_t hash) const
     come = incoming_ == nullptr ? nullptr : incoming_->side_files();
     if (come == nullptr) come = last_come_;
   }
-  return come != nullptr && come->hash == hash ? come : store_.side_files(hash);
+  return come != nullptr && come->hash == hash ? come : store().side_files(hash);
 }
 
 void RelayedModel::KeepPayloads(const IncomingVersion& incoming) const {
-  const auto state = store_.newest();
+  const auto state = store().newest();
   if (state->log.empty()) return;
   for (size_t n = 0; auto piece = incoming.PieceAt(n).piece; ++n) {
     const Bytes payload(piece->payload.get(), piece->header.payload_bytes);

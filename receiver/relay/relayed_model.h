@@ -35,7 +35,6 @@ class RelayedModel : public StateSource {
   /// The numbers under which pulls know the file: one for each state that was served from it.
   std::vector<uint32_t> HalvesOf(const ServedFile& file) const;
 
-  std::shared_ptr<const Published> published() const override { return store_.newest(); }
   LeasedState Lease() override;
   Bytes half(uint32_t i) const override;
   std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override;
@@ -52,14 +51,7 @@ class RelayedModel : public StateSource {
   std::string_view healed_by() const override { return "this relay has fetched it anew"; }
   /// Recheck without the call of `on_corrupt`. Returns true if the chunk is corrupt.
   bool Mark(uint32_t chunk);
-  void CountPull(int) override {}
-  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
-    return store_.Pin(state);
-  }
-  uint64_t log_bytes() const { return store_.log_bytes(); }
-  uint64_t log_limit() const override { return store_.log_limit(); }
-  EncodedCache::Counts encoded() const { return store_.encoded(); }
-  /// The same of the versions that SetIncoming was given.
+  /// As store().encoded(), of the versions that SetIncoming was given.
   EncodedCache::Counts early_encoded() const;
 
  private:
@@ -73,7 +65,6 @@ class RelayedModel : public StateSource {
   bool Serves(const Published& state, const std::shared_ptr<ServedFile>& file) const;
 
   const std::function<void(uint32_t)> on_corrupt_;
-  VersionStore store_;
 
   mutable Mutex mu_;
   // By number, from 2 on and rising. A sender's previous state has the number `1 - half`, under

@@ -183,7 +183,7 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     ToProto(state == nullptr ? VersionInfo{} : state->info, m->mutable_newest());
     m->set_offloading_version(model->offloads().version());
     m->set_log_bytes(model->store().log_bytes());
-    m->set_log_limit_bytes(model->log_limit());
+    m->set_log_limit_bytes(model->store().log_limit());
     if (state != nullptr && !state->log.empty()) {
       m->set_oldest_base(state->log.front()->from().version);
     }

@@ -9,9 +9,8 @@ namespace deltawire::sender {
 
 ModelStates::ModelStates(std::unique_ptr<const ModelHome> home, uint64_t delta_log_bytes,
                          ThreadPool& pool)
-    : StateSource(home->facts(), pool),
+    : StateSource(home->facts(), delta_log_bytes, pool),
       home_(std::move(home)),
-      store_(facts(), delta_log_bytes),
       scrubber_(facts(), home_->halves()) {}
 
 StatusOr<std::shared_ptr<Published>> ModelStates::RestoreHalf(uint32_t half) {
@@ -28,7 +27,7 @@ StatusOr<std::shared_ptr<Published>> ModelStates::RestoreHalf(uint32_t half) {
   }
   DW_ASSIGN_OR_RETURN(auto side_files, home_->side_files().Load(ModelHome::UseOf(half)));
   info.side_files_hash = side_files->hash;
-  auto state = store_.Make(info, half);
+  auto state = store().Make(info, half);
   state->digests = std::move(digests);
   state->side_files = std::move(side_files);
   return state;
@@ -39,20 +38,20 @@ Status ModelStates::Restore() {
   if (!newest) return absl::OkStatus();
   halves().Activate(*newest);
   DW_ASSIGN_OR_RETURN(auto state, RestoreHalf(*newest));
-  store_.Install(std::move(state), nullptr);
+  store().Install(std::move(state), nullptr);
   if (halves().holds(1 - *newest).empty()) return absl::OkStatus();
   auto earlier = RestoreHalf(1 - *newest);
-  if (earlier.ok()) store_.KeepEarlier(std::move(*earlier));
+  if (earlier.ok()) store().KeepEarlier(std::move(*earlier));
   return absl::OkStatus();
 }
 
 std::shared_ptr<const SideFileSet> ModelStates::side_files() const {
-  const auto newest = store_.newest();
+  const auto newest = store().newest();
   return newest != nullptr ? newest->side_files : home_->side_files().next();
 }
 
 std::shared_ptr<const SideFileSet> ModelStates::side_files(uint64_t hash) const {
-  if (auto kept = store_.side_files(hash)) return kept;
+  if (auto kept = store().side_files(hash)) return kept;
   auto next = home_->side_files().next();
   return next->hash == hash ? next : nullptr;
 }
@@ -65,7 +64,7 @@ Status ModelStates::SetSideFiles(std::vector<SideFile> files) {
 LeasedState ModelStates::Lease() {
   // If a publish takes the half between the two calls, there is a newer state.
   while (true) {
-    auto state = store_.newest();
+    auto state = store().newest();
     if (state == nullptr) return {};
     auto lease = halves().Lease(state->half, state->info.identity);
     if (lease != nullptr) return {std::move(state), std::move(lease)};
@@ -85,12 +84,12 @@ uint64_t ModelStates::damaged_chunks() const {
 }
 
 uint32_t ModelStates::InactiveHalf() const {
-  const auto newest = store_.newest();
+  const auto newest = store().newest();
   return newest == nullptr ? 0 : 1 - newest->half;
 }
 
 StateId ModelStates::NextState(uint64_t version) const {
-  const auto newest = store_.newest();
+  const auto newest = store().newest();
   if (newest == nullptr) return {1, version};
   const StateId now = newest->info.id();
   const bool later = version > now.version || (version == now.version && !owned().all());
@@ -119,7 +118,7 @@ Status ModelStates::UndoInto(uint32_t half, const Published& newest, const Ident
     std::memcpy(to.data() + r.first, from.data() + r.first, r.last - r.first);
   }
   std::vector<uint64_t> digests = *newest.digests;
-  DW_RETURN_IF_ERROR(store_.UndoInto(to, newest, target, digests));
+  DW_RETURN_IF_ERROR(store().UndoInto(to, newest, target, digests));
   // The digests that the deltas computed do not show bytes that were corrupt from the start.
   for (uint32_t c = 0; c < chunks().size(); ++c) {
     const Chunk& chunk = chunks()[c];

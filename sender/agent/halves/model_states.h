@@ -3,7 +3,6 @@
 // model and the version.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,21 +23,15 @@ class ModelStates : public StateSource {
 
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
-  std::shared_ptr<const Published> published() const override { return store_.newest(); }
   LeasedState Lease() override;
   Bytes half(uint32_t i) const override { return std::as_const(home_->halves()).data(i); }
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override {
-    return store_.At(id);
+    return store().At(id);
   }
   std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override {
     return home_->halves().Lease(half, id);
   }
   void Recheck(uint32_t chunk) override;
-  void CountPull(int change) override { pulls_ += change; }
-  std::shared_ptr<const void> Pin(const std::shared_ptr<const Published>& state) override {
-    return store_.Pin(state);
-  }
-  uint64_t log_limit() const override { return store_.log_limit(); }
 
   /// Publishes an earlier process's version, and keeps the version before it if its half is whole.
   Status Restore();
@@ -50,7 +43,7 @@ class ModelStates : public StateSource {
   StateId NextState(uint64_t version) const;
   /// See VersionStore::KeepOldBytes.
   void KeepOldBytes(uint32_t chunk, Bytes before, bool undoable) {
-    store_.KeepOldBytes(chunk, before, undoable, pulls_ > 0);
+    store().KeepOldBytes(chunk, before, undoable, has_pulls());
   }
   /// Fills the half with the bytes of `target`. kDataLoss if a chunk is corrupt.
   Status UndoInto(uint32_t half, const Published& newest, const Identity& target);
@@ -60,8 +53,6 @@ class ModelStates : public StateSource {
 
   const ModelHome& home() const { return *home_; }
   Halves& halves() const { return home_->halves(); }
-  VersionStore& store() { return store_; }
-  const VersionStore& store() const { return store_; }
   Scrubber& scrubber() { return scrubber_; }
   const Scrubber& scrubber() const { return scrubber_; }
 
@@ -70,8 +61,6 @@ class ModelStates : public StateSource {
   Status CheckUndamaged(const Published& newest, uint64_t version) const;
 
   const std::unique_ptr<const ModelHome> home_;
-  std::atomic<int> pulls_{0};  // pulls that may yet pin the newest state
-  VersionStore store_;
   Scrubber scrubber_;
 };
 

@@ -160,7 +160,7 @@ TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
   if (seed % 2 == 0) sender.Version(++version);  // deltas of the log lead to this end
   const auto end = sender.model()->published();
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   for (int publishes = 0; publishes < 10; ++publishes) {
     sender.Version(++version, random() % 3 == 0);
     CAPTURE(version);
@@ -178,7 +178,7 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
   Sender sender(seed, kLog);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   std::vector<std::weak_ptr<const Delta>> deltas;
   size_t most = 0;
   for (uint64_t version = 2; version <= 60; ++version) {
@@ -214,7 +214,7 @@ TEST_CASE("chunk bytes: versions that change everything do not outgrow the log f
   constexpr uint64_t kLog = 32 << 10;
   Sender sender(96, kLog);
   const auto end = sender.Version(1);
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   for (uint64_t version = 2; version <= 5; ++version) {
     sender.Version(version, true);
     CHECK(sender.model()->store().log_bytes() <= kLog);
@@ -230,7 +230,7 @@ TEST_CASE("chunk bytes: of states that hold too many old deltas the oldest are g
   std::vector<std::pair<std::shared_ptr<const Published>, std::shared_ptr<const void>>> ends;
   for (uint64_t version = 2; version <= 60; ++version) {
     const auto newest = sender.Version(version);
-    if (version % 6 == 0) ends.emplace_back(newest, sender.model()->Pin(newest));
+    if (version % 6 == 0) ends.emplace_back(newest, sender.model()->store().Pin(newest));
     // A pull whose state is given up is cut.
     std::erase_if(ends, [](const auto& end) { return end.first->back->discarded(); });
     REQUIRE(!ends.empty() == (version >= 6));
@@ -255,7 +255,7 @@ TEST_CASE("chunk bytes: a state that is pinned late is reached as long as the lo
   ChunkBytes bytes(*sender.model());
   sender.Version(3);
   auto newest = sender.Version(4);
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const auto check = [&] {
     const Brought all = GetAll(bytes, sender, {end, nullptr});
     CHECK(all.wrong.empty());
@@ -285,7 +285,7 @@ TEST_CASE("chunk bytes: a state that nobody may pin keeps no old bytes") {
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
   const auto newest = sender.Version(2);
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const Brought all = GetAll(bytes, sender, {end, nullptr});
   CHECK(all.wrong.empty());
   CHECK(all.right == Same(*end, *newest));
@@ -298,7 +298,7 @@ TEST_CASE("chunk bytes: old bytes are kept before the end is pinned if a pull ma
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
   sender.Version(2, true);
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   sender.Version(3, true);
   CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
 }
@@ -307,7 +307,7 @@ TEST_CASE("chunk bytes: an offload that is abandoned leaves what leads back as i
   Sender sender(95, 1);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const auto grant = sender.model()->offloads().Begin({.version = 2}, [] { return false; });
   REQUIRE(grant.ok());
   const std::vector<std::byte> garbage(sender.content(1).size(), std::byte{7});
@@ -329,7 +329,7 @@ TEST_CASE("chunk bytes: pulls of one end share what was made for it") {
   Sender sender(94, 1);
   const auto end = sender.Version(1);
   ChunkBytes one(*sender.model()), two(*sender.model());
-  const auto pin = sender.model()->Pin(end), other = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end), other = sender.model()->store().Pin(end);
   for (uint64_t version = 2; version <= 3; ++version) sender.Version(version, true);
   CHECK(sender.Kept(*end) == sender.model()->owned_bytes());
   for (uint32_t c = 0; c < kChunks; ++c) {
@@ -367,7 +367,7 @@ TEST_CASE(
   const auto join = [&] {
     const auto state = sender.model()->published();
     ends.push_back(
-        {state, std::make_unique<ChunkBytes>(*sender.model()), sender.model()->Pin(state)});
+        {state, std::make_unique<ChunkBytes>(*sender.model()), sender.model()->store().Pin(state)});
   };
   publish(true);
   for (int n = 0; n < 3; ++n) {
@@ -425,7 +425,7 @@ TEST_CASE("chunk bytes: bytes that lost their digest are not sent") {
     CHECK(refuses(sender.Leased(*made), false));
   }
   SECTION("in what was kept, and somebody doubts it") {
-    const auto pin = sender.model()->Pin(end);
+    const auto pin = sender.model()->store().Pin(end);
     for (uint64_t v = 2; v <= 3; ++v) sender.Version(v, true);
     const auto kept = end->back->FindFrom({.chunk = bad});
     REQUIRE((kept && kept->from != nullptr));
@@ -438,7 +438,7 @@ TEST_CASE("chunk bytes: nothing is sent that was made of bytes that lost their d
   Sender sender(110);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const auto newest = sender.Version(2);
   REQUIRE(Same(*end, *newest).size() < kChunks);
   for (uint32_t c = 0; c < kChunks; ++c) sender.FlipIn(newest->half, c);
@@ -457,7 +457,7 @@ TEST_CASE("chunk bytes: nothing is made of a chunk that is known to be bad in th
   Sender sender(seed);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const auto newest = sender.Version(2);
   for (uint32_t c = 0; c < kChunks; ++c) newest->damaged[c] = 1;
   const Brought none = GetAll(bytes, sender, {end, nullptr});
@@ -475,7 +475,7 @@ TEST_CASE("chunk bytes: a version that brings a lost chunk again serves the pull
     sender.model()->Recheck(c);
   }
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   CHECK(GetAll(bytes, sender, sender.Leased(end)).refused.size() == kChunks);
   const auto newest = sender.Version(2);
   const Brought all = GetAll(bytes, sender, sender.Leased(end));
@@ -494,7 +494,7 @@ TEST_CASE("chunk bytes: a pull beside a publisher gets its end and no other byte
   Sender sender(seed);
   const auto end = sender.Version(1);
   ChunkBytes bytes(*sender.model());
-  const auto pin = sender.model()->Pin(end);
+  const auto pin = sender.model()->store().Pin(end);
   const std::vector<std::byte> content = sender.content(1);
   std::atomic<bool> over{false};
   std::atomic<uint64_t> right{0}, other{0};
@@ -545,7 +545,7 @@ TEST_CASE("chunk bytes: chunks that are just being kept are served all the while
     sender.Publish(1);
     const auto end = model.published();
     ChunkBytes bytes(model);
-    const auto pin = model.Pin(end);
+    const auto pin = model.store().Pin(end);
     std::atomic<bool> over{false};
     Thread reader([&] {
       for (uint32_t c = 0; !over; ++c) {
@@ -569,7 +569,7 @@ TEST_CASE("chunk bytes: a delta that was missed is missed though its number came
   sender.Publish(50, true, 2);
   sender.Publish(51, true, 3);
   // The log has room for one delta: the other is missed.
-  const auto pin = model.Pin(end);
+  const auto pin = model.store().Pin(end);
   for (uint32_t c = 0; c < 3; ++c) {
     CHECK(absl::IsAborted(bytes.Get(c, {end, nullptr}, {}).status()));
   }
