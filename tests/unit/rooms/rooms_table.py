@@ -70,7 +70,7 @@ ROOMS = {
         rooms=(BASE,), outside=GROUND + ("json",),
     ),
     "common/delta": Room(
-        "deltas of a version, the delta log, codecs as rows of a table",
+        "deltas of a version, the delta log, codecs; what receivers and senders say of versions",
         rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("zstd",),
     ),
     "common/wire": Room(
