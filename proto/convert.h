@@ -47,7 +47,7 @@ std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::C
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
 
-// What a peer says of itself is shown to others. So texts that are too long are truncated, and
+// Others see the texts that a peer sends of itself. So texts that are too long are truncated, and
 // sites and addresses that are too long or not visible ASCII count as none.
 void ToProto(const PullRequest& request, v1::OpenPullRequest* out);
 PullRequest FromProto(const v1::OpenPullRequest& in);

@@ -235,7 +235,7 @@ def main() -> int:
         for cut in ("whole", "rows", "columns"):
             trainer = Trainer(data_dir, tensors if cut == "whole" else tensors[:2], cut)
             for version in range(1, 9):
-                # Of the first version that is diffed all bytes go, and the base is made.
+                # The first version that is diffed goes whole, and its bytes become the base.
                 trainer.offload(version, diff=version > 4 if cut == "whole" else version > 1)
             trainer.close()
         said = [line for line in log.read_text().splitlines() if "diffs run on" in line]

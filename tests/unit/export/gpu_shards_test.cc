@@ -420,7 +420,7 @@ void RunLayouts(uint64_t first) {
   for (uint64_t seed = 1 + first; seed <= kLayouts; seed += kCases) {
     CAPTURE(seed);
     Random random(seed);
-    // Of 8 GiB one stays free: bases may lie on the device, in part or not at all.
+    // One of 8 GiB stays free, so bases lie on the device, in part or not at all.
     if (random.Chance(0.3)) {
       kernels::test::PretendFreeMemory((size_t{1} << 30) + random.Below(size_t{6} << 20));
     }

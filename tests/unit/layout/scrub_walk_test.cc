@@ -50,7 +50,7 @@ TEST_CASE("scrub walk: a model that fits into one batch is walked once in half a
     CHECK(turn.pause == ScrubWalk::kShortest);
     CHECK(Take(walk, chunks, 100).pause == seconds(1));
   }
-  // Of a model whose chunks belong to another part nothing is read.
+  // Nothing is read of a model whose chunks belong to another part.
   CHECK(walk.Next(chunks, 1, [](uint32_t) { return uint64_t{0}; }) == ScrubWalk::kShortest);
   CHECK(Take(walk, Chunks({}), 1).pause == ScrubWalk::kShortest);
 }

@@ -133,14 +133,17 @@ TEST_CASE("attach: of a report that is far too long nothing is kept but what a p
 TEST_CASE("attach: a site and an address that are no short visible text are none") {
   Rig rig(kPatient);
   Call good(rig), spaces(rig), long_one(rig);
-  REQUIRE(good.Report("a", "", "west", "10.0.0.1:7710"));
-  REQUIRE(spaces.Report("b", "", "we st\n", "10.0.0.1:7710\t"));
-  REQUIRE(long_one.Report("c", "", std::string(kMaxSiteName + 1, 'w'),
+  REQUIRE(good.Report("a", "here", "west", "10.0.0.1:7710"));
+  REQUIRE(spaces.Report("b", "here", "we st\n", "10.0.0.1:7710\t"));
+  REQUIRE(long_one.Report("c", "here", std::string(kMaxSiteName + 1, 'w'),
                           std::string(kMaxServeAddress + 1, 'a')));
   std::vector<ReceiverView> all;
   REQUIRE(Eventually([&] {
     all = rig.attachments().Receivers("m");
-    return all.size() == 3;
+    // A receiver is attached before its report is there.
+    return all.size() == 3 && std::ranges::all_of(all, [](const ReceiverView& view) {
+             return view.report.message == "here";
+           });
   }));
   std::ranges::sort(all, {}, &ReceiverView::id);
   CHECK(all[0].offer == SiteOffer{.site = "west", .address = "10.0.0.1:7710"});

@@ -123,7 +123,7 @@ RanksStandIn::Word RanksStandIn::Step(const Json& kwargs, const Trouble& trouble
   }
   if (trouble.what == What::kRefuses) return {"out of memory", false};
   if (call == "attach") {
-    // What is as it was is followed on after a refusal.
+    // After a refusal, weights that are unchanged are followed on.
     const uint64_t before = whole() == first.held ? first.held : kNothing;
     for (Rank& rank : ranks_) {
       rank.held = before;
