@@ -40,7 +40,7 @@ std::string ReasonAgainstAddress(const SiteReceiver& r) {
 }
 
 /// Returns `first`, four times as long for each of `times`, at most `longest`.
-milliseconds Backoff(milliseconds first, uint32_t times, milliseconds longest) {
+milliseconds Lengthen(milliseconds first, uint32_t times, milliseconds longest) {
   for (uint32_t i = 0; i < times && first < longest; ++i) first *= 4;
   return std::min(first, longest);
 }
@@ -74,7 +74,7 @@ void AssignCourse::RecordUnreached(Time now) {
     }
     known.unreached_since = {};
     known.doubted_until =
-        now + Backoff(times_.unreached_doubt, known.unreached++, times_.longest_doubt);
+        now + Lengthen(times_.unreached_doubt, known.unreached++, times_.longest_doubt);
     known.doubt = "none of its assigned followers has reached it";
   }
 }
@@ -94,7 +94,7 @@ void AssignCourse::RecordPresence(const std::vector<SiteReceiver>& here, Time no
       // A receiver that lost its place is preferred last.
       if (fresh || !HasPlace(known, now)) known.order = next_order_++;
       if (known.deaths > 1) {
-        known.doubted_until = now + Backoff(times_.doubt, known.deaths - 2, times_.longest_doubt);
+        known.doubted_until = now + Lengthen(times_.doubt, known.deaths - 2, times_.longest_doubt);
         known.doubt = fmt::format("it has left {} times lately", known.deaths);
       }
     }
