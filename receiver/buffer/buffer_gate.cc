@@ -49,8 +49,7 @@ Status BufferGate::Touch(Buffer& buffer) {
   if (limit_ == Limit::kKeepName) {
     return absl::AbortedError(
         "an agent's published part does not fit into the staging, and is pulled when all agents "
-        "have "
-        "published");
+        "have published");
   }
   if (limit_ == Limit::kPrepare) DW_RETURN_IF_ERROR(TouchForPrepare(buffer));
   DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate(buffer));

@@ -131,7 +131,7 @@ TEST_CASE("a receiver has what is written while the trainer writes the rest") {
   CHECK(pull.ahead_seconds() > 0);
   CHECK(pull.chunks_full() == 0);
   CHECK(s.receiver.Status().commits() == 2);
-  CHECK_FALSE(s.Says("is dropped"));
+  CHECK_FALSE(s.Says("discarding the chunks of"));
 }
 
 TEST_CASE("nothing of a version that the trainer gives up stays at a receiver") {
@@ -161,7 +161,7 @@ TEST_CASE("a tensor that is written again in another attempt arrives as it was w
   auto again = s.Begin(2);
   CHECK(again.attempt() != offload.attempt());
   s.WriteFirst(again);
-  REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
+  REQUIRE(Eventually([&] { return s.Says("discarding the chunks of"); }));
   s.AwaitEarly(2);
   s.ReadersSeeTheOld();
   s.Finish(again);
@@ -175,7 +175,7 @@ TEST_CASE(
   Scene s(buffers, 304);
   auto offload = s.HalfWay();
   s.sender.Restart();
-  REQUIRE(Eventually([&] { return s.Says("is dropped"); }));
+  REQUIRE(Eventually([&] { return s.Says("discarding the chunks of"); }));
   CHECK(Holding(s.receiver, 2) == 0);
   s.ReadersSeeTheOld();
   s.PublishAnew();
