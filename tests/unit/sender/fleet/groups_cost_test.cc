@@ -25,6 +25,12 @@ void* Take(size_t bytes) {
 
 void* operator new(size_t bytes) { return Take(bytes); }
 void* operator new[](size_t bytes) { return Take(bytes); }
+// A sanitizer's own form of this would not use the one above, and then frees what it did not give.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+  return Take(bytes);
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
