@@ -112,7 +112,20 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
 StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& request,
                                                       const Identity& published, uint64_t drawn,
                                                       Time now) {
-  DW_RETURN_IF_ERROR(CheckRequest(request, published));
+  if (Status refused = CheckRequest(request, published); !refused.ok()) {
+    // The client has left its earlier offload all the same. Else ranks that train that version anew
+    // would complete it, and half of each training would be published.
+    const OffloadRanks::Rank* mine = now_.ranks.Find(request.rank);
+    if (phase_ == OffloadPhase::kWriting && mine != nullptr && request.client != 0 &&
+        mine->client == request.client) {
+      (void)End(
+          Errorf(StatusCode::kAborted,
+                 "model \"{}\": the offload of version {} was abandoned, because rank {} went "
+                 "back to version {}",
+                 options_.model, now_.name.version, request.rank, request.version));
+    }
+    return refused;
+  }
   if (phase_ == OffloadPhase::kDraining || phase_ == OffloadPhase::kPublishing) return Begun{};
   if (phase_ == OffloadPhase::kWriting && now_.name.Matches(request) &&
       now_.ranks.Find(request.rank) == nullptr && !OutlivedReadyRank(request)) {

@@ -52,7 +52,14 @@ StatusOr<OffloadGrant> Offloads::Begin(const OffloadRequest& request, const Gone
     MutexLock lock(mu_);
     while (true) {
       if (!stopped_.ok()) return stopped_;
-      DW_ASSIGN_OR_RETURN(begun, session_.Begin(request, Newest(), drawn, SteadyClock::now()));
+      auto next = session_.Begin(request, Newest(), drawn, SteadyClock::now());
+      if (!next.ok()) {
+        TidyAfterSession();
+        lock.unlock();
+        listeners_.Call();  // the refused client may have left an older offload
+        return next.status();
+      }
+      begun = *next;
       if (begun.next != OffloadSession::Next::kWait) break;
       // No TidyAfterSession here: waiting ranks would wake each other over and over.
       if (gone()) return CallerGone();

@@ -274,6 +274,26 @@ TEST_CASE("a rank that comes after another has abandoned its offload is told so 
   }
 }
 
+TEST_CASE(
+    "a rank that goes back to an older version has left its offload, although it is refused") {
+  Fixture f;
+  f.SetPublished({1, 41});
+  const uint64_t lease = f.Begin(Fixture::Request(43, 0, 2));
+  REQUIRE_FALSE(*f.Ready(lease, 0, 2));
+  // Another process of that rank, and a rank that has not begun, leave the offload alone.
+  CHECK_FALSE(f.Ask(Fixture::Request(41, 0, 2, "another")).ok());
+  CHECK_FALSE(f.Ask(Fixture::Request(41, 1, 2)).ok());
+  REQUIRE(f->writing(lease));
+  CHECK(Says(f.Ask(Fixture::Request(41, 0, 2)).status(), "is not newer"));
+  CHECK_FALSE(f->writing(lease));
+  CHECK(Says(f->IsReady(lease, 0).status(), "because rank 0 went back to version 41"));
+  // The other rank is told, and then begins what both train anew.
+  CHECK(Says(f.Ask(Fixture::Request(43, 1, 2)).status(), "because rank 0 went back"));
+  const auto anew = f.Ask(Fixture::Request(43, 1, 2));
+  REQUIRE(anew.ok());
+  CHECK(anew->next == Next::kDrain);
+}
+
 TEST_CASE("several ranks name a job or an attempt, so that they do not join a stranger") {
   Fixture f;
   OffloadRequest request = Fixture::Request(5, 0, 2);
